@@ -1,0 +1,112 @@
+"""What a stage is: a name, a version, a config, its upstream stages, the roles it prompts, and one function.
+
+Source: docs/architecture.md, "Stage contract". The fingerprint is the only cache of turnwise: a finished run with the
+same fingerprint is reused. It changes when, and only when, something that can change the result does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from stages.types import Engine, Row
+
+
+class Config(BaseModel):
+    """Base of every config section: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class Reader(Protocol):
+    """Rows of finished runs, as a stage may read them (implemented by `replay.Replay`)."""
+
+    def rows(self, table: str, run_ids: Sequence[str], *, where: str = "") -> list[Row]:
+        """All rows that these runs wrote to `table`, in the order written. Raises MissingInput if a run never committed."""
+
+
+class Progress(Protocol):
+    """A bar over long work: `advance(n)` when n more units are done."""
+
+    def advance(self, n: int = 1) -> None: ...
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a stage leaves: metrics (for the curves), rows (for the replay), files (artifacts, by name in the run)."""
+
+    metrics: Mapping[str, float]
+    rows: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    files: Mapping[str, Path] = field(default_factory=dict)  # artifact path -> local file or folder
+    curves: Mapping[str, Sequence[float]] = field(default_factory=dict)  # metric -> one value a step
+
+
+@dataclass(frozen=True)
+class Context:
+    """All that a stage's function sees. Nothing else reaches a result: no environment variable, no clock, no global seed."""
+
+    config: Any  # the stage's own Config
+    run: Any  # the RunConfig: task, model, roles; shared by all stages of a pipeline
+    iteration: int
+    seed: int  # already mixed with stage name and iteration
+    inputs: Mapping[str, Sequence[str]]  # upstream stage -> run ids, oldest first; absent = no such run yet
+    replay: Reader
+    engine: Engine
+    artifact: Callable[[str, str], Path]  # (run id, artifact path) -> local path
+    workdir: Path  # an empty folder, removed after the run
+    progress: Callable[[str, int], Progress]  # (what, total) -> bar
+
+    def latest(self, stage: str) -> str | None:
+        """Run id of the newest input from `stage`, or None."""
+        runs = self.inputs.get(stage, ())
+        return runs[-1] if runs else None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of the pipeline. Bump `version` by hand whenever the same inputs would give another result."""
+
+    name: str
+    version: int
+    config: type[Config]
+    inputs: tuple[str, ...]
+    roles: tuple[str, ...]
+    run: Callable[[Context], Outputs]
+    shared: tuple[str, ...] = ("task", "model", "roles")  # sections of the RunConfig that it reads
+    outputs: tuple[str, ...] = ()  # tables and artifacts it writes, for `turnwise stages`
+
+
+def fingerprint(
+    stage: Stage,
+    config: BaseModel,
+    *,
+    shared: Mapping[str, Any],
+    seed: int,
+    iteration: int,
+    prompt_hashes: Mapping[str, str],
+    model_hash: str,
+    inputs: Mapping[str, Iterable[str]],
+) -> str:
+    """sha256 over all that can change the stage's result.
+
+    shared: the RunConfig's sections that the stage declares, as plain JSON. inputs: upstream stage -> run ids.
+    Key order changes nothing. Source: docs/architecture.md.
+    """
+    content = {
+        "stage": stage.name,
+        "version": stage.version,
+        "config": config.model_dump(mode="json"),
+        "shared": {name: shared[name] for name in stage.shared},
+        "seed": seed,
+        "iteration": iteration,
+        "prompts": {role: prompt_hashes[role] for role in stage.roles},
+        "model": model_hash,
+        "inputs": {name: list(runs) for name, runs in inputs.items() if name in stage.inputs},
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

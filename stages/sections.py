@@ -1,0 +1,47 @@
+"""The sections of a run's config that several stages share: task, model, roles, engine, sampling.
+
+A stage declares in `Stage.shared` which of them it reads; only those enter its fingerprint.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from stages.contract import Config
+
+
+class TaskConfig(Config):
+    """What is to be solved."""
+
+    env: str = Field("service_desk", description="Environment: a module of stages/envs. [ours]")
+    options: dict[str, Any] = Field(default_factory=dict, description="Arguments of the environment's own config; see its docstring. [ours]")
+    max_turns: int = Field(8, ge=1, description="Turns after which an episode is truncated. [ours]")
+    malformed_allowance: int = Field(1, ge=0, description="Unreadable replies that an episode may hold before it counts as policy_failed. [ours]")
+    oracle: Literal["rule", "engine", "openai"] = Field("rule", description="Who answers inside the environment, where it needs somebody: a rule, the run's own engine, or an OpenAI-compatible endpoint. [ours]")
+
+
+class ModelConfig(Config):
+    """The one model behind all roles, and its adapter."""
+
+    path: str = Field("data/base", description="Folder or hub name that AutoModelForCausalLM loads. [ours; paper: Qwen2.5-7B-Instruct, QwQ-32B]")
+    engine: Literal["hf", "openai", "scripted"] = Field("hf", description="Who generates. [ours; paper: verl]")
+    url: str = Field("", description="Base URL of an OpenAI-compatible endpoint, for engine = openai. [ours]")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Weights and computation. [ours]")
+    lora_rank: int = Field(32, ge=1, description="Rank of the LoRA adapter. [ours]")
+    lora_alpha: float = Field(64.0, gt=0, description="LoRA scale is alpha / rank. [ours]")
+    gen_batch: int = Field(256, ge=1, description="Requests decoded together by engine = hf. [ours]")
+
+
+class RolesConfig(Config):
+    """How the roles are prompted and sampled."""
+
+    prompts: str = Field("service_desk", description="Folder of stages/llm/prompts. [ours]")
+    frozen: Literal["base", "adapter"] = Field("adapter", description="Who runs combine, evaluator, refiner and corrector: the base model, or the trained adapter. [paper: adapter]")
+    policy_temperature: float = Field(1.0, ge=0, description="Sampling temperature of the policy while collecting. [ours]")
+    target_temperature: float = Field(1.0, ge=0, description="Of the bootstrapped futures f' in targets. [ours]")
+    future_temperature: float = Field(1.0, ge=0, description="Of the futures that the evaluator reads. [ours]")
+    judge_temperature: float = Field(0.0, ge=0, description="Of combine, evaluator, refiner and corrector. [ours]")
+    max_action_tokens: int = Field(256, ge=1, description="Longest thought and action. [ours]")
+    max_future_tokens: int = Field(256, ge=1, description="Longest future, critique or correction. [ours]")

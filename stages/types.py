@@ -1,0 +1,177 @@
+"""The values that every room speaks of: scenario, turn, episode, request, completion.
+
+Frozen data and Protocols only. Importing this module loads neither torch, MLflow, DuckDB nor Prefect.
+The words are the field's own; docs/architecture.md lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+Message = dict[str, Any]
+"""One OpenAI-style chat message: {"role": "system" | "user" | "assistant" | "tool", "content": str}."""
+
+Row = dict[str, Any]
+"""One row of a replay table, keyed by column name."""
+
+
+class Outcome(StrEnum):
+    """How an episode ended. Only SCORED, POLICY_FAILED and TRUNCATED are the policy's doing, so only they are trained on."""
+
+    SCORED = "scored"  # the environment terminated it and gave the reward
+    POLICY_FAILED = "policy_failed"  # replies unreadable past the allowance
+    TRUNCATED = "truncated"  # out of turns: the state is not terminal, so a value may be bootstrapped from it
+    ENV_FAILED = "env_failed"  # the environment raised: an infrastructure failure, never a reward
+    SIMULATOR_FAILED = "simulator_failed"  # the oracle or simulated user failed: likewise
+
+    @property
+    def trainable(self) -> bool:
+        return self in (Outcome.SCORED, Outcome.POLICY_FAILED, Outcome.TRUNCATED)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One start of an environment. `data` is JSON and is all that `Env.reset` needs."""
+
+    task: str
+    split: str
+    id: str
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What an engine is asked for. The seed belongs to the request, so a batch's order and size change nothing."""
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    temperature: float  # 0 = greedy
+    seed: int
+    adapter: str | None = None  # a name given to `Engine.load_adapter`; None = the base model
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What an engine produced: these ids and log-probs, never a re-tokenised text, are what is trained on.
+
+    token_ids end with the end-of-turn token where finish_reason is "stop"; log_probs are of the untempered
+    distribution (temperature 1), one a token.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    finish_reason: str  # "stop" | "length"
+
+
+class Engine(Protocol):
+    """A function from requests to completions, with the tokenizer that belongs to it. Raises EngineUnavailable."""
+
+    @property
+    def model_hash(self) -> str: ...
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]: ...
+
+    def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Token ids of a chat, ready for the assistant's next reply."""
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+    def load_adapter(self, name: str, path: Path) -> None:
+        """Make the LoRA adapter in the folder `path` available as `Request.adapter = name`. Idempotent."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What an environment answers to one action."""
+
+    messages: tuple[Message, ...]  # the observation
+    reward: float = 0.0
+    terminated: bool = False  # the task is over: no future, nothing to bootstrap
+    truncated: bool = False  # cut short: the state has a future that was not lived
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Env(Protocol):
+    """One running episode. `system` and `tools` describe the task to the policy.
+
+    An LLM that the environment needs (oracle, simulated user) is handed to its constructor as a function
+    from messages to text; its tokens never reach a training row.
+    """
+
+    system: str
+    tools: Sequence[Mapping[str, Any]]
+
+    def reset(self, scenario: Scenario) -> tuple[Message, ...]: ...
+
+    def step(self, message: Message) -> Step:
+        """Act by the assistant's message. Raises Malformed where it cannot be read, SimulatorError where an LLM failed."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One action and what came of it. `state_len` messages of `Episode.messages` were the state before it."""
+
+    index: int
+    state_len: int
+    prompt_ids: tuple[int, ...]
+    completion: Completion
+    thought: str
+    action: str
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    malformed: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Episode:
+    """Turns of one scenario by one policy. `messages` starts with the system message and ends with the last observation."""
+
+    id: str
+    scenario: Scenario
+    adapter: str | None
+    outcome: Outcome
+    messages: tuple[Message, ...]
+    turns: tuple[Turn, ...]
+    seconds: float
+    error: str = ""
+    attempts: int = 1
+
+    @property
+    def total_reward(self) -> float:
+        return sum(turn.reward for turn in self.turns)
+
+
+Ask = Callable[[Sequence[Message]], str]
+"""An LLM as an environment sees it: messages in, text out. Raises EngineUnavailable."""
+
+
+class TurnwiseError(Exception):
+    """A failure that is told to the user in one sentence: what was wanted, what was found, what to do."""
+
+
+class UsageError(TurnwiseError):
+    """The command, a config key or a file that the user named is wrong (exit code 2)."""
+
+
+class MissingInput(TurnwiseError):
+    """A stage lacks rows or artifacts that an earlier stage should have left."""
+
+
+class EngineUnavailable(TurnwiseError):
+    """An engine is down, timed out or answered garbage: infrastructure, retried by policy, never a reward."""
+
+
+class SimulatorError(TurnwiseError):
+    """An LLM inside an environment failed: infrastructure, never a reward."""
+
+
+class Malformed(ValueError):
+    """A model's reply that cannot be read: data, counted and kept, not an error of the program."""
