@@ -1,0 +1,84 @@
+"""Environments: text in, text out, reward; one module each, found by its name.
+
+A module of this package is an environment when it exports
+    OPTIONS                            its frozen pydantic Config
+    make(options, ask)                 -> a function that makes one Env; `ask` is the LLM inside it, or None
+    scenarios(options, split, n, seed) -> the first n scenarios of a split in an order fixed by the seed; None = all
+Both functions may trust `options`: they are checked here. No environment imports torch or an LLM.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, cast
+
+from pydantic import ValidationError
+
+from stages.contract import Config
+from stages.types import Ask, Env, Scenario, UsageError
+
+
+class EnvModule(Protocol):
+    """What a module of this package exports to be an environment."""
+
+    OPTIONS: type[Config]
+
+    def make(self, options: Mapping[str, Any], ask: Ask | None) -> Callable[[], Env]: ...
+
+    def scenarios(self, options: Mapping[str, Any], split: str, n: int | None, seed: int) -> list[Scenario]: ...
+
+
+def environments() -> list[str]:
+    """Names of all environments, sorted. Helper modules, which make nothing, are not among them."""
+    names = [module.name for module in pkgutil.iter_modules(__path__)]
+    return sorted(name for name in names if _is_environment(importlib.import_module(f"{__name__}.{name}")))
+
+
+def make_env(name: str, options: Mapping[str, Any], ask: Ask | None = None) -> Callable[[], Env]:
+    """A function that makes one environment at each call. Raises UsageError for an unknown name or option."""
+    module = _module(name)
+    _check(name, module.OPTIONS, options)
+    return module.make(options, ask)
+
+
+def scenarios(name: str, options: Mapping[str, Any], split: str, n: int | None, seed: int) -> list[Scenario]:
+    """Scenarios of a split; the same arguments give the same list. Raises UsageError for an unknown name or option."""
+    module = _module(name)
+    _check(name, module.OPTIONS, options)
+    return module.scenarios(options, split, n, seed)
+
+
+def _is_environment(module: object) -> bool:
+    return all(hasattr(module, export) for export in ("OPTIONS", "make", "scenarios"))
+
+
+def _module(name: str) -> EnvModule:
+    if name.isidentifier() and name in {module.name for module in pkgutil.iter_modules(__path__)}:
+        module = importlib.import_module(f"{__name__}.{name}")
+        if _is_environment(module):
+            return cast(EnvModule, module)
+    known = environments()
+    raise UsageError(f"task.env: there is no environment {name!r}{nearest(name, known)}. Known: {', '.join(known)}.")
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """'; did you mean x?' for the known word most like this one, or nothing."""
+    found = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def _check(name: str, config: type[Config], options: Mapping[str, Any]) -> None:
+    try:
+        config.model_validate(dict(options))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        known = sorted(config.model_fields)
+        if first["type"] == "extra_forbidden":
+            listed = ", ".join(known) or "none"
+            raise UsageError(f"task.options: {name} has no option {key!r}{nearest(key, known)}. Options: {listed}.") from None
+        found = repr(first["input"])[:80]
+        raise UsageError(f"task.options.{key} of {name}: {first['msg']}; found {found}.") from None
