@@ -1,0 +1,1 @@
+"""Pure functions over tensors and numbers, and `fit`, the one training loop."""

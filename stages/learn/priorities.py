@@ -1,0 +1,83 @@
+"""Which transitions of the replay the critic learns from next: more often those that it predicts badly.
+
+Source: NLAC (arXiv 2512.04601), "Replay": samples are prioritised by the critic's loss; the paper gives no formula. The rule and
+the weights are those of prioritised experience replay (Schaul et al. 2016, arXiv 1511.05952, eq. 1 and section 3.4).
+Departures: a batch holds no transition twice; the weights are not divided by their maximum (their mean is 1 as they are).
+The losses should be length-normalised (NLL a token), or long targets win.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def priorities(losses: Floats, alpha: float, eps: float) -> Floats:
+    """Probability of each transition to be drawn first.
+
+        p_i = (loss_i + eps)^alpha / sum_j (loss_j + eps)^alpha
+
+    A new transition has loss NaN and counts with the largest loss known (all new: uniform), so that it is seen soon.
+    alpha = 0 is uniform sampling. losses: (N,), >= 0 or NaN. alpha >= 0. eps > 0: no transition is ever given up.
+    Returns (N,), sums to 1. Raises ValueError on an empty, negative or infinite loss, or alpha or eps out of range.
+    """
+    losses = np.asarray(losses, dtype=np.float64)
+    if losses.ndim != 1 or losses.size == 0:
+        raise ValueError(f"losses must be (N,) with N >= 1, found shape {losses.shape}")
+    if alpha < 0 or eps <= 0:
+        raise ValueError(f"alpha must be >= 0 and eps > 0, found alpha = {alpha}, eps = {eps}")
+    new = np.isnan(losses)
+    known = losses[~new]
+    if np.any(known < 0) or np.any(np.isinf(known)):
+        raise ValueError(f"losses must be finite and >= 0 (NaN = new), found {known.min()} to {known.max()}")
+    filled = np.where(new, known.max() if known.size else 1.0, losses)
+    weights: Floats = (filled + eps) ** alpha
+    p: Floats = weights / weights.sum()
+    return p
+
+
+def sample_without_replacement(rng: np.random.Generator, p: Floats, n: int) -> Ints:
+    """n different indices, drawn one after the other in proportion to p among those that are left.
+
+        the n smallest of E_i / p_i,  E_i ~ Exponential(1)
+
+    The first of independent exponential clocks with rates p_i rings at i with probability p_i / sum(p); clocks have no memory,
+    so those that are left race on by the same rule: one sort instead of n draws.
+    p: (N,), >= 0, need not sum to 1. Returns (n,) in the order drawn.
+    Raises ValueError if p is negative or not finite, or if fewer than n entries are above 0.
+    """
+    p = np.asarray(p, dtype=np.float64)
+    if p.ndim != 1 or not np.all(np.isfinite(p)) or np.any(p < 0):
+        raise ValueError("p must be (N,), finite and >= 0")
+    possible = np.flatnonzero(p)
+    if not 0 <= n <= possible.size:
+        raise ValueError(f"{n} different indices wanted, {possible.size} have a probability above 0")
+    clocks = rng.standard_exponential(possible.size) / p[possible]
+    first: Ints = possible[np.argsort(clocks, kind="stable")[:n]].astype(np.int64)
+    return first
+
+
+def importance_weights(p: Floats, index: Ints, beta: float) -> Floats:
+    """Weight of each drawn row's loss that undoes the preference of the draw.
+
+        w_i = (N p_i)^(-beta)
+
+    beta = 0: all 1, the fixed point is that of the preferred rows, which differs where targets are stochastic.
+    beta = 1: mean 1 under p, and the weighted loss estimates the uniform mean, exactly for a single draw and for batches
+    much smaller than the replay (in a batch without replacement the chance to be in it is n p_i only to first order).
+    p: (N,) as from `priorities`. index: (n,). beta in [0, 1]. Returns (n,). Raises ValueError if p does not sum to 1
+    or holds a 0 at a drawn index, or if beta is out of range.
+    """
+    if not 0 <= beta <= 1:
+        raise ValueError(f"beta must be in [0, 1], found {beta}")
+    p = np.asarray(p, dtype=np.float64)
+    if abs(p.sum() - 1) > 1e-9:
+        raise ValueError(f"p must sum to 1, found {p.sum()}")
+    drawn = p[index]
+    if np.any(drawn <= 0):
+        raise ValueError("a row of probability 0 cannot have been drawn")
+    weights: Floats = (p.size * drawn) ** -beta
+    return weights

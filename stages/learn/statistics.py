@@ -1,0 +1,150 @@
+"""Numbers that tables report: win-rate intervals, rank correlation, AUROC, calibration, and how much of a target's text leaks.
+
+Plain numpy; each function names its equation and source. Nothing here is trained on.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from stages.types import Row
+
+# Words that any text holds, so that sharing them shows nothing. Not "yes" and "no": in a dialogue they are the answer.
+_FUNCTION_WORDS = """
+a about above after again against all also although am an and any are as at be because been before being below between both but by
+can cannot could did do does doing down during each either else few for from further had has have having he her here hers him his how i
+if in into is it its itself just may me might more most must my neither nor not now of off on once only or other ought our ours out
+over own same shall she should since so some such than that the their theirs them then there therefore these they this those though
+through thus to too under until up upon us very was we were what when where whether which while who whom whose why will with within
+without would yet you your yours
+"""
+_FUNCTION_WORD_SET = frozenset(_FUNCTION_WORDS.split())
+_WORD = re.compile(r"[^\W_]+(?:['’\-_.][^\W_]+)*")
+
+
+def wilson(wins: int, n: int, z: float = 1.96) -> tuple[float, float]:
+    """Confidence interval of a win rate.
+
+        (p + z^2/2n -+ z sqrt(p (1 - p)/n + z^2/4n^2)) / (1 + z^2/n),  p = wins / n
+
+    Unlike p -+ z sqrt(p (1 - p)/n) it has a width at 0 and n wins. n = 0: (0, 1), nothing is known.
+    Raises ValueError unless 0 <= wins <= n. Source: Wilson 1927.
+    """
+    if not 0 <= wins <= n:
+        raise ValueError(f"wins must be in [0, n], found wins = {wins}, n = {n}")
+    if n == 0:
+        return 0.0, 1.0
+    p, spread = wins / n, z * z / n
+    centre = (p + spread / 2) / (1 + spread)
+    half = math.sqrt(spread * p * (1 - p) + spread * spread / 4) / (1 + spread)
+    # Exact ends where rounding would leave 1e-17 and the wrong side of the rate.
+    return (0.0 if wins == 0 else centre - half), (1.0 if wins == n else centre + half)
+
+
+def spearman(x: ArrayLike, y: ArrayLike) -> float:
+    """Spearman's rank correlation, ties sharing their mean rank.
+
+    Pairs with a NaN are left out. NaN where it is not defined: fewer than 2 pairs, or x or y constant.
+    x, y: (n,). Raises ValueError if their shapes differ.
+    """
+    from scipy.stats import rankdata  # type: ignore[import-untyped,unused-ignore]
+
+    a, b = _pair(x, y)
+    known = ~(np.isnan(a) | np.isnan(b))
+    a, b = a[known], b[known]
+    if a.size < 2 or np.all(a == a[0]) or np.all(b == b[0]):
+        return math.nan
+    return float(np.corrcoef(rankdata(a), rankdata(b))[0, 1])
+
+
+def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
+    """Probability that a positive has a higher score than a negative, a tie counting one half.
+
+        (sum of the positives' ranks - n_pos (n_pos + 1)/2) / (n_pos n_neg)
+
+    NaN if one class is missing. scores: (n,), labels: (n,) of 0/1. Raises ValueError on other labels, NaN scores, other shapes.
+    Source: Mann and Whitney 1947.
+    """
+    from scipy.stats import rankdata
+
+    s, y = _scored(scores, labels)
+    n_pos = int(y.sum())
+    n_neg = y.size - n_pos
+    if n_pos == 0 or n_neg == 0:
+        return math.nan
+    return float((rankdata(s)[y == 1].sum() - n_pos * (n_pos + 1) / 2) / (n_pos * n_neg))
+
+
+def calibration(scores: ArrayLike, labels: ArrayLike, bins: int) -> list[Row]:
+    """How often it came true, by how likely it was said to be: one row for each of `bins` equal parts of [0, 1] that holds a score.
+
+    Row: low, high (the part; high belongs to the next one, 1 to the last), n, mean_score, rate (share of labels 1),
+    rate_low, rate_high (Wilson, 95 %). Calibrated: mean_score within rate_low..rate_high in about 95 % of the rows.
+    scores: (n,) in [0, 1], labels: (n,) of 0/1. Raises ValueError on other values or shapes, or bins < 1.
+    """
+    s, y = _scored(scores, labels)
+    if bins < 1 or np.any(s < 0) or np.any(s > 1):
+        raise ValueError("scores must be in [0, 1] and bins >= 1")
+    part = np.minimum((s * bins).astype(int), bins - 1)
+    rows: list[Row] = []
+    for b in np.unique(part):
+        inside = part == b
+        wins, n = int(y[inside].sum()), int(inside.sum())
+        low, high = wilson(wins, n)
+        ends = {"low": float(b / bins), "high": float((b + 1) / bins)}
+        rows.append({**ends, "n": n, "mean_score": float(s[inside].mean()), "rate": wins / n, "rate_low": low, "rate_high": high})
+    return rows
+
+
+def leak_rate(targets: Sequence[str], privileged: Sequence[str], known: Sequence[str], *, n: int = 1) -> tuple[float, float]:
+    """How much of what the targets say could only be known from their teacher's prompt.
+
+        share_i = |U(target_i) & U(privileged_i) - U(known_i)| / |U(target_i)|
+        returns (share of rows with share_i > 0, mean of share_i)
+
+    U(text): its different runs of n words, lower case, that hold at least one content word (numbers are content words).
+    A text without such a run has share 0. Words that stand in neither prompt (invented, or another form of the word) are no leak.
+    It reads words, not meaning: a paraphrase is missed, and a guess that came true is counted; so compare it with
+    the same measure on privileged texts of other rows.
+    targets, privileged (s', reward, critique), known (student prompt): one a row. No row: (0, 0).
+    Raises ValueError if their numbers differ or n < 1. Source: docs/paper-map.md, CoT correction.
+    """
+    if not len(targets) == len(privileged) == len(known):
+        raise ValueError(f"one text a row wanted, found {len(targets)} targets, {len(privileged)} privileged, {len(known)} known")
+    if n < 1:
+        raise ValueError(f"n must be >= 1, found {n}")
+    shares = [_leaked_share(*row, n) for row in zip(targets, privileged, known, strict=True)]
+    if not shares:
+        return 0.0, 0.0
+    return sum(share > 0 for share in shares) / len(shares), sum(shares) / len(shares)
+
+
+def _leaked_share(target: str, privileged: str, known: str, n: int) -> float:
+    said = _units(target, n)
+    leaked = (said & _units(privileged, n)) - _units(known, n)
+    return len(leaked) / len(said) if said else 0.0
+
+
+def _units(text: str, n: int) -> set[tuple[str, ...]]:
+    words = _WORD.findall(text.lower())
+    runs = (tuple(words[i : i + n]) for i in range(len(words) - n + 1))
+    return {run for run in runs if any(word not in _FUNCTION_WORD_SET for word in run)}
+
+
+def _pair(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if a.ndim != 1 or a.shape != b.shape:
+        raise ValueError(f"two lists of one length wanted, found shapes {a.shape} and {b.shape}")
+    return a, b
+
+
+def _scored(scores: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    s, y = _pair(scores, labels)
+    if np.any(np.isnan(s)) or not np.all(np.isin(y, (0, 1))):
+        raise ValueError("scores must not be NaN, labels must be 0 or 1")
+    return s, y

@@ -1,0 +1,123 @@
+"""Report statistics against published values, loop twins and planted cases."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from stages.learn.statistics import auroc, calibration, leak_rate, spearman, wilson
+
+
+def test_wilson_equals_published_intervals() -> None:
+    """Newcombe 1998, table I, method 3: 81/263, 15/148, 0/20, 1/29 at 95 %."""
+    published = {(81, 263): (0.2553, 0.3662), (15, 148): (0.0624, 0.1605), (0, 20): (0.0, 0.1611), (1, 29): (0.0061, 0.1718)}
+    for (wins, n), (low, high) in published.items():
+        assert wilson(wins, n) == pytest.approx((low, high), abs=5e-5)
+
+
+def test_wilson_covers_the_truth_about_as_often_as_it_says() -> None:
+    """Exact coverage at n = 50, mean over p: 0.95 expected; z = 0 (no interval) would give 0."""
+    n, rates = 50, np.linspace(0.02, 0.98, 97)
+    chance = np.array([math.comb(n, k) * rates**k * (1 - rates) ** (n - k) for k in range(n + 1)])
+    ends = np.array([wilson(k, n) for k in range(n + 1)])
+    covered = (chance * ((ends[:, :1] <= rates) & (rates <= ends[:, 1:]))).sum(axis=0)
+    assert covered.mean() == pytest.approx(0.95, abs=0.01)
+
+
+def test_wilson_at_the_edges() -> None:
+    assert wilson(0, 0) == (0.0, 1.0)
+    assert wilson(0, 10)[0] == 0.0 and wilson(10, 10)[1] == 1.0
+    with pytest.raises(ValueError):
+        wilson(3, 2)
+
+
+def test_spearman_equals_scipy_with_ties() -> None:
+    from scipy.stats import spearmanr  # type: ignore[import-untyped,unused-ignore]
+
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 5, 40).astype(float), rng.integers(0, 5, 40).astype(float)
+    assert spearman(x, y) == pytest.approx(float(spearmanr(x, y).statistic), abs=1e-12)
+    assert spearman([1, 2, 3], [10, 20, 90]) == pytest.approx(1.0)
+
+
+def test_spearman_is_nan_where_undefined_and_skips_nan_pairs() -> None:
+    assert math.isnan(spearman([1, 1, 1], [1, 2, 3]))
+    assert math.isnan(spearman([], []))
+    assert math.isnan(spearman([1.0, math.nan], [1.0, 2.0]))
+    assert spearman([1, math.nan, 3, 2], [1, 0, 3, 2]) == pytest.approx(1.0)
+    with pytest.raises(ValueError):
+        spearman([1, 2], [1])
+
+
+def test_auroc_equals_the_loop_over_pairs() -> None:
+    rng = np.random.default_rng(1)
+    scores, labels = rng.integers(0, 6, 60), rng.integers(0, 2, 60)
+    pairs = [(p > q) + 0.5 * (p == q) for p in scores[labels == 1] for q in scores[labels == 0]]
+    assert auroc(scores, labels) == pytest.approx(float(np.mean(pairs)), abs=1e-12)
+
+
+def test_auroc_of_perfect_reversed_constant_and_one_class() -> None:
+    assert auroc([1, 2, 3, 4], [0, 0, 1, 1]) == 1.0
+    assert auroc([4, 3, 2, 1], [0, 0, 1, 1]) == 0.0
+    assert auroc([1, 1, 1, 1], [0, 0, 1, 1]) == 0.5
+    assert math.isnan(auroc([1, 2], [1, 1]))
+    with pytest.raises(ValueError):
+        auroc([1.0, math.nan], [0, 1])
+
+
+def test_calibration_table_by_hand() -> None:
+    rows = calibration([0.0, 0.05, 0.5, 1.0, 0.95], [0, 1, 1, 1, 1], bins=10)
+    assert [(row["low"], row["high"], row["n"], row["rate"]) for row in rows] == [(0.0, 0.1, 2, 0.5), (0.5, 0.6, 1, 1.0), (0.9, 1.0, 2, 1.0)]
+    assert rows[0]["mean_score"] == pytest.approx(0.025)
+    assert (rows[0]["rate_low"], rows[0]["rate_high"]) == wilson(1, 2)
+    with pytest.raises(ValueError):
+        calibration([1.1], [1], bins=10)
+
+
+def test_planted_leak_is_found_and_its_share_counted() -> None:
+    """One of two rows says words that only its privileged prompt holds: 0.5 of the rows, 2 of its 5 content words. Corrected: 0."""
+    known = ["The customer wants a refund for order 17.", "The customer asks for a mug."]
+    privileged = ["Observation: the item was damaged. reward 1", "Observation: refused, reward 0"]
+    leaking = ["Future: the item was damaged, refund order.", "Future: the customer gets the mug."]
+    corrected = ["Future: if it is broken, refund order.", "Future: the customer gets the mug."]
+    # content words of the first target: future, item, damaged, refund, order; item and damaged are in s' alone
+    rows, share = leak_rate(leaking, privileged, known)
+    assert (rows, share) == pytest.approx((0.5, 0.5 * 2 / 5))
+    assert leak_rate(corrected, privileged, known) == (0.0, 0.0)
+
+
+def test_words_of_the_student_prompt_and_function_words_are_no_leak() -> None:
+    assert leak_rate(["the refund is for the order"], ["the refund of the order"], ["refund my order"]) == (0.0, 0.0)
+    assert leak_rate(["it will be what it was"], ["it was what it will be"], [""]) == (0.0, 0.0)
+
+
+def test_an_answer_of_one_word_and_a_number_can_leak() -> None:
+    assert leak_rate(["Yes."], ["yes"], ["Is it alive?"]) == (1.0, 1.0)
+    assert leak_rate(["code 4821-b"], ["4821-B"], ["code"]) == (1.0, 0.5)
+
+
+def test_a_planted_share_of_rows_is_measured_exactly() -> None:
+    """Secrets unknown to the student, planted in 30 of 200 rows: 0.15 with them, 0 against privileged texts of other rows."""
+    secrets = [f"object{i}" for i in range(200)]
+    targets = [f"the thing is {secrets[i]}" if i < 30 else "the thing is unknown" for i in range(200)]
+    known = ["what is the thing"] * 200
+    assert leak_rate(targets, secrets, known) == pytest.approx((0.15, 0.15 / 2))
+    assert leak_rate(targets, secrets[1:] + secrets[:1], known) == (0.0, 0.0)
+
+
+def test_longer_runs_find_copied_phrases_not_single_words() -> None:
+    target, privileged, known = "send the red mug today", "they sent the red mug", "red paint, a mug"
+    assert leak_rate([target], [privileged], [known])[0] == 0.0  # both words are known
+    # runs of 2 in the target: send the, the red, red mug, mug today; "the red" and "red mug" stand in s' alone
+    assert leak_rate([target], [privileged], [known], n=2) == (1.0, 0.5)
+
+
+def test_rows_without_words_and_without_rows() -> None:
+    assert leak_rate([""], ["x"], ["y"]) == (0.0, 0.0)
+    assert leak_rate([], [], []) == (0.0, 0.0)
+    with pytest.raises(ValueError):
+        leak_rate(["a"], [], ["b"])
+    with pytest.raises(ValueError):
+        leak_rate(["a"], ["a"], ["b"], n=0)
