@@ -1,0 +1,151 @@
+"""The objects that 20 Questions asks for, and the recognition of their names in a question.
+
+Names are compared word by word after folding case, accents and punctuation, with simple plurals, so that "breadbox"
+does not name bread, "batman" not a bat and "category" not a cat. Where one name stands inside another ("soccer ball",
+"ball"), only the longer one is named.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import itertools
+import re
+import tomllib
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from stages.types import UsageError
+
+Words = tuple[str, ...]
+
+_IRREGULAR = {"man": "men", "woman": "women", "mouse": "mice", "foot": "feet", "tooth": "teeth", "goose": "geese", "child": "children"}
+# "Is it a cat?", "My final guess is the cat", "Guess: cat": what may stand before the name in a question that only guesses.
+_GUESS = re.compile(
+    r"^(?:(?:so|ok|okay|well|then|now|finally|i|my|the|final|last|first|best|think|say|answer|guess|would|will|is|are|it|its|they|this|that|object|thing"
+    r"|item|could|can|might|be|by any chance)\s+)*(?:(?:a|an|the|some|your|any)\s+)?(?:(?:kind|type|sort|pair|piece) of\s+)?(?:(?:a|an)\s+)?"
+)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One object: its name, the further names that win, and the attributes that hold."""
+
+    name: str
+    also: tuple[str, ...] = ()
+    attributes: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """A yes/no property: phrases that ask for it, phrases that ask for its opposite, attributes that imply it."""
+
+    yes: tuple[str, ...]
+    no: tuple[str, ...] = ()
+    of: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """All objects of a game, by name, and what can be asked about them (nothing, for a plain list of names)."""
+
+    items: Mapping[str, Item]
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+
+
+def words(text: str) -> Words:
+    """Lower-case words without accents, apostrophes and punctuation: "It's a T-shirt!" -> its, a, t, shirt."""
+    plain = "".join(c for c in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(c))
+    return tuple(re.sub(r"[^a-z0-9]+", " ", re.sub("['\u2019`]", "", plain)).split())
+
+
+@functools.cache
+def own_table() -> Table:
+    """The table that is part of the package. Attributes are closed under implication: a bird is an animal is alive."""
+    content: dict[str, Any] = tomllib.loads(files("stages.envs").joinpath("data/twenty_questions.toml").read_text("utf-8"))
+    attributes = {name: Attribute(**{key: tuple(value) for key, value in entry.items()}) for name, entry in content["attributes"].items()}
+
+    def close(held: frozenset[str]) -> frozenset[str]:
+        more = held | {name for name, attribute in attributes.items() if held & set(attribute.of)}
+        return held if more == held else close(more)
+
+    items = {name: Item(name, tuple(entry.get("also", ())), close(frozenset(entry["is"].split()))) for name, entry in content["objects"].items()}
+    return Table(items, attributes)
+
+
+@functools.lru_cache(maxsize=4)
+def csv_table(path: str) -> Table:
+    """Objects of a CSV file like the THINGS list: column `object`, optionally `variants` (names parted by ';').
+
+    It says nothing about attributes, so it needs an LLM oracle. Raises UsageError for an unreadable file.
+    """
+    try:
+        with Path(path).open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or "it is not a CSV file in UTF-8"
+        raise UsageError(f"task.options.objects: cannot read {path!r}: {reason}. Give a CSV file with a column 'object'.") from error
+    if not rows or "object" not in rows[0]:
+        raise UsageError(f"task.options.objects: {path!r} needs a column 'object' and at least one row.")
+    items = {}
+    for row in rows:
+        name = (row["object"] or "").strip()
+        if words(name):
+            variants = (variant.strip() for variant in (row.get("variants") or "").split(";"))
+            items[name] = Item(name, tuple(variant for variant in variants if words(variant)))
+    return Table(items)
+
+
+def forms(name: str) -> set[Words]:
+    """The name, its simple plural, and, of a name of two words, both written as one."""
+    singular = words(name)
+    if not singular:
+        return set()
+    both = [singular] + [(*singular[:-1], plural) for plural in _plurals(singular[-1])]
+    return set(both) | {("".join(form),) for form in both if len(form) == 2}
+
+
+def _plurals(word: str) -> list[str]:
+    if word in _IRREGULAR:
+        return [_IRREGULAR[word]]
+    if re.search(r"(s|x|z|ch|sh)$", word):
+        return [word + "es"]
+    if re.search(r"[^aeiou]y$", word):
+        return [word[:-1] + "ies"]
+    if word.endswith("fe"):
+        return [word[:-2] + "ves", word + "s"]
+    if word.endswith("f"):
+        return [word[:-1] + "ves", word + "s"]
+    return [word + "s", word + "es"] if word.endswith("o") else [word + "s"]
+
+
+class Names:
+    """Which objects a text names."""
+
+    def __init__(self, items: Iterable[Item]) -> None:
+        self._objects: dict[Words, set[str]] = {}
+        for item in items:
+            for form in itertools.chain.from_iterable(forms(name) for name in (item.name, *item.also)):
+                self._objects.setdefault(form, set()).add(item.name)
+        self._longest = max((len(form) for form in self._objects), default=0)
+
+    def mentioned(self, text: str) -> set[str]:
+        """Objects whose name stands anywhere in the text, the longest name first at each place."""
+        found: set[str] = set()
+        tokens, start = words(text), 0
+        while start < len(tokens):
+            lengths = range(min(self._longest, len(tokens) - start), 0, -1)
+            length = next((length for length in lengths if tokens[start : start + length] in self._objects), 0)
+            found |= self._objects.get(tokens[start : start + length], set())
+            start += length or 1
+        return found
+
+    def guessed(self, text: str) -> set[str]:
+        """Objects that the text guesses and nothing else: "Is it a cat?", not "Is it bigger than a cat?" nor a list."""
+        plain = " ".join(words(text))
+        opening = _GUESS.match(plain)
+        return self._objects.get(tuple(plain[opening.end() if opening else 0 :].split()), set())
