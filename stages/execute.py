@@ -1,0 +1,270 @@
+"""Runs one stage: reuse by fingerprint, or run it and leave its files, metrics and rows, in an order that a kill cannot spoil.
+
+    fingerprint -> finished run? reuse : start -> run -> artifacts, metrics -> rows (one transaction) -> finish
+
+Only finished runs are ever read, so a kill before the last arrow leaves nothing that counts: not the files of a
+half-done run, nor the rows of one that committed them but was not finished (docs/architecture.md, "Stage contract").
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from stages.contract import Context, Outputs, Progress, Stage, fingerprint
+from stages.replay import Replay, write_parquet
+from stages.tracking import Tracking
+from stages.types import Engine, MissingInput, Row, TurnwiseError
+
+Bar = Callable[[str, int], Progress]
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where runs live and what they need. A RunConfig is typed Any here: it belongs to flows, which stand above."""
+
+    home: Path  # holds data/ and mlflow/
+    tracking: Tracking
+    replay: Replay
+    engine: Callable[[Any], Engine]  # from a RunConfig; cached, and loads only when called
+    prompt_hashes: Callable[[Any], Mapping[str, str]]  # role -> hash of its prompt file
+    model_hash: Callable[[Any], str]  # hash of the base model, without loading it
+
+    def workdir(self, run_id: str) -> Path:
+        """Scratch folder of a running stage."""
+        return self.home / "data" / "tmp" / run_id
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """What came of a stage. metrics, seconds: of the run that did the work, so a reused run gives what it gave then."""
+
+    stage: str
+    run_id: str
+    iteration: int
+    metrics: Mapping[str, float]
+    reused: bool
+    seconds: float  # of the stage's own function
+
+
+class _Silent:
+    def advance(self, n: int = 1) -> None:
+        return None
+
+
+def silent(what: str, total: int) -> Progress:
+    """A bar that shows nothing."""
+    return _Silent()
+
+
+def execute(
+    stage: Stage,
+    *,
+    run: Any,
+    inputs: Mapping[str, Sequence[str]],
+    iteration: int,
+    workspace: Workspace,
+    parent: str | None = None,
+    force: bool = False,
+    tags: Mapping[str, str] = {},
+    progress: Bar = silent,
+) -> StageRun:
+    """Reuse the finished run of this stage with the same fingerprint, or make one.
+
+    run: the RunConfig: `seed`, the shared sections, and one section a stage. inputs: upstream stage -> run ids, oldest
+    first. parent: the pipeline's run. Raises MissingInput where an input run is not finished, and what the stage raises;
+    the run is then marked FAILED, or KILLED on Ctrl-C.
+    """
+    inputs = {name: list(runs) for name, runs in inputs.items() if runs}
+    _check_inputs(stage, inputs, workspace.tracking)
+    key = stage_fingerprint(stage, run=run, inputs=inputs, iteration=iteration, workspace=workspace)
+    tracking = workspace.tracking
+    if not force and (done := tracking.finished(key, stage.name)):
+        return _reused(stage, done, iteration, tracking)
+    own = {"stage": stage.name, "fingerprint": key, "iteration": str(iteration), "seed": str(run.seed), "inputs": json.dumps(inputs), **_code_version()}
+    if parent:
+        own["pipeline"] = parent
+    run_id = tracking.start(stage.name, f"{stage.name} {iteration}", {**own, **tags}, parent)
+    with _ending(run_id, stage, workspace):
+        return _run(stage, run_id, run=run, inputs=inputs, iteration=iteration, workspace=workspace, progress=progress)
+
+
+def stage_fingerprint(stage: Stage, *, run: Any, inputs: Mapping[str, Sequence[str]], iteration: int, workspace: Workspace) -> str:
+    """The fingerprint that `execute` looks up, for `--dry-run`."""
+    return fingerprint(
+        stage,
+        getattr(run, stage.name),
+        shared={name: getattr(run, name).model_dump(mode="json") for name in stage.shared},
+        seed=run.seed,
+        iteration=iteration,
+        prompt_hashes=workspace.prompt_hashes(run) if stage.roles else {},
+        model_hash=workspace.model_hash(run),
+        inputs={name: runs for name, runs in inputs.items() if runs},
+    )
+
+
+def stage_seed(seed: int, stage: str, iteration: int) -> int:
+    """Seed of a stage's Context, 32 bits: the same everywhere, unlike `hash`, and unrelated between stages and iterations."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{stage}/{iteration}".encode()).digest()[:4], "big")
+
+
+def lineage_inputs(workspace: Workspace, run_id: str) -> dict[str, list[str]]:
+    """The inputs that a stored run had: upstream stage -> run ids."""
+    stored = json.loads(workspace.tracking.artifact(run_id, "inputs.json").read_text(encoding="utf-8"))
+    return {str(name): [str(each) for each in runs] for name, runs in stored.items()}
+
+
+def recover(workspace: Workspace) -> list[str]:
+    """Clean up after processes that died: their runs are marked KILLED, their scratch folders removed. Returns the run ids.
+
+    To be called once as a command starts; a run of a living process is left alone.
+    """
+    dead = workspace.tracking.reap()
+    for run_id in dead:
+        shutil.rmtree(workspace.workdir(run_id), ignore_errors=True)
+    return dead
+
+
+def orphans(workspace: Workspace) -> list[str]:
+    """Runs that committed rows and never finished; nobody reads them."""
+    return workspace.replay.verify(workspace.tracking.finished_runs())
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """The replay and the artifacts as one stage may see them: of its declared inputs only, for those alone are in its fingerprint."""
+
+    stage: str
+    run_ids: frozenset[str]
+    workspace: Workspace
+
+    def rows(self, table: str, run_ids: Sequence[str], *, where: str = "") -> list[Row]:
+        self._check(run_ids)
+        return self.workspace.replay.rows(table, run_ids, where=where)
+
+    def artifact(self, run_id: str, path: str) -> Path:
+        self._check([run_id])
+        return self.workspace.tracking.artifact(run_id, path)
+
+    def _check(self, run_ids: Sequence[str]) -> None:
+        for run_id in run_ids:
+            if run_id not in self.run_ids:
+                raise ValueError(f"{self.stage} reads run {run_id}, which is not among its inputs and so not in its fingerprint")
+
+
+def _run(stage: Stage, run_id: str, *, run: Any, inputs: Mapping[str, Sequence[str]], iteration: int, workspace: Workspace, progress: Bar) -> StageRun:
+    tracking, workdir = workspace.tracking, workspace.workdir(run_id)
+    workdir.mkdir(parents=True)
+    config = getattr(run, stage.name)
+    shared = {name: getattr(run, name).model_dump(mode="json") for name in stage.shared}
+    resolved = {stage.name: config.model_dump(mode="json"), **shared}
+    seed = stage_seed(run.seed, stage.name, iteration)
+    tracking.write_json(run_id, "config.json", {"stage": stage.name, "version": stage.version, "seed": run.seed, "iteration": iteration, "config": resolved})
+    tracking.write_json(run_id, "inputs.json", inputs)
+    readable = _Inputs(stage.name, frozenset(each for runs in inputs.values() for each in runs), workspace)
+    context = Context(
+        config=config,
+        run=run,
+        iteration=iteration,
+        seed=seed,
+        inputs=inputs,
+        replay=readable,
+        engine=workspace.engine(run),
+        artifact=readable.artifact,
+        workdir=workdir,
+        progress=progress,
+    )
+    started = time.perf_counter()
+    outputs = stage.run(context)
+    seconds = time.perf_counter() - started
+    _save(stage, run_id, outputs, seconds, workspace)
+    metrics = {**outputs.metrics, f"{stage.name}/run_s": seconds}
+    tracking.record(run_id, metrics=metrics, curves=outputs.curves, params={**dict(_flat(resolved)), "seed": run.seed, "iteration": iteration})
+    workspace.replay.commit(run_id, stage.name, outputs.rows)
+    tracking.finish(run_id)
+    return StageRun(stage.name, run_id, iteration, dict(outputs.metrics), False, seconds)
+
+
+def _save(stage: Stage, run_id: str, outputs: Outputs, seconds: float, workspace: Workspace) -> None:
+    tracking = workspace.tracking
+    for path, local in outputs.files.items():
+        tracking.save(run_id, local, path)
+    for file in write_parquet(run_id, outputs.rows, workspace.workdir(run_id) / "rows"):
+        tracking.save(run_id, file, f"rows/{file.name}")
+    tracking.write_json(run_id, "outputs.json", {"stage": stage.name, "metrics": dict(outputs.metrics), "seconds": seconds})
+
+
+def _reused(stage: Stage, run_id: str, iteration: int, tracking: Tracking) -> StageRun:
+    # From the file, not from MLflow's table: that also holds the curves' last values, and cannot hold an infinity.
+    outputs = json.loads(tracking.artifact(run_id, "outputs.json").read_text(encoding="utf-8"))
+    return StageRun(stage.name, run_id, iteration, outputs["metrics"], True, float(outputs["seconds"]))
+
+
+def _check_inputs(stage: Stage, inputs: Mapping[str, Sequence[str]], tracking: Tracking) -> None:
+    for name, runs in inputs.items():
+        if name not in stage.inputs:
+            raise ValueError(f"{stage.name} declares inputs {stage.inputs}, but was given {name}")
+        for run_id in runs:
+            if not tracking.is_finished(run_id):
+                raise MissingInput(f"{stage.name} needs {name} run {run_id}, but that run is not finished. Run: turnwise rerun {name} --of {run_id}")
+
+
+@contextmanager
+def _ending(run_id: str, stage: Stage, workspace: Workspace) -> Iterator[None]:
+    """Remove the scratch folder, and close the run of a stage that raised."""
+    try:
+        yield
+    except OSError as error:
+        _close(run_id, "FAILED", error, workspace)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        where = error.filename or workspace.home
+        raise TurnwiseError(f"{stage.name} could not write {where}: the disk is full. Free some space and run the same command again; nothing half-written is read") from error
+    except Exception as error:
+        _close(run_id, "FAILED", error, workspace)
+        raise
+    except BaseException as error:  # Ctrl-C, or a flow that is being cancelled
+        _close(run_id, "KILLED", error, workspace)
+        raise
+    finally:
+        shutil.rmtree(workspace.workdir(run_id), ignore_errors=True)
+
+
+def _close(run_id: str, status: Any, error: BaseException, workspace: Workspace) -> None:
+    try:
+        workspace.tracking.finish(run_id, status, f"{type(error).__name__}: {error}")
+    except TurnwiseError:
+        pass  # the disk that stopped the stage stops this too; the run stays RUNNING, unread, until `recover` finds its process gone
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested config as `section.key` pairs, the names that `--set` takes."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+@cache
+def _code_version() -> dict[str, str]:
+    """Commit and dirty flag of the code that runs; "unknown" where it does not lie in a git checkout."""
+    here = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+    try:
+        return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": str(bool(git("status", "--porcelain", "--untracked-files=no"))).lower()}
+    except (OSError, subprocess.SubprocessError):
+        return {"git_commit": "unknown", "git_dirty": "unknown"}

@@ -1,0 +1,386 @@
+"""Runs, their metrics and their artifacts: the only module that imports MLflow.
+
+One run a stage execution, one experiment a stage, a parent run a pipeline. The store is SQLite in WAL mode, so that
+readers never wait for a writer; artifacts are plain files under `root/artifacts/<experiment>/<run id>/artifacts`.
+Paths are taken relative to `root`, so a moved project folder still resumes and reruns; only MLflow's own page shows
+the artifacts of runs made before the move as missing, because MLflow stores absolute locations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import socket
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from stages.types import MissingInput, TurnwiseError, UsageError
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+STORE_LOCK_TIMEOUT_S = 600.0  # a first creation takes up to a minute on a busy machine, and others may queue before us
+MAX_VALUE = 5000  # characters of a tag or param; MLflow cuts longer ones silently
+PAGE = 1000  # runs asked for at once
+START_TOLERANCE_S = 2.0  # a process's start time is derived from the boot time, which a clock adjustment moves a little
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """One run as the store knows it. started, ended: seconds since the epoch; ended is None while it runs."""
+
+    run_id: str
+    name: str
+    status: str
+    started: float
+    ended: float | None
+    tags: Mapping[str, str]
+    metrics: Mapping[str, float]
+
+
+class Tracking:
+    """The MLflow store in `root`. Nothing is opened or imported before the first use."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(root).absolute()
+        self.db = self.root / "mlflow.db"
+        self._experiments: dict[str, str] = {}  # name -> id
+        self._folders: dict[str, Path] = {}  # run id -> artifact folder
+        self._finished: set[str] = set()  # a finished run stays finished
+
+    @property
+    def uri(self) -> str:
+        """The store as MLflow names it, for `mlflow ui --backend-store-uri`."""
+        return f"sqlite:///{self.db}"
+
+    @cached_property
+    def _client(self) -> MlflowClient:
+        return _open_store(self.root, self.db, self.uri)
+
+    def initialise(self) -> None:
+        """Create the store, or upgrade one of an older MLflow; safe when several processes start at once."""
+        with _store_errors(self.db):
+            _ = self._client
+
+    def start(self, experiment: str, name: str, tags: Mapping[str, str], parent: str | None = None) -> str:
+        """Open a run and return its id. Host, pid and process start time are added, so that `reap` can tell a dead run."""
+        own = {"host": socket.gethostname(), "pid": str(os.getpid()), "process_start": repr(_process_start(os.getpid()))}
+        if parent:
+            own["mlflow.parentRunId"] = parent
+        with _store_errors(self.db):
+            run = self._client.create_run(self._experiment_id(experiment), tags=_clipped({**tags, **own}), run_name=name)
+        run_id = str(run.info.run_id)
+        self._folders[run_id] = self._folder_of(run)
+        return run_id
+
+    def finished(self, fingerprint: str, experiment: str | None = None) -> str | None:
+        """Newest FINISHED run with that fingerprint, in one experiment (quicker) or in all."""
+        wanted = f"attributes.status = 'FINISHED' and tags.fingerprint = '{fingerprint}'"
+        with _store_errors(self.db):
+            ids = [self._experiment_id(experiment)] if experiment else self._all_experiments()
+            found = self._client.search_runs(ids, wanted, max_results=1, order_by=["attributes.start_time DESC"])
+        if not found:
+            return None
+        run_id = str(found[0].info.run_id)
+        self._folders[run_id] = self._folder_of(found[0])
+        self._finished.add(run_id)
+        return run_id
+
+    def is_finished(self, run_id: str) -> bool:
+        """Whether the run ended well, which alone makes its rows and artifacts readable. False for an unknown id."""
+        if run_id not in self._finished:
+            try:
+                status = self.status(run_id)
+            except MissingInput:
+                return False
+            if status == "FINISHED":
+                self._finished.add(run_id)
+        return run_id in self._finished
+
+    def finish(self, run_id: str, status: Status = "FINISHED", error: str = "") -> None:
+        """End a run; `error` is kept as its tag `error`."""
+        with _store_errors(self.db):
+            if error:
+                self._client.set_tag(run_id, "error", _clip(error))
+            self._client.set_terminated(run_id, status)
+        if status == "FINISHED":
+            self._finished.add(run_id)
+
+    def record(
+        self,
+        run_id: str,
+        *,
+        metrics: Mapping[str, float] = {},
+        step: int = 0,
+        curves: Mapping[str, Sequence[float]] = {},
+        params: Mapping[str, Any] = {},
+    ) -> None:
+        """Log everything in one transaction where MLflow's limits of a batch (1000 entities, 100 params) allow it."""
+        from mlflow.entities import Metric, Param
+
+        now = int(time.time() * 1000)
+        points = [Metric(key, float(value), now, step) for key, value in metrics.items()]
+        points += [Metric(key, float(value), now, at) for key, values in curves.items() for at, value in enumerate(values)]
+        pairs = [Param(key, value) for key, value in _clipped(params).items()]
+        with _store_errors(self.db):
+            while points or pairs:
+                self._client.log_batch(run_id, metrics=points[:900], params=pairs[:100])
+                points, pairs = points[900:], pairs[100:]
+
+    def log(self, run_id: str, metrics: Mapping[str, float], step: int = 0) -> None:
+        """One value of each metric at `step`."""
+        self.record(run_id, metrics=metrics, step=step)
+
+    def curves(self, run_id: str, curves: Mapping[str, Sequence[float]]) -> None:
+        """Metric -> its values at steps 0, 1, ..."""
+        self.record(run_id, curves=curves)
+
+    def params(self, run_id: str, params: Mapping[str, Any]) -> None:
+        """Flat params; a run's param can be written once only."""
+        self.record(run_id, params=params)
+
+    def save(self, run_id: str, local: Path, artifact_path: str) -> None:
+        """Copy a file or folder to be the run's artifact of that name."""
+        target = self._folder(run_id) / artifact_path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if local.is_dir():
+            shutil.copytree(local, target, dirs_exist_ok=True)
+        else:
+            shutil.copyfile(local, target)
+
+    def write_json(self, run_id: str, artifact_path: str, value: Any) -> None:
+        """Write a value as a JSON artifact."""
+        target = self._folder(run_id) / artifact_path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+    def artifact(self, run_id: str, path: str) -> Path:
+        """Where the run's artifact lies; nothing is copied. Raises MissingInput."""
+        local = self._folder(run_id) / path
+        if not local.exists():
+            stage = local.relative_to(self.root / "artifacts").parts[0]
+            raise MissingInput(f"artifact {path} of {stage} run {run_id} was wanted, but {local} does not exist. Run: turnwise rerun {stage} --of {run_id}")
+        return local
+
+    def tags(self, run_id: str) -> dict[str, str]:
+        return dict(self._run(run_id).data.tags)
+
+    def metrics(self, run_id: str) -> dict[str, float]:
+        """Last value of each metric."""
+        return dict(self._run(run_id).data.metrics)
+
+    def status(self, run_id: str) -> str:
+        """RUNNING, FINISHED, FAILED or KILLED."""
+        return str(self._run(run_id).info.status)
+
+    def info(self, run_id: str) -> RunInfo:
+        return _info(self._run(run_id))
+
+    def experiment(self, run_id: str) -> str:
+        """Name of the run's experiment, which is its stage."""
+        return self._folder(run_id).relative_to(self.root / "artifacts").parts[0]
+
+    def runs(self, experiment: str, limit: int) -> list[RunInfo]:
+        """The newest runs of an experiment, newest first; empty where there is no such experiment."""
+        with _store_errors(self.db):
+            known = self._client.get_experiment_by_name(experiment)
+        return [] if known is None else self._search([known.experiment_id], "", limit)
+
+    def children(self, parent: str) -> list[RunInfo]:
+        """Runs nested under a pipeline run, newest first."""
+        return self._search(None, f"tags.mlflow.parentRunId = '{parent}'", None)
+
+    def finished_runs(self) -> list[str]:
+        """Ids of all finished runs, for `Replay.verify`."""
+        return [info.run_id for info in self._search(None, "attributes.status = 'FINISHED'", None)]
+
+    def find(self, prefix: str) -> str:
+        """The one run whose id starts with `prefix`. Raises UsageError where there is none, or several."""
+        if not prefix or not prefix.isalnum():
+            raise UsageError(f"a run id or the start of one was wanted, found {prefix!r}. See: turnwise runs")
+        found = [info.run_id for info in self._search(None, f"attributes.run_id LIKE '{prefix.lower()}%'", 3)]
+        if not found:
+            raise UsageError(f"no run starts with {prefix!r} in {self.root}. See: turnwise runs")
+        if len(found) > 1:
+            raise UsageError(f"{prefix!r} is the start of several runs ({', '.join(run[:12] for run in found)}): give more characters")
+        return found[0]
+
+    def reap(self) -> list[str]:
+        """Mark as KILLED the RUNNING runs of this host whose process is gone; returns their ids."""
+        host = socket.gethostname()
+        dead = [info.run_id for info in self._search(None, "attributes.status = 'RUNNING'", None) if info.tags.get("host") == host and not _alive(info.tags)]
+        for run_id in dead:
+            self.finish(run_id, "KILLED", "its process is gone")
+        return dead
+
+    def _search(self, experiments: list[str] | None, wanted: str, limit: int | None) -> list[RunInfo]:
+        found: list[RunInfo] = []
+        token: str | None = None
+        with _store_errors(self.db):
+            ids = self._all_experiments() if experiments is None else experiments
+            while limit is None or len(found) < limit:
+                size = PAGE if limit is None else min(PAGE, limit - len(found))
+                page = self._client.search_runs(ids, wanted, max_results=size, order_by=["attributes.start_time DESC"], page_token=token)
+                found += [_info(run) for run in page]
+                token = page.token
+                if not token:
+                    break
+        return found
+
+    def _all_experiments(self) -> list[str]:
+        return [str(experiment.experiment_id) for experiment in self._client.search_experiments()]
+
+    def _experiment_id(self, name: str) -> str:
+        if name not in self._experiments:
+            self._experiments[name] = _experiment(self._client, name, self.root / "artifacts" / name)
+        return self._experiments[name]
+
+    def _run(self, run_id: str) -> Run:
+        from mlflow.exceptions import MlflowException
+
+        with _store_errors(self.db):
+            try:
+                run = self._client.get_run(run_id)
+            except MlflowException as error:
+                if error.error_code == "RESOURCE_DOES_NOT_EXIST" or error.error_code == "INVALID_PARAMETER_VALUE":
+                    raise MissingInput(f"run {run_id} was wanted, but {self.db} has no such run. See: turnwise runs") from error
+                raise
+        self._folders[run_id] = self._folder_of(run)
+        return run
+
+    def _folder(self, run_id: str) -> Path:
+        if run_id not in self._folders:
+            self._run(run_id)
+        return self._folders[run_id]
+
+    def _folder_of(self, run: Run) -> Path:
+        # The stored location is absolute: only its end, <experiment>/<run id>/artifacts, holds after the project was moved.
+        return self.root.joinpath("artifacts", *str(run.info.artifact_uri).split("/")[-3:])
+
+
+def _open_store(root: Path, db: Path, uri: str) -> MlflowClient:
+    """Open the store under a file lock: two processes that migrate one store at once would break it."""
+    from filelock import FileLock, Timeout
+
+    root.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing leaves the machine unasked
+    try:
+        with FileLock(root / "mlflow.lock", timeout=STORE_LOCK_TIMEOUT_S):
+            with sqlite3.connect(db, timeout=20) as raw:  # first, and without MLflow, which retries a broken file for minutes
+                raw.execute("pragma journal_mode = wal")
+                raw.execute("select count(*) from sqlite_master")
+            raw.close()
+            return _connect(db, uri)
+    except Timeout as error:
+        raise TurnwiseError(f"the tracking store {db} was wanted, but another process has been creating it for {STORE_LOCK_TIMEOUT_S:.0f} s. Stop it and try again") from error
+
+
+def _connect(db: Path, uri: str) -> MlflowClient:
+    for name in ("alembic", "mlflow.store.db.utils"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are told in our own sentence
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
+    try:
+        client = MlflowClient(uri, registry_uri=uri)
+        client.search_experiments(max_results=1)
+    except MlflowException as error:
+        if "out-of-date database schema" not in str(error):
+            raise
+        _upgrade(db, uri)
+        client = MlflowClient(uri, registry_uri=uri)
+    return client
+
+
+def _upgrade(db: Path, uri: str) -> None:
+    from alembic.util import CommandError
+    from mlflow.store.db.utils import _upgrade_db, create_sqlalchemy_engine
+
+    try:
+        _upgrade_db(create_sqlalchemy_engine(uri))
+    except CommandError as error:
+        raise UsageError(f"the tracking store {db} was written by a newer MLflow than the one installed ({error}). Install the newer one, or use another folder") from error
+
+
+def _experiment(client: MlflowClient, name: str, location: Path) -> str:
+    from mlflow.exceptions import MlflowException
+
+    known = client.get_experiment_by_name(name)
+    if known is None:
+        try:
+            return str(client.create_experiment(name, artifact_location=str(location)))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+            known = client.get_experiment_by_name(name)  # another process was quicker
+            assert known is not None
+    if known.lifecycle_stage == "deleted":  # on MLflow's page; its runs stay deleted, new ones need it back
+        client.restore_experiment(known.experiment_id)
+    return str(known.experiment_id)
+
+
+def _info(run: Run) -> RunInfo:
+    ended = run.info.end_time
+    return RunInfo(
+        run_id=str(run.info.run_id),
+        name=str(run.info.run_name),
+        status=str(run.info.status),
+        started=run.info.start_time / 1000,
+        ended=None if ended is None else ended / 1000,
+        tags=dict(run.data.tags),
+        metrics=dict(run.data.metrics),
+    )
+
+
+def _clip(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= MAX_VALUE else f"{text[:200]}... sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _clipped(values: Mapping[str, Any]) -> dict[str, str]:
+    return {key: _clip(value) for key, value in values.items()}
+
+
+def _process_start(pid: int) -> float:
+    import psutil
+
+    return float(psutil.Process(pid).create_time())
+
+
+def _alive(tags: Mapping[str, str]) -> bool:
+    import psutil
+
+    try:
+        return abs(_process_start(int(tags["pid"])) - float(tags["process_start"])) < START_TOLERANCE_S
+    except (KeyError, ValueError, psutil.NoSuchProcess):  # no such process, or a run not started by us: nobody will end it
+        return False
+
+
+@contextmanager
+def _store_errors(db: Path) -> Iterator[None]:
+    """Turn what SQLite says about the disk, the file or a lock into one sentence; other errors pass."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except (MlflowException, sqlite3.Error) as error:
+        text = str(error)
+        if "disk is full" in text or "disk I/O error" in text or "No space left" in text:
+            raise TurnwiseError(f"the tracking store {db} could not be written: the disk is full. Free some space and run the same command again") from error
+        if "not a database" in text or "malformed" in text:
+            raise TurnwiseError(f"the tracking store {db} was wanted, but the file is damaged ({text.splitlines()[0][:120]}). Restore it or move it away") from error
+        if "is locked" in text:
+            raise TurnwiseError(f"the tracking store {db} was wanted, but another process keeps it locked. Stop it and run the same command again") from error
+        raise
