@@ -8,22 +8,23 @@ half-done run, nor the rows of one that committed them but was not finished (doc
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from stages.contract import Context, Outputs, Progress, Stage, fingerprint
-from stages.replay import Replay, write_parquet
-from stages.tracking import Tracking
+from stages.machine import disk_full
+from stages.replay import Replay
+from stages.tables import export_rows
+from stages.tracking import Status, Tracking
 from stages.types import Engine, MissingInput, Row, TurnwiseError
 
 Bar = Callable[[str, int], Progress]
@@ -91,10 +92,10 @@ def execute(
     tracking = workspace.tracking
     if not force and (done := tracking.finished(key, stage.name)):
         return _reused(stage, done, iteration, tracking)
-    own = {"stage": stage.name, "fingerprint": key, "iteration": str(iteration), "seed": str(run.seed), "inputs": json.dumps(inputs), **_code_version()}
+    own = {"stage": stage.name, "fingerprint": key, "iteration": str(iteration), "seed": str(run.seed), "inputs": json.dumps(inputs)}
     if parent:
         own["pipeline"] = parent
-    run_id = tracking.start(stage.name, f"{stage.name} {iteration}", {**own, **tags}, parent)
+    run_id = tracking.start(stage.name, f"{stage.name} {iteration}", {**own, **_code_version(), **tags}, parent)
     with _ending(run_id, stage, workspace):
         return _run(stage, run_id, run=run, inputs=inputs, iteration=iteration, workspace=workspace, progress=progress)
 
@@ -162,14 +163,17 @@ class _Inputs:
                 raise ValueError(f"{self.stage} reads run {run_id}, which is not among its inputs and so not in its fingerprint")
 
 
-def _run(stage: Stage, run_id: str, *, run: Any, inputs: Mapping[str, Sequence[str]], iteration: int, workspace: Workspace, progress: Bar) -> StageRun:
+def _run(
+    stage: Stage, run_id: str, *, run: Any, inputs: Mapping[str, Sequence[str]], iteration: int, workspace: Workspace, progress: Bar
+) -> StageRun:
     tracking, workdir = workspace.tracking, workspace.workdir(run_id)
     workdir.mkdir(parents=True)
     config = getattr(run, stage.name)
     shared = {name: getattr(run, name).model_dump(mode="json") for name in stage.shared}
     resolved = {stage.name: config.model_dump(mode="json"), **shared}
     seed = stage_seed(run.seed, stage.name, iteration)
-    tracking.write_json(run_id, "config.json", {"stage": stage.name, "version": stage.version, "seed": run.seed, "iteration": iteration, "config": resolved})
+    whole = {"stage": stage.name, "version": stage.version, "seed": run.seed, "iteration": iteration, "config": resolved}
+    tracking.write_json(run_id, "config.json", whole)
     tracking.write_json(run_id, "inputs.json", inputs)
     readable = _Inputs(stage.name, frozenset(each for runs in inputs.values() for each in runs), workspace)
     context = Context(
@@ -199,7 +203,7 @@ def _save(stage: Stage, run_id: str, outputs: Outputs, seconds: float, workspace
     tracking = workspace.tracking
     for path, local in outputs.files.items():
         tracking.save(run_id, local, path)
-    for file in write_parquet(run_id, outputs.rows, workspace.workdir(run_id) / "rows"):
+    for file in export_rows(run_id, outputs.rows, workspace.workdir(run_id) / "rows"):
         tracking.save(run_id, file, f"rows/{file.name}")
     tracking.write_json(run_id, "outputs.json", {"stage": stage.name, "metrics": dict(outputs.metrics), "seconds": seconds})
 
@@ -226,10 +230,7 @@ def _ending(run_id: str, stage: Stage, workspace: Workspace) -> Iterator[None]:
         yield
     except OSError as error:
         _close(run_id, "FAILED", error, workspace)
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        where = error.filename or workspace.home
-        raise TurnwiseError(f"{stage.name} could not write {where}: the disk is full. Free some space and run the same command again; nothing half-written is read") from error
+        raise disk_full(error, Path(error.filename or workspace.home)) or error from error
     except Exception as error:
         _close(run_id, "FAILED", error, workspace)
         raise
@@ -240,11 +241,10 @@ def _ending(run_id: str, stage: Stage, workspace: Workspace) -> Iterator[None]:
         shutil.rmtree(workspace.workdir(run_id), ignore_errors=True)
 
 
-def _close(run_id: str, status: Any, error: BaseException, workspace: Workspace) -> None:
-    try:
+def _close(run_id: str, status: Status, error: BaseException, workspace: Workspace) -> None:
+    # A full disk that stopped the stage stops this too: the run stays RUNNING, unread, until `recover` finds its process gone.
+    with suppress(TurnwiseError):
         workspace.tracking.finish(run_id, status, f"{type(error).__name__}: {error}")
-    except TurnwiseError:
-        pass  # the disk that stopped the stage stops this too; the run stays RUNNING, unread, until `recover` finds its process gone
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,28 +2,26 @@
 
 One run a stage execution, one experiment a stage, a parent run a pipeline. The store is SQLite in WAL mode, so that
 readers never wait for a writer; artifacts are plain files under `root/artifacts/<experiment>/<run id>/artifacts`.
-Paths are taken relative to `root`, so a moved project folder still resumes and reruns; only MLflow's own page shows
-the artifacts of runs made before the move as missing, because MLflow stores absolute locations.
+A moved project folder still resumes and reruns; only MLflow's page then misses the artifacts of older runs, because it
+holds absolute locations (stages/artifacts.py).
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
-import shutil
-import socket
-import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stages.types import MissingInput, TurnwiseError, UsageError
+from stages import artifacts
+from stages.machine import first_line, is_dead, process_tags
+from stages.sqlite import exclusive, told
+from stages.types import MissingInput, UsageError
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -34,7 +32,6 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 STORE_LOCK_TIMEOUT_S = 600.0  # a first creation takes up to a minute on a busy machine, and others may queue before us
 MAX_VALUE = 5000  # characters of a tag or param; MLflow cuts longer ones silently
 PAGE = 1000  # runs asked for at once
-START_TOLERANCE_S = 2.0  # a process's start time is derived from the boot time, which a clock adjustment moves a little
 
 
 @dataclass(frozen=True)
@@ -67,19 +64,21 @@ class Tracking:
 
     @cached_property
     def _client(self) -> MlflowClient:
-        return _open_store(self.root, self.db, self.uri)
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing leaves the machine unasked
+        # Two processes that migrate one store at once would break it; a broken file MLflow would retry for minutes.
+        with told(self.db), exclusive(self.db, STORE_LOCK_TIMEOUT_S):
+            return _connect(self.db, self.uri)
 
     def initialise(self) -> None:
         """Create the store, or upgrade one of an older MLflow; safe when several processes start at once."""
-        with _store_errors(self.db):
-            _ = self._client
+        _ = self._client
 
     def start(self, experiment: str, name: str, tags: Mapping[str, str], parent: str | None = None) -> str:
         """Open a run and return its id. Host, pid and process start time are added, so that `reap` can tell a dead run."""
-        own = {"host": socket.gethostname(), "pid": str(os.getpid()), "process_start": repr(_process_start(os.getpid()))}
+        own = process_tags()
         if parent:
             own["mlflow.parentRunId"] = parent
-        with _store_errors(self.db):
+        with told(self.db):
             run = self._client.create_run(self._experiment_id(experiment), tags=_clipped({**tags, **own}), run_name=name)
         run_id = str(run.info.run_id)
         self._folders[run_id] = self._folder_of(run)
@@ -88,7 +87,7 @@ class Tracking:
     def finished(self, fingerprint: str, experiment: str | None = None) -> str | None:
         """Newest FINISHED run with that fingerprint, in one experiment (quicker) or in all."""
         wanted = f"attributes.status = 'FINISHED' and tags.fingerprint = '{fingerprint}'"
-        with _store_errors(self.db):
+        with told(self.db):
             ids = [self._experiment_id(experiment)] if experiment else self._all_experiments()
             found = self._client.search_runs(ids, wanted, max_results=1, order_by=["attributes.start_time DESC"])
         if not found:
@@ -111,7 +110,7 @@ class Tracking:
 
     def finish(self, run_id: str, status: Status = "FINISHED", error: str = "") -> None:
         """End a run; `error` is kept as its tag `error`."""
-        with _store_errors(self.db):
+        with told(self.db):
             if error:
                 self._client.set_tag(run_id, "error", _clip(error))
             self._client.set_terminated(run_id, status)
@@ -134,7 +133,7 @@ class Tracking:
         points = [Metric(key, float(value), now, step) for key, value in metrics.items()]
         points += [Metric(key, float(value), now, at) for key, values in curves.items() for at, value in enumerate(values)]
         pairs = [Param(key, value) for key, value in _clipped(params).items()]
-        with _store_errors(self.db):
+        with told(self.db):
             while points or pairs:
                 self._client.log_batch(run_id, metrics=points[:900], params=pairs[:100])
                 points, pairs = points[900:], pairs[100:]
@@ -153,26 +152,15 @@ class Tracking:
 
     def save(self, run_id: str, local: Path, artifact_path: str) -> None:
         """Copy a file or folder to be the run's artifact of that name."""
-        target = self._folder(run_id) / artifact_path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if local.is_dir():
-            shutil.copytree(local, target, dirs_exist_ok=True)
-        else:
-            shutil.copyfile(local, target)
+        artifacts.save(self._folder(run_id), local, artifact_path)
 
     def write_json(self, run_id: str, artifact_path: str, value: Any) -> None:
         """Write a value as a JSON artifact."""
-        target = self._folder(run_id) / artifact_path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        artifacts.write_json(self._folder(run_id), artifact_path, value)
 
     def artifact(self, run_id: str, path: str) -> Path:
         """Where the run's artifact lies; nothing is copied. Raises MissingInput."""
-        local = self._folder(run_id) / path
-        if not local.exists():
-            stage = local.relative_to(self.root / "artifacts").parts[0]
-            raise MissingInput(f"artifact {path} of {stage} run {run_id} was wanted, but {local} does not exist. Run: turnwise rerun {stage} --of {run_id}")
-        return local
+        return artifacts.existing(self._folder(run_id), path)
 
     def tags(self, run_id: str) -> dict[str, str]:
         return dict(self._run(run_id).data.tags)
@@ -190,11 +178,11 @@ class Tracking:
 
     def experiment(self, run_id: str) -> str:
         """Name of the run's experiment, which is its stage."""
-        return self._folder(run_id).relative_to(self.root / "artifacts").parts[0]
+        return self._folder(run_id).parts[-3]
 
     def runs(self, experiment: str, limit: int) -> list[RunInfo]:
         """The newest runs of an experiment, newest first; empty where there is no such experiment."""
-        with _store_errors(self.db):
+        with told(self.db):
             known = self._client.get_experiment_by_name(experiment)
         return [] if known is None else self._search([known.experiment_id], "", limit)
 
@@ -219,8 +207,7 @@ class Tracking:
 
     def reap(self) -> list[str]:
         """Mark as KILLED the RUNNING runs of this host whose process is gone; returns their ids."""
-        host = socket.gethostname()
-        dead = [info.run_id for info in self._search(None, "attributes.status = 'RUNNING'", None) if info.tags.get("host") == host and not _alive(info.tags)]
+        dead = [info.run_id for info in self._search(None, "attributes.status = 'RUNNING'", None) if is_dead(info.tags)]
         for run_id in dead:
             self.finish(run_id, "KILLED", "its process is gone")
         return dead
@@ -228,7 +215,7 @@ class Tracking:
     def _search(self, experiments: list[str] | None, wanted: str, limit: int | None) -> list[RunInfo]:
         found: list[RunInfo] = []
         token: str | None = None
-        with _store_errors(self.db):
+        with told(self.db):
             ids = self._all_experiments() if experiments is None else experiments
             while limit is None or len(found) < limit:
                 size = PAGE if limit is None else min(PAGE, limit - len(found))
@@ -250,7 +237,7 @@ class Tracking:
     def _run(self, run_id: str) -> Run:
         from mlflow.exceptions import MlflowException
 
-        with _store_errors(self.db):
+        with told(self.db):
             try:
                 run = self._client.get_run(run_id)
             except MlflowException as error:
@@ -266,25 +253,7 @@ class Tracking:
         return self._folders[run_id]
 
     def _folder_of(self, run: Run) -> Path:
-        # The stored location is absolute: only its end, <experiment>/<run id>/artifacts, holds after the project was moved.
-        return self.root.joinpath("artifacts", *str(run.info.artifact_uri).split("/")[-3:])
-
-
-def _open_store(root: Path, db: Path, uri: str) -> MlflowClient:
-    """Open the store under a file lock: two processes that migrate one store at once would break it."""
-    from filelock import FileLock, Timeout
-
-    root.mkdir(parents=True, exist_ok=True)
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing leaves the machine unasked
-    try:
-        with FileLock(root / "mlflow.lock", timeout=STORE_LOCK_TIMEOUT_S):
-            with sqlite3.connect(db, timeout=20) as raw:  # first, and without MLflow, which retries a broken file for minutes
-                raw.execute("pragma journal_mode = wal")
-                raw.execute("select count(*) from sqlite_master")
-            raw.close()
-            return _connect(db, uri)
-    except Timeout as error:
-        raise TurnwiseError(f"the tracking store {db} was wanted, but another process has been creating it for {STORE_LOCK_TIMEOUT_S:.0f} s. Stop it and try again") from error
+        return artifacts.folder_of(self.root / "artifacts", str(run.info.artifact_uri))
 
 
 def _connect(db: Path, uri: str) -> MlflowClient:
@@ -311,7 +280,8 @@ def _upgrade(db: Path, uri: str) -> None:
     try:
         _upgrade_db(create_sqlalchemy_engine(uri))
     except CommandError as error:
-        raise UsageError(f"the tracking store {db} was written by a newer MLflow than the one installed ({error}). Install the newer one, or use another folder") from error
+        found = f"it was written by a newer MLflow than the one installed ({first_line(error)})"
+        raise UsageError(f"the tracking store {db} was wanted, but {found}. Install the newer one, or use another folder") from error
 
 
 def _experiment(client: MlflowClient, name: str, location: Path) -> str:
@@ -351,36 +321,3 @@ def _clip(value: Any) -> str:
 
 def _clipped(values: Mapping[str, Any]) -> dict[str, str]:
     return {key: _clip(value) for key, value in values.items()}
-
-
-def _process_start(pid: int) -> float:
-    import psutil
-
-    return float(psutil.Process(pid).create_time())
-
-
-def _alive(tags: Mapping[str, str]) -> bool:
-    import psutil
-
-    try:
-        return abs(_process_start(int(tags["pid"])) - float(tags["process_start"])) < START_TOLERANCE_S
-    except (KeyError, ValueError, psutil.NoSuchProcess):  # no such process, or a run not started by us: nobody will end it
-        return False
-
-
-@contextmanager
-def _store_errors(db: Path) -> Iterator[None]:
-    """Turn what SQLite says about the disk, the file or a lock into one sentence; other errors pass."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        yield
-    except (MlflowException, sqlite3.Error) as error:
-        text = str(error)
-        if "disk is full" in text or "disk I/O error" in text or "No space left" in text:
-            raise TurnwiseError(f"the tracking store {db} could not be written: the disk is full. Free some space and run the same command again") from error
-        if "not a database" in text or "malformed" in text:
-            raise TurnwiseError(f"the tracking store {db} was wanted, but the file is damaged ({text.splitlines()[0][:120]}). Restore it or move it away") from error
-        if "is locked" in text:
-            raise TurnwiseError(f"the tracking store {db} was wanted, but another process keeps it locked. Stop it and run the same command again") from error
-        raise

@@ -1,0 +1,54 @@
+"""A SQLite file as a store of several processes: made by one at a time, in WAL mode, its errors told in one sentence."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from stages.machine import disk_full, first_line
+from stages.types import TurnwiseError
+
+
+@contextmanager
+def exclusive(db: Path, timeout_s: float) -> Iterator[None]:
+    """Hold the lock file beside `db` while the store is created or upgraded; the file exists, is sound and in WAL mode.
+
+    With WAL readers never wait for a writer, and a commit costs half. Raises TurnwiseError past the timeout.
+    """
+    from filelock import FileLock, Timeout
+
+    db.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(db.with_suffix(".lock"), timeout=timeout_s):
+            with closing(sqlite3.connect(db, timeout=20)) as raw:
+                raw.execute("pragma journal_mode = wal")
+                raw.execute("select count(*) from sqlite_master")
+            yield
+    except Timeout as error:
+        waited = f"for {timeout_s:.0f} s another process has been creating it"
+        raise TurnwiseError(f"the store {db} was wanted, but {waited}. Stop it and run the same command again") from error
+
+
+@contextmanager
+def told(db: Path) -> Iterator[None]:
+    """Turn what SQLite says about the disk, the file or a lock, through any library, into a TurnwiseError; other errors pass."""
+    try:
+        yield
+    except TurnwiseError:
+        raise
+    except Exception as error:
+        if sentence := disk_full(error, db) or _sentence(str(error), db, first_line(error)):
+            raise sentence from error
+        raise
+
+
+def _sentence(text: str, db: Path, quoted: str) -> TurnwiseError | None:
+    if "file is not a database" in text or "disk image is malformed" in text:
+        return TurnwiseError(f"the store {db} was wanted, but the file is damaged ({quoted}). Restore it, or move it away")
+    if "database is locked" in text:
+        return TurnwiseError(f"the store {db} was wanted, but another process keeps it locked. Stop it and run the same command again")
+    if "unable to open database file" in text or "readonly database" in text:
+        return TurnwiseError(f"the store {db} was wanted, but it cannot be opened for writing. Check who owns the folder")
+    return None

@@ -1,0 +1,154 @@
+"""Tables of the replay, and rows as Arrow and Parquet.
+
+Rows pass to DuckDB and to Parquet as one Arrow table a replay table: whole batches at once, ids as 32-bit integers,
+log-probs as the 64-bit floats that Python holds, so that both give back exactly what an engine produced.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stages.machine import disk_full
+from stages.types import Row
+
+SCHEMA_VERSION = 1
+
+# Columns in the order of the table. JSON columns take any JSON value and give it back as Python objects.
+TABLES: Mapping[str, Mapping[str, str]] = {
+    "commits": {"run_id": "VARCHAR", "stage": "VARCHAR", "committed_at": "VARCHAR", "n_rows": "JSON"},
+    "episodes": {
+        "run_id": "VARCHAR",
+        "episode_id": "VARCHAR",
+        "iteration": "INTEGER",
+        "task": "VARCHAR",
+        "split": "VARCHAR",
+        "scenario_id": "VARCHAR",
+        "scenario": "JSON",
+        "adapter": "VARCHAR",
+        "outcome": "VARCHAR",
+        "total_reward": "DOUBLE",
+        "n_turns": "INTEGER",
+        "n_malformed": "INTEGER",
+        "attempts": "INTEGER",
+        "seconds": "DOUBLE",
+        "n_tokens": "INTEGER",
+        "error": "VARCHAR",
+        "messages": "JSON",
+    },
+    "turns": {
+        "run_id": "VARCHAR",
+        "episode_id": "VARCHAR",
+        "turn": "INTEGER",
+        "state_len": "INTEGER",
+        "prompt_ids": "INTEGER[]",
+        "action_ids": "INTEGER[]",
+        "log_probs": "DOUBLE[]",
+        "text": "VARCHAR",
+        "thought": "VARCHAR",
+        "action": "VARCHAR",
+        "observation": "VARCHAR",
+        "reward": "DOUBLE",
+        "terminated": "BOOLEAN",
+        "truncated": "BOOLEAN",
+        "malformed": "BOOLEAN",
+        "seconds": "DOUBLE",
+    },
+    "targets": {
+        "run_id": "VARCHAR",
+        "target_id": "VARCHAR",
+        "role": "VARCHAR",
+        "episode_id": "VARCHAR",
+        "turn": "INTEGER",
+        "terminal": "BOOLEAN",
+        "student_ids": "INTEGER[]",
+        "completion_ids": "INTEGER[]",
+        "teacher_ids": "INTEGER[]",
+        "student_prompt": "VARCHAR",
+        "teacher_prompt": "VARCHAR",
+        "raw": "VARCHAR",
+        "completion": "VARCHAR",
+        "weight": "DOUBLE",
+        "info": "JSON",
+    },
+    "judgements": {
+        "run_id": "VARCHAR",
+        "episode_id": "VARCHAR",
+        "turn": "INTEGER",
+        "state_len": "INTEGER",
+        "action": "VARCHAR",
+        "futures": "JSON",
+        "critique": "VARCHAR",
+        "verdict": "VARCHAR",
+        "refined": "VARCHAR",
+        "info": "JSON",
+    },
+    "priorities": {"run_id": "VARCHAR", "episode_id": "VARCHAR", "turn": "INTEGER", "loss": "DOUBLE", "step": "INTEGER"},
+}
+# Who writes a table first, for the advice in an error.
+PRODUCERS = {"episodes": "collect", "turns": "collect", "targets": "targets", "judgements": "refine", "priorities": "critic"}
+
+
+def columns_of(table: str) -> Mapping[str, str]:
+    """Column -> type. Raises ValueError for an unknown table."""
+    if table not in TABLES:
+        raise ValueError(f"no table {table!r} in the replay; there are {', '.join(TABLES)}")
+    return TABLES[table]
+
+
+def schema_sql() -> str:
+    """Statements that make a new replay, in one transaction."""
+    tables = [f"create table {table} ({', '.join(f'{name} {kind}' for name, kind in columns.items())})" for table, columns in TABLES.items()]
+    version = ["create table schema_version (version INTEGER)", f"insert into schema_version values ({SCHEMA_VERSION})"]
+    return ";".join(["begin", *tables, *version, "commit"])
+
+
+def arrow(table: str, run_id: str, rows: Sequence[Row]) -> Any:
+    """Rows as an Arrow table with exactly the columns of `table`; their own run_id, if any, is replaced.
+
+    Raises ValueError where a row lacks a column, has an unknown one, or a value does not fit without loss.
+    """
+    import pyarrow as pa
+
+    columns = columns_of(table)
+    for row in rows:
+        if odd := (row.keys() | {"run_id"}) ^ columns.keys():
+            raise ValueError(f"a row of {table} must have exactly the columns {', '.join(columns)}; missing or unknown: {', '.join(sorted(odd))}")
+    arrays = [pa.array([run_id] * len(rows), pa.string())]
+    for name, kind in list(columns.items())[1:]:
+        values = [row[name] for row in rows]
+        try:
+            if kind == "JSON":
+                values = [json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values]
+            arrays.append(pa.array(values, _arrow_type(kind)))
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"column {name} of {table} must be {kind}: {error}") from error
+    return pa.Table.from_arrays(arrays, names=list(columns))
+
+
+def write_parquet(batch: Any, path: Path) -> Path:
+    """Write an Arrow table; the file appears whole or not at all. Raises TurnwiseError on a full disk."""
+    import pyarrow.parquet as pq
+
+    unfinished = path.with_suffix(".part")
+    try:
+        pq.write_table(batch, unfinished, compression="zstd")
+        return unfinished.replace(path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise disk_full(error, path) or error from error
+
+
+def export_rows(run_id: str, tables: Mapping[str, Sequence[Row]], folder: Path) -> list[Path]:
+    """The rows that a run is about to commit: one Parquet file a table that has any."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return [write_parquet(arrow(table, run_id, rows), folder / f"{table}.parquet") for table, rows in tables.items() if rows]
+
+
+def _arrow_type(kind: str) -> Any:
+    import pyarrow as pa
+
+    scalars = {"VARCHAR": pa.string(), "JSON": pa.string(), "INTEGER": pa.int32(), "DOUBLE": pa.float64(), "BOOLEAN": pa.bool_()}
+    return pa.list_(scalars[kind.removesuffix("[]")]) if kind.endswith("[]") else scalars[kind]
