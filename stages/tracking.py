@@ -75,14 +75,9 @@ class Tracking:
 
     def start(self, experiment: str, name: str, tags: Mapping[str, str], parent: str | None = None) -> str:
         """Open a run and return its id. Host, pid and process start time are added, so that `reap` can tell a dead run."""
-        own = process_tags()
-        if parent:
-            own["mlflow.parentRunId"] = parent
+        own = process_tags() | ({"mlflow.parentRunId": parent} if parent else {})
         with told(self.db):
-            run = self._client.create_run(self._experiment_id(experiment), tags=_clipped({**tags, **own}), run_name=name)
-        run_id = str(run.info.run_id)
-        self._folders[run_id] = self._folder_of(run)
-        return run_id
+            return self._noted(self._client.create_run(self._experiment_id(experiment), tags=_clipped({**tags, **own}), run_name=name))
 
     def finished(self, fingerprint: str, experiment: str | None = None) -> str | None:
         """Newest FINISHED run with that fingerprint, in one experiment (quicker) or in all."""
@@ -90,32 +85,22 @@ class Tracking:
         with told(self.db):
             ids = [self._experiment_id(experiment)] if experiment else self._all_experiments()
             found = self._client.search_runs(ids, wanted, max_results=1, order_by=["attributes.start_time DESC"])
-        if not found:
-            return None
-        run_id = str(found[0].info.run_id)
-        self._folders[run_id] = self._folder_of(found[0])
-        self._finished.add(run_id)
-        return run_id
+        return self._noted(found[0]) if found else None
 
     def is_finished(self, run_id: str) -> bool:
         """Whether the run ended well, which alone makes its rows and artifacts readable. False for an unknown id."""
-        if run_id not in self._finished:
-            try:
-                status = self.status(run_id)
-            except MissingInput:
-                return False
-            if status == "FINISHED":
-                self._finished.add(run_id)
-        return run_id in self._finished
+        try:
+            return run_id in self._finished or self.status(run_id) == "FINISHED"
+        except MissingInput:
+            return False
 
     def finish(self, run_id: str, status: Status = "FINISHED", error: str = "") -> None:
         """End a run; `error` is kept as its tag `error`."""
         with told(self.db):
             if error:
-                self._client.set_tag(run_id, "error", _clip(error))
+                self._client.set_tag(run_id, "error", error[:MAX_VALUE])
             self._client.set_terminated(run_id, status)
-        if status == "FINISHED":
-            self._finished.add(run_id)
+        (self._finished.add if status == "FINISHED" else self._finished.discard)(run_id)
 
     def record(
         self,
@@ -123,8 +108,8 @@ class Tracking:
         *,
         metrics: Mapping[str, float] = {},
         step: int = 0,
-        curves: Mapping[str, Sequence[float]] = {},
-        params: Mapping[str, Any] = {},
+        curves: Mapping[str, Sequence[float]] = {},  # metric -> its values at steps 0, 1, ...
+        params: Mapping[str, Any] = {},  # flat; a run's param can be written once only
     ) -> None:
         """Log everything in one transaction where MLflow's limits of a batch (1000 entities, 100 params) allow it."""
         from mlflow.entities import Metric, Param
@@ -142,12 +127,7 @@ class Tracking:
         """One value of each metric at `step`."""
         self.record(run_id, metrics=metrics, step=step)
 
-    def curves(self, run_id: str, curves: Mapping[str, Sequence[float]]) -> None:
-        """Metric -> its values at steps 0, 1, ..."""
-        self.record(run_id, curves=curves)
-
     def params(self, run_id: str, params: Mapping[str, Any]) -> None:
-        """Flat params; a run's param can be written once only."""
         self.record(run_id, params=params)
 
     def save(self, run_id: str, local: Path, artifact_path: str) -> None:
@@ -241,10 +221,10 @@ class Tracking:
             try:
                 run = self._client.get_run(run_id)
             except MlflowException as error:
-                if error.error_code == "RESOURCE_DOES_NOT_EXIST" or error.error_code == "INVALID_PARAMETER_VALUE":
+                if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                     raise MissingInput(f"run {run_id} was wanted, but {self.db} has no such run. See: turnwise runs") from error
                 raise
-        self._folders[run_id] = self._folder_of(run)
+        self._noted(run)
         return run
 
     def _folder(self, run_id: str) -> Path:
@@ -252,8 +232,13 @@ class Tracking:
             self._run(run_id)
         return self._folders[run_id]
 
-    def _folder_of(self, run: Run) -> Path:
-        return artifacts.folder_of(self.root / "artifacts", str(run.info.artifact_uri))
+    def _noted(self, run: Run) -> str:
+        """Remember what never changes of a run; returns its id."""
+        run_id = str(run.info.run_id)
+        self._folders[run_id] = artifacts.folder_of(self.root / "artifacts", str(run.info.artifact_uri))
+        if run.info.status == "FINISHED":
+            self._finished.add(run_id)
+        return run_id
 
 
 def _connect(db: Path, uri: str) -> MlflowClient:
@@ -302,22 +287,13 @@ def _experiment(client: MlflowClient, name: str, location: Path) -> str:
 
 
 def _info(run: Run) -> RunInfo:
-    ended = run.info.end_time
-    return RunInfo(
-        run_id=str(run.info.run_id),
-        name=str(run.info.run_name),
-        status=str(run.info.status),
-        started=run.info.start_time / 1000,
-        ended=None if ended is None else ended / 1000,
-        tags=dict(run.data.tags),
-        metrics=dict(run.data.metrics),
-    )
-
-
-def _clip(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= MAX_VALUE else f"{text[:200]}... sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+    info, data = run.info, run.data
+    ended = None if info.end_time is None else info.end_time / 1000
+    name, status = str(info.run_name), str(info.status)
+    return RunInfo(str(info.run_id), name, status, info.start_time / 1000, ended, dict(data.tags), dict(data.metrics))
 
 
 def _clipped(values: Mapping[str, Any]) -> dict[str, str]:
-    return {key: _clip(value) for key, value in values.items()}
+    """As text; what MLflow would cut without a word is cut here, with a hash to tell it by."""
+    texts = {key: str(value) for key, value in values.items()}
+    return {k: v if len(v) <= MAX_VALUE else f"{v[:200]}... sha256:{hashlib.sha256(v.encode()).hexdigest()}" for k, v in texts.items()}
