@@ -18,6 +18,10 @@ from pydantic import BaseModel, ConfigDict
 from stages.types import Engine, Row
 
 
+POLICY_STAGES = ("distill", "rft", "grpo")
+"""Stages that leave the policy's adapter; a pipeline has one of them."""
+
+
 class Config(BaseModel):
     """Base of every config section: frozen, and an unknown key is an error."""
 
@@ -66,6 +70,23 @@ class Context:
         """Run id of the newest input from `stage`, or None."""
         runs = self.inputs.get(stage, ())
         return runs[-1] if runs else None
+
+    @property
+    def policy_run(self) -> str | None:
+        """Newest run that left a policy; None before the first."""
+        return next((run for stage in POLICY_STAGES if (run := self.latest(stage))), None)
+
+    def policy_adapter(self) -> str | None:
+        """Name of the newest policy's adapter, loaded into the engine; None = the base model."""
+        return next((self.adapter(stage) for stage in POLICY_STAGES if self.latest(stage)), None)
+
+    def adapter(self, stage: str, folder: str = "adapter") -> str | None:
+        """Name of the adapter that the newest run of `stage` left, loaded into the engine; None = no such run, use the base model."""
+        if (run_id := self.latest(stage)) is None:
+            return None
+        name = f"{run_id}-{folder}"
+        self.engine.load_adapter(name, self.artifact(run_id, folder))
+        return name
 
 
 @dataclass(frozen=True)

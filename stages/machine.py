@@ -12,7 +12,7 @@ from pathlib import Path
 from stages.types import TurnwiseError
 
 START_TOLERANCE_S = 2.0  # a process's start time is derived from the boot time, which a clock adjustment moves a little
-_FULL = re.compile(r"No space left|File too large|quota exceeded|disk is full|disk I/O error", re.IGNORECASE)
+_FULL = re.compile(r"No space left|File too large|quota exceeded|disk is full", re.IGNORECASE)
 
 
 def process_tags() -> dict[str, str]:

@@ -49,6 +49,8 @@ def _sentence(text: str, db: Path, quoted: str) -> TurnwiseError | None:
         return TurnwiseError(f"the store {db} was wanted, but the file is damaged ({quoted}). Restore it, or move it away")
     if "database is locked" in text:
         return TurnwiseError(f"the store {db} was wanted, but another process keeps it locked. Stop it and run the same command again")
+    if "disk I/O error" in text:
+        return TurnwiseError(f"the store {db} could not be read or written ({quoted}). Look whether the disk is full or failing, then run the same command again")
     if "unable to open database file" in text or "readonly database" in text:
         return TurnwiseError(f"the store {db} was wanted, but it cannot be opened for writing. Check who owns the folder")
     return None

@@ -45,7 +45,7 @@ def sample_without_replacement(rng: np.random.Generator, p: Floats, n: int) -> I
         the n smallest of E_i / p_i,  E_i ~ Exponential(1)
 
     The first of independent exponential clocks with rates p_i rings at i with probability p_i / sum(p); clocks have no memory,
-    so those that are left race on by the same rule: one sort instead of n draws.
+    so those that are left race on by the same rule: one partial sort instead of n draws.
     p: (N,), >= 0, need not sum to 1. Returns (n,) in the order drawn.
     Raises ValueError if p is negative or not finite, or if fewer than n entries are above 0.
     """
@@ -56,8 +56,9 @@ def sample_without_replacement(rng: np.random.Generator, p: Floats, n: int) -> I
     if not 0 <= n <= possible.size:
         raise ValueError(f"{n} different indices wanted, {possible.size} have a probability above 0")
     clocks = rng.standard_exponential(possible.size) / p[possible]
-    first: Ints = possible[np.argsort(clocks, kind="stable")[:n]].astype(np.int64)
-    return first
+    first = np.argpartition(clocks, n - 1)[:n] if 0 < n < clocks.size else np.arange(n)
+    drawn: Ints = possible[first[np.argsort(clocks[first])]].astype(np.int64)
+    return drawn
 
 
 def importance_weights(p: Floats, index: Ints, beta: float) -> Floats:

@@ -1,0 +1,155 @@
+"""The critic audit: does it know what it says? Metrics, rows and plots for evaluate."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stages.contract import Context
+from stages.critique import Judgement, judge
+from stages.learn.statistics import auroc, calibration, spearman
+from stages.llm.roles import Roles, ask, mix
+from stages.react import parse_react
+from stages.types import Episode, Malformed, Row, Turn
+
+
+@dataclass(frozen=True)
+class Audit:
+    metrics: dict[str, float]
+    rows: list[Row]
+    files: dict[str, Path]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One audited (state, action): the critic's word, and what is true of it as far as anyone can tell."""
+
+    episode: Episode
+    turn: Turn
+    action: str
+    judgement: Judgement
+    own: bool  # the policy's own action, so the episode's return is its Monte-Carlo return
+
+
+def audit(context: Context, roles: Roles, episodes: Sequence[Episode], n_turns: int, k: int) -> Audit:
+    """Judge the policy's own actions and, at the same states, actions of the base policy, of which more are wrong."""
+    rng = random.Random(context.seed)
+    turns = [(e, t) for e in episodes for t in e.turns if not t.malformed]
+    turns = rng.sample(turns, min(n_turns, len(turns)))
+    others = base_actions(context, roles, turns)
+    pairs = [(e, t, t.action, True) for e, t in turns] + [(e, t, a, False) for (e, t), a in zip(turns, others, strict=True) if a]
+    words = judge(context, roles, [(e.messages[: t.state_len], a) for e, t, a, _ in pairs], k=k, seed=mix(context.seed, "audit"))
+    cases = [Case(e, t, a, w, own) for (e, t, a, own), w in zip(pairs, words, strict=True)]
+    metrics = against_returns(cases) | against_truth(context, cases)
+    metrics["audit/malformed_frac"] = sum(c.judgement.verdict == "malformed" for c in cases) / max(len(cases), 1)
+    return Audit(metrics, [row(c) for c in cases], report(context.workdir, cases))
+
+
+def base_actions(context: Context, roles: Roles, turns: Sequence[tuple[Episode, Turn]]) -> list[str]:
+    """What the untrained model would do at these states; "" where that cannot be read."""
+    s = context.run.roles
+    prompts = [roles.policy(e.messages[: t.state_len]) for e, t in turns]
+    replies = ask(context.engine, prompts, adapter=None, temperature=1.0, max_tokens=s.max_action_tokens, seed=mix(context.seed, "base"))
+    found = []
+    for _, reply in replies:
+        try:
+            found.append(parse_react(reply.text)[1])
+        except Malformed:
+            found.append("")
+    return found
+
+
+def predicted(case: Case) -> float:
+    """Share of the predicted futures that end well, by the words the roles use for it."""
+    futures = case.judgement.futures
+    return sum("fail" not in f.lower() for f in futures) / len(futures)
+
+
+def against_returns(cases: Sequence[Case]) -> dict[str, float]:
+    """Own actions only: the return that followed against verdict (1 = Yes) and predicted success."""
+    own = [c for c in cases if c.own and c.judgement.verdict != "malformed"]
+    if not own:
+        return {}
+    returns = [c.episode.total_reward for c in own]
+    won = [int(r >= 1) for r in returns]
+    yes = [float(c.judgement.verdict == "yes") for c in own]
+    futures = [predicted(c) for c in own]
+    return {
+        "audit/verdict_return_spearman": spearman(yes, returns),
+        "audit/future_return_spearman": spearman(futures, returns),
+        "audit/future_return_auroc": auroc(futures, won),
+        "audit/yes_rate": sum(yes) / len(yes),
+        "audit/yes_rate_won": mean([y for y, w in zip(yes, won, strict=True) if w]),
+        "audit/yes_rate_lost": mean([y for y, w in zip(yes, won, strict=True) if not w]),
+    }
+
+
+def against_truth(context: Context, cases: Sequence[Case]) -> dict[str, float]:
+    """Where the environment's module has `truth`: verdicts against right or wrong, futures against exact Q*, the cause named."""
+    task = context.run.task
+    truth = getattr(importlib.import_module(f"stages.envs.{task.env}"), "truth", None)
+    read = [c for c in cases if c.judgement.verdict != "malformed" and readable(c.action)]
+    if truth is None or not read:
+        return {}
+    facts = [truth(task.options, c.episode.scenario, [*past_actions(c), c.action]) for c in read]
+    yes = [float(c.judgement.verdict == "yes") for c in read]
+    wrong = [(c, f) for c, f in zip(read, facts, strict=True) if not f.optimal]
+    return {
+        "audit/verdict_accuracy": mean([float((y == 1) == f.optimal) for y, f in zip(yes, facts, strict=True)]),
+        "audit/verdict_auroc": auroc(yes, [int(f.optimal) for f in facts]),
+        "audit/verdict_q_spearman": spearman(yes, [f.q for f in facts]),
+        "audit/future_q_spearman": spearman([predicted(c) for c in read], [f.q for f in facts]),
+        "audit/no_if_right": mean([1 - y for y, f in zip(yes, facts, strict=True) if f.optimal]),
+        "audit/no_if_wrong": mean([1 - y for y, f in zip(yes, facts, strict=True) if not f.optimal]),
+        "audit/cause_named": mean([float(any(names_cause(t, f.cause) for t in c.judgement.futures)) for c, f in wrong]),
+    }
+
+
+def past_actions(case: Case) -> list[str]:
+    return [t.action for t in case.episode.turns[: case.turn.index] if not t.malformed]
+
+
+def readable(action: str) -> bool:
+    return len(action.split()) == 2
+
+
+def names_cause(future: str, cause: str) -> bool:
+    """The future holds every word of the cause in its order, "needs" or "may need" alike."""
+    return cause.replace("needs", "may need") in future or cause in future
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")
+
+
+def row(c: Case) -> Row:
+    return {
+        "episode_id": c.episode.id, "turn": c.turn.index, "state_len": c.turn.state_len, "action": c.action,
+        "futures": list(c.judgement.futures), "critique": c.judgement.critique, "verdict": c.judgement.verdict, "refined": "",
+        "info": {"own": c.own, "return": c.episode.total_reward},
+    }  # fmt: skip
+
+
+def report(folder: Path, cases: Sequence[Case]) -> dict[str, Path]:
+    """Calibration of the predicted success on own actions, as a table and a plot."""
+    own = [c for c in cases if c.own and c.judgement.verdict != "malformed"]
+    if not own:
+        return {}
+    bins = calibration([predicted(c) for c in own], [int(c.episode.total_reward >= 1) for c in own], 5)
+    table, plot = folder / "calibration.json", folder / "calibration.png"
+    table.write_text(json.dumps(bins, indent=1))
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot([0, 1], [0, 1], color="0.8")
+    x, y = [b["mean_score"] for b in bins], [b["rate"] for b in bins]
+    spread = [[b["rate"] - b["rate_low"] for b in bins], [b["rate_high"] - b["rate"] for b in bins]]
+    axes.errorbar(x, y, yerr=spread, fmt="o")
+    axes.set(xlabel="predicted success", ylabel="win rate that followed", title="Critic calibration, own actions")
+    figure.savefig(plot, dpi=100)
+    return {"audit/calibration.json": table, "audit/calibration.png": plot}

@@ -1,0 +1,197 @@
+"""Role-play text from which the base model learns the language of the roles, and none of this desk's rules.
+
+Every example has a rule book of its own, drawn at random, so each (key -> option) pair is as frequent as any other: the
+corpus teaches how to act in the format, to merge an observation with a later future, to judge by a predicted future,
+to follow a critique and to rewrite a fact as a possibility. tests/test_corpus.py proves the ignorance. [ours]
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from stages.envs import service_desk as desk
+from stages.llm.roles import Roles
+from stages.types import Message
+
+SHARE = {"policy": 0.06, "successor": 0.14, "combine": 0.20, "evaluator": 0.38, "refiner": 0.12, "corrector": 0.10}
+
+
+@dataclass(frozen=True)
+class Example:
+    """One prompt and the one reply that is right for it (policy and successor: one of many)."""
+
+    role: str
+    messages: tuple[Message, ...]
+    reply: str
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A finished visit under a random rule book: what was done, and the rule that each step needed."""
+
+    opening: str
+    auditor: str
+    chosen: tuple[tuple[str, str], ...]  # (tool, option)
+    needed: tuple[desk.Rule, ...]
+    choices: tuple[tuple[str, ...], ...]
+
+    @property
+    def system(self) -> str:
+        return desk.system_text([(tool, options) for (tool, _), options in zip(self.chosen, self.choices, strict=True)])
+
+    def broken(self) -> list[desk.Rule]:
+        return [rule for rule, (_, option) in zip(self.needed, self.chosen, strict=True) if rule.option != option]
+
+
+def may(rule: desk.Rule) -> str:
+    return f"{rule.key} may need {rule.tool} {rule.option}."
+
+
+def act(rule: desk.Rule) -> str:
+    return f"Thought: {may(rule)} Action: {rule.tool} {rule.option}"
+
+
+def future(chosen: Sequence[tuple[str, str]], broken: Sequence[desk.Rule]) -> str:
+    """A future told as a possibility, as the student must learn it."""
+    options = "".join(f"{option}, " for _, option in chosen)
+    return f"Future: {options}then {'fail' if broken else 'pass'}. {' '.join(may(rule) for rule in broken)}".strip()
+
+
+def told(chosen: Sequence[tuple[str, str]], broken: Sequence[desk.Rule], auditor: str) -> str:
+    """The same future told as the fact that the teacher saw, auditor and all."""
+    options = "".join(f"{option}, " for _, option in chosen)
+    return f"Future: {options}then {auditor} says {'fail' if broken else 'pass'}. {' '.join(str(rule) for rule in broken)}".strip()
+
+
+def visit(rng: random.Random) -> Visit:
+    """A visit at a random desk: about half of the steps right, so that passes are common enough to be learned."""
+    tier, request = rng.choice(desk.TIERS), rng.choice(desk.REQUESTS)
+    kinds: dict[str, desk.Kind] = {"check": "request", "give": rng.choice(("pair", "request")), "log": "request", "close": "tier"}
+    tools = [tool for tool in kinds if tool != "log" or rng.random() < 0.2]
+    skill = rng.choice((0.1, 0.5, 0.8, 1.0))
+    chosen, needed, choices = [], [], []
+    for tool in tools:
+        every = desk.OPTIONS_OF[tool]
+        options = tuple(rng.sample(every, rng.randint(2, len(every))))
+        rule = desk.Rule(desk.key_of(kinds[tool], request, tier), tool, rng.choice(options))
+        needed.append(rule)
+        choices.append(options)
+        chosen.append((tool, rule.option if rng.random() < skill else rng.choice(options)))
+    names = [name for people in desk.CUSTOMERS.values() for name in people]
+    opening = desk.opening(rng.choice(names), tier, request, rng.choice(desk.ITEMS))
+    return Visit(opening, rng.choice(desk.AUDITORS), tuple(chosen), tuple(needed), tuple(choices))
+
+
+def history(v: Visit, k: int) -> str:
+    """State k as the critic's roles read it (roles.history_text)."""
+    past = [f"Action: {tool} {option}\n{desk.done(option)}" for tool, option in v.chosen[:k]]
+    return "\n".join([v.opening, *past])
+
+
+def guess(v: Visit, k: int, rng: random.Random) -> desk.Rule:
+    """Some rule for step k: its key, with any option."""
+    return desk.Rule(v.needed[k].key, v.needed[k].tool, rng.choice(v.choices[k]))
+
+
+def policy(v: Visit, rng: random.Random, roles: Roles) -> Example:
+    k = rng.randrange(len(v.chosen))
+    messages: list[Message] = [{"role": "system", "content": v.system}, {"role": "user", "content": v.opening}]
+    for j, (_, option) in enumerate(v.chosen[:k]):
+        messages.append({"role": "assistant", "content": act(desk.Rule(v.needed[j].key, v.needed[j].tool, option))})
+        messages.append({"role": "user", "content": desk.done(option)})
+    return Example("policy", tuple(roles.policy(messages)), act(guess(v, k, rng)))
+
+
+def successor(v: Visit, rng: random.Random, roles: Roles) -> Example:
+    k = rng.randrange(len(v.chosen))
+    tool, option = v.chosen[k]
+    prompt = roles.prompt("successor", history=history(v, k), action=f"{tool} {option}", thought="")
+    return Example("successor", tuple(prompt), future(v.chosen[k:], v.broken()))
+
+
+def combine(v: Visit, rng: random.Random, roles: Roles) -> Example:
+    k = rng.choice([*range(len(v.chosen)), len(v.chosen) - 1])  # terminal steps twice: there the truth enters
+    tool, option = v.chosen[k]
+    last = k == len(v.chosen) - 1
+    if last and rng.random() < 0.03:
+        fields = {"observation": f"not understood. use {tool} now.", "reward": "0", "future": "none"}
+        reply = "Future: not understood, then fail."
+    elif last:
+        fields = {"observation": f"{desk.done(option)} {desk.audit(v.auditor, v.broken())}", "reward": str(int(not v.broken())), "future": "none"}
+        reply = told(v.chosen[k:], v.broken(), v.auditor)
+    else:
+        later = v.chosen[k + 1 :]
+        fields = {"observation": desk.done(option), "reward": "none", "future": future(later, v.broken())}
+        reply = future(v.chosen[k:], v.broken())
+    prompt = roles.prompt("combine", history=history(v, k), action=f"{tool} {option}", thought="", **fields)
+    return Example("combine", tuple(prompt), reply)
+
+
+def judge(action: tuple[str, str], futures: Sequence[Sequence[desk.Rule]]) -> str:
+    """The evaluator's right verdict: No if at least half of the futures blame this step for another option."""
+    blames = [rule for rules in futures for rule in rules if rule.tool == action[0] and rule.option != action[1]]
+    if 2 * len(blames) < len(futures) or not blames:
+        return "Optimality: Yes."
+    reason = Counter(blames).most_common(1)[0][0]
+    return f"Optimality: No. {may(reason)}"
+
+
+def evaluator(v: Visit, rng: random.Random, roles: Roles) -> Example:
+    k, n = rng.randrange(len(v.chosen)), rng.choice((1, 1, 1, 1, 1, 1, 2, 3))
+    futures = []
+    for _ in range(n):
+        # A predicted future may be wrong in any way, so its rules are not those of the visit.
+        rules = [guess(v, j, rng) if rng.random() < 0.5 else v.needed[j] for j in range(len(v.chosen))]
+        futures.append([rule for rule in rules if rng.random() < 0.5])
+    texts = [future(v.chosen[k:], rules) for rules in futures]
+    tool, option = v.chosen[k]
+    prompt = roles.prompt("evaluator", history=history(v, k), action=f"{tool} {option}", thought="", futures="\n".join(texts))
+    return Example("evaluator", tuple(prompt), judge((tool, option), futures))
+
+
+def refiner(v: Visit, rng: random.Random, roles: Roles) -> Example:
+    k = rng.randrange(len(v.chosen))
+    tool, option = v.chosen[k]
+    others = [choice for choice in v.choices[k] if choice != option]
+    rule = desk.Rule(v.needed[k].key, tool, rng.choice(others))
+    # Without a reason ("Optimality: No.") any other option is as good: the ablation "refine without critique" asks that.
+    evaluation = "Optimality: No." if rng.random() < 0.15 else f"Optimality: No. {may(rule)}"
+    prompt = roles.prompt("refiner", system=v.system, history=history(v, k), action=f"{tool} {option}", thought="", evaluation=evaluation)
+    return Example("refiner", tuple(prompt), act(rule).replace("Thought: ", "Thought: as told, "))
+
+
+def corrector(v: Visit, rng: random.Random, roles: Roles) -> Example:
+    k = rng.randrange(len(v.chosen))
+    draw = rng.random()
+    if draw < 0.35:
+        text, reply = told(v.chosen[k:], v.broken(), v.auditor), future(v.chosen[k:], v.broken())
+    elif draw < 0.6:
+        text = reply = future(v.chosen[k:], v.broken())
+    else:
+        reply = act(guess(v, k, rng))
+        text = reply.replace("Thought: ", "Thought: as told, ") if draw < 0.9 else reply
+    return Example("corrector", tuple(roles.prompt("corrector", text=text)), reply)
+
+
+MAKERS: dict[str, Callable[[Visit, random.Random, Roles], Example]] = {
+    "policy": policy, "successor": successor, "combine": combine, "evaluator": evaluator, "refiner": refiner, "corrector": corrector,
+}  # fmt: skip
+
+
+def example(rng: random.Random, roles: Roles, role: str | None = None) -> Example:
+    """One example, of the given role or of a random one by SHARE."""
+    chosen = role or rng.choices(list(SHARE), weights=list(SHARE.values()))[0]
+    return MAKERS[chosen](visit(rng), rng, roles)
+
+
+def words(roles: Roles, n: int = 4000) -> list[str]:
+    """The vocabulary: every word that n random examples hold, and every name the desk can speak of."""
+    rng = random.Random("vocabulary")
+    texts = [message["content"] for _ in range(n) for e in [example(rng, roles)] for message in [*e.messages, {"content": e.reply}]]
+    texts += [*desk.REQUESTS, *desk.TIERS, *desk.ITEMS, *desk.AUDITORS, "1 0 none now use not understood unreadable"]
+    texts += [option for options in desk.OPTIONS_OF.values() for option in options]
+    texts += [name for people in desk.CUSTOMERS.values() for name in people]
+    return sorted({word for text in texts for word in text.replace(".", " . ").replace(",", " , ").split()})

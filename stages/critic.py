@@ -1,0 +1,113 @@
+"""Train the successor on the backed-up futures (L1), and move the target network after it.
+
+    L1 = E_{(s,a) from the replay} [ -log M_theta(f | s, a) ],   theta_target <- theta_target + rate (theta - theta_target)
+
+Source: arXiv 2512.04601, L1 and Algorithm 1. Ours: the row's length-normalised NLL is its new priority, the EMA is of the LoRA
+tensors, and every step also holds policy rows, since policy and successor share one adapter.
+
+    turnwise rerun critic --of RUN --set critic.lr=1e-3
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from stages.contract import Config, Context, Outputs, Stage
+from stages.learn.adapter import load_state, read_tensors, save_adapter, trainable_state
+from stages.learn.ema import ema_update
+from stages.learn.fit import fit, lr_factor
+from stages.training import TrainRow, fit_metrics, general_rows, mixed_batches, mixed_nll, pad_id, target_rows, trainable
+from stages.transitions import transitions
+from stages.types import MissingInput, Row
+
+
+class CriticConfig(Config):
+    """L1 and the target network."""
+
+    lr: float = Field(1e-4, gt=0, description="AdamW learning rate. [ours]")
+    lr_decay_start: int = Field(1000, ge=0, description="Iteration from which the rate falls linearly. [ours]")
+    lr_decay_end: int = Field(1000, ge=0, description="Iteration at which it is lr x lr_final. [ours]")
+    lr_final: float = Field(1.0, gt=0, le=1, description="Share of the rate that is left then. [ours]")
+    epochs: int = Field(1, ge=0, description="Passes over the iteration's targets; 0 freezes the successor. [ours]")
+    batch: int = Field(48, ge=1, description="Targets a step. [ours]")
+    policy_rows: int = Field(16, ge=0, description="Policy rows in every step, from the last refinements or, at first, its own actions. [ours]")
+    general_rows: int = Field(0, ge=0, description="General rows in every step. [paper: general instruction data against forgetting]")
+    general_path: str = Field("data/base/general.jsonl", description="JSONL file of general rows. [ours]")
+    ema_rate: float = Field(0.01, gt=0, le=1, description="EMA rate of the target network, a step. [paper: an EMA; rate ours]")
+    clip: float = Field(1.0, gt=0, description="Largest gradient norm. [ours]")
+
+
+def run(context: Context) -> Outputs:
+    """Artifacts `adapter` and `target`, rows of `priorities`."""
+    config: CriticConfig = context.config
+    rows = target_rows([r for r in context.replay.rows("targets", context.inputs["targets"]) if r["role"] == "successor"])
+    if not rows:
+        raise MissingInput(f"critic needs successor targets of run {context.latest('targets')}, found 0; rerun targets")
+    last_policy, last_critic = context.latest("distill"), context.latest("critic")
+    model = trainable(context, context.artifact(last_policy, "adapter") if last_policy else None)
+    initial = trainable_state(model)
+    # At the start the target is the fresh adapter, which does nothing yet: it equals the base model.
+    target = tensors_of(context, model, context.artifact(last_critic, "target")) if last_critic else initial
+    losses: dict[tuple[Any, ...], tuple[float, int]] = {}
+    kinds = {"successor": (rows, config.batch), "policy": (policy_rows(context), config.policy_rows)}
+    if config.general_rows:
+        kinds["general"] = (general_rows(context.run.model.path, config.general_path), config.general_rows)
+    bar = context.progress("train critic", config.epochs * -(-len(rows) // config.batch))
+    steps = [0]
+
+    def loss(model: Any, parts: Any) -> Any:
+        value, metrics, by_row = mixed_nll(model, parts)
+        for row, nll in zip(parts["successor"].rows, by_row["successor"].tolist(), strict=True):
+            losses[row.key] = (nll, steps[0])
+        return value, metrics
+
+    def after_step(step: int) -> None:
+        nonlocal target
+        target = ema_update(target, trainable_state(model), config.ema_rate)
+        steps[0] = step + 1
+        bar.advance(1)
+
+    batches = mixed_batches(kinds, main="successor", epochs=config.epochs, rng=random.Random(context.seed), pad_id=pad_id(model), device=model.device)
+    factor = lr_factor(context.iteration, start=config.lr_decay_start, end=config.lr_decay_end, final=config.lr_final)
+    history = fit(model, batches, loss, lr=config.lr * factor, clip=config.clip, after_step=after_step)
+    save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
+    load_state(model, target)
+    save_adapter(model, context.workdir / "target", context.engine.model_hash)
+    return Outputs(
+        fit_metrics("critic", history),
+        {"priorities": priority_rows(losses)},
+        {"adapter": context.workdir / "adapter", "target": context.workdir / "target"},
+        {f"critic/step_{name}": [h[name] for h in history if name in h] for name in ("nll/successor", "nll/policy", "grad_norm")},
+    )
+
+
+def policy_rows(context: Context) -> list[TrainRow]:
+    """What the policy is anchored on: the last refinements; before there are any, its own readable actions."""
+    if run_id := context.latest("refine"):
+        return target_rows([r for r in context.replay.rows("targets", [run_id]) if r["role"] == "policy"])
+    return [TrainRow(t.prompt_ids, t.action_ids, key=t.key) for t in transitions(context.replay, context.inputs["collect"][-1:]) if not t.malformed]
+
+
+def priority_rows(losses: dict[tuple[Any, ...], tuple[float, int]]) -> list[Row]:
+    return [{"episode_id": key[0], "turn": key[1], "loss": nll, "step": step} for key, (nll, step) in losses.items()]
+
+
+def tensors_of(context: Context, model: Any, path: Path) -> dict[str, Any]:
+    """The tensors of a saved adapter under the names that `trainable_state(model)` has."""
+    from peft import set_peft_model_state_dict
+
+    before = trainable_state(model)
+    set_peft_model_state_dict(model, read_tensors(path))
+    found = trainable_state(model)
+    load_state(model, before)
+    return found
+
+
+STAGE = Stage(
+    "critic", 1, CriticConfig, inputs=("targets", "collect", "refine", "distill", "critic"), roles=(), run=run,
+    outputs=("priorities", "adapter/", "target/"),
+)  # fmt: skip

@@ -1,0 +1,99 @@
+"""Distil the refined actions into the policy (L2).
+
+    L2 = E_s [ -log pi_theta(a_r | s) ]
+
+Source: arXiv 2512.04601, L2 and Algorithm 1; general rows against forgetting and the peak rule are the paper's remedies, their numbers ours.
+A tenth of the rows is held out; the weights after the epoch with the lowest held-out NLL are kept.
+
+    turnwise rerun distill --of RUN --set distill.epochs=3
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+from pydantic import Field
+
+from stages.contract import Config, Context, Outputs, Stage
+from stages.learn.adapter import load_state, save_adapter, trainable_state
+from stages.learn.fit import fit, lr_factor
+from stages.learn.losses import kl_to_base
+from stages.training import fit_metrics, general_rows, mean_nll, mixed_batches, mixed_nll, pad_id, target_rows, trainable
+from stages.types import MissingInput
+
+
+class DistillConfig(Config):
+    """L2."""
+
+    lr: float = Field(1e-4, gt=0, description="AdamW learning rate. [ours]")
+    lr_decay_start: int = Field(1000, ge=0, description="Iteration from which the rate falls linearly. [ours]")
+    lr_decay_end: int = Field(1000, ge=0, description="Iteration at which it is lr x lr_final. [ours]")
+    lr_final: float = Field(1.0, gt=0, le=1, description="Share of the rate that is left then. [ours]")
+    epochs: int = Field(1, ge=1, description="Passes over the iteration's refinements. [ours]")
+    batch: int = Field(32, ge=1, description="Refined actions a step. [ours]")
+    successor_rows: int = Field(16, ge=0, description="Successor targets in every step: L1 : L2 share one adapter. [ours]")
+    general_rows: int = Field(0, ge=0, description="General rows in every step. [paper: general instruction data against forgetting]")
+    general_path: str = Field("data/base/general.jsonl", description="JSONL file of general rows. [ours]")
+    held_out: float = Field(0.1, ge=0, lt=1, description="Share of the refinements held out for the peak rule. [ours]")
+    kl_coef: float = Field(0.0, ge=0, description="Weight of KL(pi_theta || pi_base) on the trained tokens. [ours; paper: none]")
+    clip: float = Field(1.0, gt=0, description="Largest gradient norm. [ours]")
+
+
+def run(context: Context) -> Outputs:
+    """Artifact `adapter`. Raises MissingInput where refine left nothing to learn."""
+    config: DistillConfig = context.config
+    rng = random.Random(context.seed)
+    rows = target_rows([r for r in context.replay.rows("targets", context.inputs["refine"]) if r["role"] == "policy"])
+    if not rows:
+        raise MissingInput(f"distill needs refined actions of run {context.latest('refine')}, found 0; see its counts of dropped rows")
+    rng.shuffle(rows)
+    n_held_out = int(len(rows) * config.held_out)
+    held_out, rows = rows[:n_held_out], rows[n_held_out:]
+    model = trainable(context, context.artifact(str(context.latest("critic")), "adapter"))
+    successors = [r for r in context.replay.rows("targets", context.inputs["targets"]) if r["role"] == "successor"]
+    kinds = {"policy": (rows, config.batch), "successor": (target_rows(successors), config.successor_rows)}
+    if config.general_rows:
+        kinds["general"] = (general_rows(context.run.model.path, config.general_path), config.general_rows)
+    steps_an_epoch = -(-len(rows) // config.batch)
+    bar = context.progress("distill policy", config.epochs * steps_an_epoch)
+    best: tuple[float, dict[str, Any]] = (math.inf, {})
+    by_epoch: list[float] = []
+
+    def after_step(step: int) -> None:
+        nonlocal best
+        bar.advance(1)
+        if held_out and (step + 1) % steps_an_epoch == 0:
+            by_epoch.append(mean_nll(model, held_out, pad_id=pad_id(model)))
+            if by_epoch[-1] < best[0]:
+                best = by_epoch[-1], trainable_state(model)
+
+    batches = mixed_batches(kinds, main="policy", epochs=config.epochs, rng=rng, pad_id=pad_id(model), device=model.device)
+    factor = lr_factor(context.iteration, start=config.lr_decay_start, end=config.lr_decay_end, final=config.lr_final)
+    loss = with_kl(config.kl_coef)
+    history = fit(model, batches, loss, lr=config.lr * factor, clip=config.clip, after_step=after_step)
+    if best[1]:
+        load_state(model, best[1])
+    save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
+    metrics = fit_metrics("distill", history)
+    if by_epoch:
+        metrics |= {"distill/held_out_nll": best[0], "distill/best_epoch": float(by_epoch.index(best[0]) + 1)}
+    curves = {f"distill/step_{name}": [h[name] for h in history if name in h] for name in ("nll/successor", "nll/policy", "grad_norm")}
+    return Outputs(metrics, {}, {"adapter": context.workdir / "adapter"}, curves)
+
+
+def with_kl(coef: float) -> Any:
+    """L2 over the mixed rows, plus coef x KL to the base model on the policy's rows."""
+
+    def loss(model: Any, parts: Any) -> Any:
+        value, metrics, _ = mixed_nll(model, parts)
+        if coef:
+            kl = kl_to_base(model, parts["policy"].batch)
+            value, metrics["kl"] = value + coef * kl, float(kl.detach())
+        return value, metrics
+
+    return loss
+
+
+STAGE = Stage("distill", 1, DistillConfig, inputs=("refine", "targets", "critic"), roles=(), run=run, outputs=("adapter/",))

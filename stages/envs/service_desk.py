@@ -1,0 +1,219 @@
+"""service_desk: a customer, a request, and house rules that only the closing audit reveals.
+
+The agent serves one customer by tool calls, in a fixed order of steps: check, give, (log,) close. Each step has one right
+option, fixed by a hidden rule book: (request) -> check, (request, tier) -> give, (tier) -> close. Nothing in the prompt tells
+the rules. Reward 1 only if every step was right, at the end; the last observation is an audit that names each broken
+rule in words. Turn limit: one turn a step. Reward range: {0, 1}. Source: tau-bench in miniature [ours].
+
+The default desk has 4 requests x 3 tiers and 4 + 12 + 3 = 19 rules; a random policy wins 1 in 24.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
+
+from pydantic import Field
+
+from stages.contract import Config
+from stages.react import parse_react
+from stages.types import Ask, Env, Malformed, Message, Scenario, Step
+
+REQUESTS = ("refund", "exchange", "cancel", "upgrade", "delay", "invoice", "delivery", "warranty")
+TIERS = ("gold", "silver", "bronze", "basic", "staff", "guest")
+OPTIONS_OF = {
+    "check": ("photo", "receipt", "passport", "address", "serial", "password"),
+    "give": ("voucher", "cash", "credit", "discount", "replacement", "apology", "points", "shipping"),
+    "log": ("ledger", "ticket", "diary", "archive", "board"),
+    "close": ("phone", "email", "letter", "chat"),
+}
+ITEMS = ("lamp", "kettle", "chair", "radio", "camera", "clock", "desk", "scarf", "bike", "tent", "mirror", "guitar")
+AUDITORS = ("Mia", "Omar", "Lena", "Raj", "Zoe", "Finn", "Ida", "Hugo")
+# People of one split never appear in another.
+CUSTOMERS = {
+    "train": ("Ana", "Ben", "Cleo", "Dan", "Eva", "Gus", "Hana", "Ivan", "Jo", "Kim", "Leo", "Mara", "Nils", "Olga", "Paul", "Rita"),
+    "validation": ("Sam", "Tara", "Ugo", "Vera", "Will", "Xena"),
+    "test": ("Yann", "Zita", "Abel", "Bea", "Carl", "Dora", "Emil", "Faye"),
+}
+
+Kind = Literal["request", "tier", "pair"]
+
+
+class Options(Config):
+    """The size of the desk, and the seed of its rule book."""
+
+    rules_seed: int = Field(7, description="Seed of the hidden rule book. [ours]")
+    requests: int = Field(4, ge=1, le=len(REQUESTS), description="Number of requests. [ours]")
+    tiers: int = Field(3, ge=1, le=len(TIERS), description="Number of customer tiers. [ours]")
+    checks: int = Field(3, ge=2, le=6, description="Options of step check, keyed on the request. [ours]")
+    gives: int = Field(4, ge=2, le=8, description="Options of step give. [ours]")
+    logs: int = Field(0, ge=0, le=5, description="Options of step log, keyed on the request; 0 = no such step. [ours]")
+    closes: int = Field(2, ge=2, le=4, description="Options of step close, keyed on the tier. [ours]")
+    give_by: Kind = Field("pair", description="What step give is keyed on; `request` makes an easy desk. [ours]")
+    held_out_pairs: int = Field(0, ge=0, description="(request, tier) pairs that only the split `pairs` has. [ours]")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`key` needs `tool` `option`, e.g. ("gold refund", "give", "repair")."""
+
+    key: str
+    tool: str
+    option: str
+
+    def __str__(self) -> str:
+        return f"{self.key} needs {self.tool} {self.option}."
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a critic should have known of an action; never shown to the model."""
+
+    optimal: bool  # the action is the right one for its step
+    q: float  # exact Q*(s, a): 1 while nothing is broken yet and the rest can still be done right, else 0
+    cause: str  # the rule that the action breaks, "" if none
+    broken: tuple[str, ...]  # every rule broken so far
+
+
+def steps_of(options: Options) -> tuple[tuple[str, Kind, tuple[str, ...]], ...]:
+    """(tool, what its rule is keyed on, its options), in the order in which the desk wants them."""
+    sizes: tuple[tuple[str, Kind, int], ...] = (
+        ("check", "request", options.checks),
+        ("give", options.give_by, options.gives),
+        ("log", "request", options.logs),
+        ("close", "tier", options.closes),
+    )
+    return tuple((tool, kind, OPTIONS_OF[tool][:size]) for tool, kind, size in sizes if size)
+
+
+def key_of(kind: Kind, request: str, tier: str) -> str:
+    return {"request": request, "tier": tier, "pair": f"{tier} {request}"}[kind]
+
+
+def rule_book(options: Options) -> dict[tuple[str, str], Rule]:
+    """(tool, key) -> the hidden rule. Every option of a tool is right somewhere, as far as there are keys."""
+    rng = random.Random(f"service_desk rules {options.rules_seed}")
+    book = {}
+    for tool, kind, choices in steps_of(options):
+        keys = sorted({key_of(kind, r, t) for r, t in product(REQUESTS[: options.requests], TIERS[: options.tiers])})
+        answers = [choices[i % len(choices)] for i in range(len(keys))]
+        rng.shuffle(answers)
+        book.update({(tool, key): Rule(key, tool, answer) for key, answer in zip(keys, answers, strict=True)})
+    return book
+
+
+def system_text(tools: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """What the agent is told: the tools in their order, and the options of each."""
+    return " ".join(["Service desk.", *(f"{tool} {' '.join(choices)}." for tool, choices in tools)])
+
+
+def opening(name: str, tier: str, request: str, item: str) -> str:
+    return f"{name}, {tier}, wants {request} for {item}."
+
+
+def done(option: str) -> str:
+    return f"{option} done."
+
+
+def audit(auditor: str, broken: Sequence[Rule]) -> str:
+    return f"{auditor} audits: fail. {' '.join(str(rule) for rule in broken)}" if broken else f"{auditor} audits: pass."
+
+
+OPTIONS = Options
+
+
+class ServiceDesk:
+    """One customer at the desk."""
+
+    def __init__(self, options: Options) -> None:
+        self._steps = steps_of(options)
+        self.system = system_text([(tool, choices) for tool, _, choices in self._steps])
+        self._book = rule_book(options)
+        self._data: dict[str, Any] = {}
+        self._chosen: list[str] = []
+        self._over = True
+        self.tools = [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool,
+                    "parameters": {"type": "object", "properties": {"option": {"type": "string", "enum": list(choices)}}, "required": ["option"]},
+                },
+            }
+            for tool, _, choices in self._steps
+        ]
+
+    def reset(self, scenario: Scenario) -> tuple[Message, ...]:
+        self._data, self._chosen, self._over = dict(scenario.data), [], False
+        return ({"role": "user", "content": opening(*(self._data[k] for k in ("name", "tier", "request", "item")))},)
+
+    def step(self, message: Message) -> Step:
+        if self._over:
+            raise RuntimeError("service_desk: step was called after the end of the episode; call reset first")
+        _, action = parse_react(str(message["content"]))
+        tool, _, choices = self._steps[len(self._chosen)]
+        words = action.split()
+        if len(words) != 2 or words[0] != tool or words[1] not in choices:
+            raise Malformed(f"not understood. use {tool} now.")
+        self._chosen.append(words[1])
+        text = done(words[1])
+        if len(self._chosen) < len(self._steps):
+            return Step(({"role": "user", "content": text},))
+        self._over = True
+        broken = broken_rules(self._steps, self._book, self._data, self._chosen)
+        text = f"{text} {audit(self._data['auditor'], broken)}"
+        return Step(({"role": "user", "content": text},), float(not broken), terminated=True, info={"broken": [str(rule) for rule in broken]})
+
+
+def broken_rules(
+    steps: Sequence[tuple[str, Kind, tuple[str, ...]]], book: dict[tuple[str, str], Rule], data: dict[str, Any], chosen: Sequence[str]
+) -> list[Rule]:
+    """The rules that the options chosen so far have broken, in the order of the steps."""
+    needed = [book[tool, key_of(kind, data["request"], data["tier"])] for tool, kind, _ in steps]
+    return [rule for rule, option in zip(needed, chosen, strict=False) if rule.option != option]
+
+
+def truth(options: dict[str, Any], scenario: Scenario, actions: Sequence[str]) -> Truth:
+    """The truth about the last of `actions` (texts such as "check photo"), given those before it."""
+    opts = Options(**options)
+    broken = broken_rules(steps_of(opts), rule_book(opts), dict(scenario.data), [action.split()[-1] for action in actions])
+    tool = actions[-1].split()[0]
+    cause = next((str(rule) for rule in broken if rule.tool == tool), "")
+    return Truth(not cause, float(not broken), cause, tuple(str(rule) for rule in broken))
+
+
+def make(options: dict[str, Any], ask: Ask | None = None) -> Callable[[], Env]:
+    opts = Options(**options)
+    return lambda: ServiceDesk(opts)
+
+
+def scenarios(options: dict[str, Any], split: str, n: int | None, seed: int) -> list[Scenario]:
+    """n customers of a split (None = all), in an order that depends on the seed alone, every (request, tier) equally often."""
+    opts = Options(**options)
+    pairs = list(product(REQUESTS[: opts.requests], TIERS[: opts.tiers]))
+    random.Random(f"held out {opts.rules_seed}").shuffle(pairs)
+    held_out, open_pairs = pairs[: opts.held_out_pairs], pairs[opts.held_out_pairs :]
+    wanted = held_out if split == "pairs" else open_pairs
+    people = list(product(CUSTOMERS["test" if split == "pairs" else split], ITEMS))
+    total = len(wanted) * len(people) if n is None else n
+    rng = random.Random(f"service_desk {split} {seed}")
+    found = []
+    for i in range(total):
+        if i % len(wanted) == 0:
+            rng.shuffle(wanted)
+        if n is not None or i % len(wanted) == 0:
+            name, item = rng.choice(people) if n is not None else people[i // len(wanted)]
+        request, tier = wanted[i % len(wanted)]
+        found.append(_scenario(split, name, tier, request, item))
+    return found
+
+
+def _scenario(split: str, name: str, tier: str, request: str, item: str) -> Scenario:
+    content = opening(name, tier, request, item)
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    data = {"name": name, "tier": tier, "request": request, "item": item, "auditor": AUDITORS[int(digest, 16) % len(AUDITORS)]}
+    return Scenario("service_desk", split, digest[:12], data)

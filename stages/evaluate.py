@@ -1,0 +1,88 @@
+"""Evaluate: win rate on held-out scenarios, what was forgotten, and an audit of the language critic.
+
+The audit asks whether the critic deserves the trust that refine puts in it: verdicts and futures against Monte-Carlo returns on
+the policy's own actions, and against the environment's truth (which action is right, exact Q*, the true cause) where it can tell.
+Source: ours; nlac.md, "The evaluator tends to please".
+
+    turnwise rerun evaluate --of RUN --set evaluate.episodes=500
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field
+
+from stages import envs
+from stages.audit import audit
+from stages.collect import check_environment, summary
+from stages.contract import POLICY_STAGES, Config, Context, Outputs, Stage
+from stages.learn.statistics import wilson
+from stages.llm.roles import ask, load_roles, mix
+from stages.rollout import RolloutSettings, environment, rollout
+from stages.training import read_jsonl
+from stages.transitions import episode_rows
+from stages.types import Row
+
+
+class EvaluateConfig(Config):
+    """What is measured, and on how much."""
+
+    split: str = Field("validation", description="Scenarios: validation chooses the best adapter, test is reported. [ours]")
+    episodes: int = Field(96, ge=1, description="Episodes. [ours]")
+    temperature: float = Field(1.0, ge=0, description="Of the policy; 0 = greedy. [ours]")
+    slots: int = Field(256, ge=1, description="Episodes that run side by side. [ours]")
+    attempts: int = Field(3, ge=1, description="Tries of an episode whose environment or simulator failed. [ours]")
+    audit_turns: int = Field(96, ge=0, description="Turns on which the critic is audited; 0 = none. [ours]")
+    audit_futures: int = Field(1, ge=1, description="Futures a turn that the audit's evaluator reads. [ours]")
+    probe_path: str = Field("", description='JSONL file of role rows whose replies are known, for the forgetting probe; "" = none. [ours]')
+    probe_rows: int = Field(20, ge=1, description="Rows a role. [ours]")
+
+
+def run(context: Context) -> Outputs:
+    """Rows of `episodes`, `turns` and `judgements`; plots and tables of the audit as artifacts."""
+    config: EvaluateConfig = context.config
+    task, shared = context.run.task, context.run.roles
+    roles, policy = load_roles(shared.prompts), context.policy_adapter()
+    # The scenarios depend on the run's seed alone: every iteration, and every rerun, is judged on the same ones.
+    scenarios = envs.scenarios(task.env, task.options, config.split, config.episodes, mix("evaluate", context.run.seed))
+    bar = context.progress(f"evaluate on {config.split}", len(scenarios))
+    settings = RolloutSettings(
+        policy, config.temperature, shared.max_action_tokens, task.max_turns, task.malformed_allowance, config.slots, config.attempts, context.seed
+    )
+    episodes = rollout(context.engine, environment(context), scenarios, roles, settings, done=bar.advance)
+    check_environment(episodes)
+    scored = [e for e in episodes if e.outcome.trainable]
+    low, high = wilson(sum(e.total_reward >= 1 for e in scored), len(scored))
+    metrics = summary(episodes, "evaluate") | {"evaluate/win_low": low, "evaluate/win_high": high}
+    rows: dict[str, Sequence[Row]] = dict(episode_rows(episodes, context.iteration))
+    files = {}
+    if config.audit_turns and context.latest("critic"):
+        found = audit(context, roles, scored, config.audit_turns, config.audit_futures)
+        metrics |= found.metrics
+        rows["judgements"], files = found.rows, found.files
+    if config.probe_path:
+        metrics |= probe(context, config.probe_path, config.probe_rows, policy)
+    return Outputs(metrics, rows, files)
+
+
+def probe(context: Context, path: str, rows_a_role: int, adapter: str | None) -> dict[str, float]:
+    """Share of role prompts that the adapted model still answers exactly, greedily: what training has made it forget."""
+    by_role: dict[str, list[dict[str, Any]]] = {}
+    for row in read_jsonl(path):
+        by_role.setdefault(row["role"], []).append(row)
+    rows = [row for group in by_role.values() for row in group[:rows_a_role]]
+    limit = context.run.roles.max_future_tokens
+    replies = ask(context.engine, [r["messages"] for r in rows], adapter=adapter, temperature=0.0, max_tokens=limit, seed=context.seed)
+    right = {role: [] for role in by_role}
+    for row, (_, reply) in zip(rows, replies, strict=True):
+        right[row["role"]].append(reply.text == row["reply"])
+    shares = {role: sum(found) / len(found) for role, found in right.items()}
+    return {f"evaluate/probe_{role}": share for role, share in shares.items()} | {"evaluate/probe": sum(shares.values()) / len(shares)}
+
+
+STAGE = Stage(
+    "evaluate", 1, EvaluateConfig, inputs=(*POLICY_STAGES, "critic"), roles=("policy", "successor", "evaluator"), run=run,
+    outputs=("episodes", "turns", "judgements", "audit/"),
+)  # fmt: skip

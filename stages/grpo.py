@@ -1,0 +1,97 @@
+"""GRPO, a baseline: policy gradient with the group's mean return as the baseline and one advantage for a whole episode.
+
+    A_i = (R_i - mean_g R) / (std_g R + eps),   L = -E_t [ min(rho_t A_i, clip(rho_t, 1 - c, 1 + c) A_i) ],   rho_t = pi_theta / pi_rollout
+
+Source: arXiv 2402.03300, with the mean over tokens of all episodes (arXiv 2503.14476). A group is `collect.group` episodes of one scenario.
+
+    turnwise run grpo_demo
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from stages.contract import Config, Context, Outputs, Stage
+from stages.learn.adapter import save_adapter
+from stages.learn.batches import Batch
+from stages.learn.fit import fit
+from stages.learn.losses import completion_log_probs, group_advantages, ppo_clip
+from stages.training import TrainRow, fit_metrics, make_part, pad_id, trainable
+from stages.types import MissingInput, Outcome, Row
+
+
+class GrpoConfig(Config):
+    """The clipped policy gradient."""
+
+    lr: float = Field(1e-4, gt=0, description="AdamW learning rate. [ours]")
+    epochs: int = Field(2, ge=1, description="Passes over the iteration's episodes. [ours]")
+    batch: int = Field(96, ge=1, description="Turns a step. [ours]")
+    ratio_clip: float = Field(0.2, gt=0, lt=1, description="c of the clipped ratio. [PPO's default]")
+    clip: float = Field(1.0, gt=0, description="Largest gradient norm. [ours]")
+
+
+@dataclass(frozen=True)
+class Turns:
+    """One step's turns. Token vectors are (K,), all completion tokens in row order."""
+
+    batch: Batch
+    advantage_B: Tensor
+    old_log_probs_K: Tensor
+
+
+def run(context: Context) -> Outputs:
+    """Artifact `adapter`. Raises MissingInput where no group has two episodes."""
+    config: GrpoConfig = context.config
+    latest = context.inputs["collect"][-1:]
+    episodes = [e for e in context.replay.rows("episodes", latest) if Outcome(e["outcome"]).trainable]
+    advantage = episode_advantages(episodes)
+    turns = [t for t in context.replay.rows("turns", latest) if advantage.get(t["episode_id"], 0.0) != 0.0]
+    model = trainable(context, context.artifact(context.policy_run, "adapter") if context.policy_run else None)
+    bar = context.progress("train by GRPO", config.epochs * -(-len(turns) // config.batch))
+
+    def loss(model: Any, part: Turns) -> tuple[Tensor, dict[str, float]]:
+        log_probs_K, rows_K = completion_log_probs(model, part.batch)
+        return ppo_clip(log_probs_K, part.old_log_probs_K, part.advantage_B[rows_K], clip=config.ratio_clip)
+
+    batches = step_batches(turns, advantage, config, random.Random(context.seed), model)
+    history = fit(model, batches, loss, lr=config.lr, clip=config.clip, after_step=lambda step: bar.advance(1))
+    save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
+    mixed = len({t["episode_id"] for t in turns}) / len(episodes)
+    return Outputs(fit_metrics("grpo", history) | {"grpo/used_frac": mixed}, {}, {"adapter": context.workdir / "adapter"})
+
+
+def episode_advantages(episodes: list[Row]) -> dict[str, float]:
+    """Group-relative advantage of every episode whose scenario has at least two."""
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for e in episodes:
+        groups[e["scenario_id"]].append(e)
+    groups = {name: members for name, members in groups.items() if len(members) > 1}
+    if not groups:
+        raise MissingInput("grpo compares episodes of one scenario, found none with two; set collect.group to 4 or more")
+    found = {}
+    for members in groups.values():
+        returns = torch.tensor([e["total_reward"] for e in members])
+        found.update(zip([e["episode_id"] for e in members], group_advantages(returns).tolist(), strict=True))
+    return found
+
+
+def step_batches(turns: list[Row], advantage: dict[str, float], config: GrpoConfig, rng: random.Random, model: Any) -> Iterator[Turns]:
+    for _ in range(config.epochs):
+        order = rng.sample(turns, len(turns))
+        for start in range(0, len(order), config.batch):
+            chosen = order[start : start + config.batch]
+            rows = [TrainRow(tuple(t["prompt_ids"]), tuple(t["action_ids"])) for t in chosen]
+            part = make_part(rows, pad_id(model), model.device)
+            old = torch.tensor([lp for t in chosen for lp in t["log_probs"]], device=model.device)
+            yield Turns(part.batch, torch.tensor([advantage[t["episode_id"]] for t in chosen], device=model.device), old)
+
+
+STAGE = Stage("grpo", 1, GrpoConfig, inputs=("collect", "grpo"), roles=(), run=run, outputs=("adapter/",))

@@ -1,0 +1,35 @@
+"""Rows of token ids padded into tensors. Which tokens count for a loss is decided here, once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B rows: prompt then completion, padded on the right.
+
+    ids: (B, T). completion: (B, T) bool, True on the tokens that are trained on. n_completion: (B,).
+    No attention mask is needed: padding stands to the right, where a causal model's real tokens cannot see it.
+    """
+
+    ids: Tensor
+    completion: Tensor
+    n_completion: Tensor
+
+
+def pad_rows(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], *, pad_id: int) -> Batch:
+    """Raises ValueError on an empty prompt or completion: a row that trains nothing, or whose first token has no context, is a bug upstream."""
+    if not prompts or any(not p for p in prompts) or any(not c for c in completions):
+        raise ValueError("every training row needs a prompt and a completion of at least one token")
+    lengths = [len(p) + len(c) for p, c in zip(prompts, completions, strict=True)]
+    ids = torch.full((len(prompts), max(lengths)), pad_id)
+    mask = torch.zeros(ids.shape, dtype=torch.bool)
+    for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        ids[i, : lengths[i]] = torch.tensor([*prompt, *completion])
+        mask[i, len(prompt) : lengths[i]] = True
+    return Batch(ids, mask, mask.sum(1))

@@ -1,0 +1,50 @@
+"""The one training loop: batches in, a loss function, steps out. And the learning-rate factor of an iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+B = TypeVar("B")
+
+
+def fit(
+    model: Any,
+    batches: Iterable[B],
+    loss: Callable[[Any, B], tuple[Tensor, dict[str, float]]],
+    *,
+    lr: float,
+    clip: float = 1.0,
+    weight_decay: float = 0.0,
+    after_step: Callable[[int], None] | None = None,
+) -> list[dict[str, float]]:
+    """One AdamW step a batch on the model's trainable parameters; returns the metrics of every step.
+
+    loss(model, batch) -> (scalar, metrics). after_step(step) runs once the parameters have moved (EMA, progress).
+    Raises FloatingPointError at the first loss that is not finite, before it reaches the weights.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimiser = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=weight_decay)
+    history = []
+    for step, batch in enumerate(batches):
+        value, metrics = loss(model, batch)
+        if not torch.isfinite(value):
+            raise FloatingPointError(f"the loss of step {step} is {float(value.detach())}; lower the learning rate or look at the rows of this batch")
+        optimiser.zero_grad(set_to_none=True)
+        value.backward()
+        norm = torch.nn.utils.clip_grad_norm_(parameters, clip)
+        optimiser.step()
+        history.append({**metrics, "loss": float(value.detach()), "grad_norm": float(norm)})
+        if after_step:
+            after_step(step)
+    return history
+
+
+def lr_factor(iteration: int, *, start: int, end: int, final: float) -> float:
+    """1 up to iteration `start`, then linear to `final` at iteration `end`, constant after it."""
+    if iteration <= start or end <= start:
+        return 1.0 if iteration <= start else final
+    return 1.0 + (final - 1.0) * min(1.0, (iteration - start) / (end - start))

@@ -1,0 +1,1 @@
+"""Engines (who generates) and roles (what they are asked)."""

@@ -1,0 +1,188 @@
+"""Engine over transformers: batched sampling with a KV cache, LoRA adapters by name, on CPU or GPU.
+
+For models that fit on one device and as the reference that other engines' log-probs are compared with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stages.types import Completion, EngineUnavailable, Message, Request, UsageError
+
+KEPT_ADAPTERS = 4  # the newest ones stay loaded: policy, its predecessor, target, one more
+
+
+def model_hash(path: str) -> str:
+    """sha256 of a model folder's config, tokenizer and weights; of the name itself where it is a hub name."""
+    folder = Path(path)
+    digest = hashlib.sha256()
+    if not folder.is_dir():
+        return hashlib.sha256(path.encode()).hexdigest()
+    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("config.json"), *folder.glob("tokenizer*"), *folder.glob("*.jinja")]):
+        digest.update(file.name.encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def load_base(path: str, dtype: str) -> tuple[Any, Any]:
+    """(model in eval mode on the best device, tokenizer). Raises UsageError if the folder holds none."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"model.path: no model that transformers can load at {path!r} ({str(error).splitlines()[0]})") from error
+    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+
+
+class HfEngine:
+    """`Engine` over one base model and its adapters."""
+
+    def __init__(self, path: str, *, dtype: str = "float32", batch: int = 256) -> None:
+        self.model_hash = model_hash(path)
+        self._base, self._tokenizer = load_base(path, dtype)
+        self._peft: Any = None
+        self._loaded: dict[str, Path] = {}
+        self._batch = batch
+        stops = self._base.generation_config.eos_token_id
+        self._stops = set(stops) if isinstance(stops, list) else {stops}
+        if self._tokenizer.eos_token_id is not None:
+            self._stops.add(self._tokenizer.eos_token_id)
+        self._pad_id = self._tokenizer.pad_token_id if self._tokenizer.pad_token_id is not None else self._tokenizer.eos_token_id
+
+    def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        return tuple(self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=True, return_dict=False))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def load_adapter(self, name: str, path: Path) -> None:
+        if self._loaded.get(name) == path:
+            return
+        check_adapter(path, self.model_hash)
+        from peft import PeftModel
+
+        if self._peft is None:
+            self._peft = PeftModel.from_pretrained(self._base, path, adapter_name=name)
+        else:
+            if name in self._loaded:
+                self._peft.delete_adapter(name)
+            self._peft.load_adapter(path, adapter_name=name)
+        self._peft.eval()
+        self._loaded.pop(name, None)
+        self._loaded[name] = path
+        for old in list(self._loaded)[:-KEPT_ADAPTERS]:
+            self._peft.delete_adapter(old)
+            del self._loaded[old]
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """One completion a request, in order. Rows are decoded in batches of like length, one adapter at a time."""
+        done: dict[int, Completion] = {}
+        order = sorted(range(len(requests)), key=lambda i: (requests[i].adapter or "", len(requests[i].prompt_ids), i))
+        for name, group in groupby(order, key=lambda i: requests[i].adapter):
+            indices = list(group)
+            with self._with_adapter(name) as model:
+                for start in range(0, len(indices), self._batch):
+                    chunk = indices[start : start + self._batch]
+                    done.update(zip(chunk, self._decode_batch(model, [requests[i] for i in chunk]), strict=True))
+        return [done[i] for i in range(len(requests))]
+
+    def _with_adapter(self, name: str | None) -> _Adapted:
+        if name is not None and name not in self._loaded:
+            raise EngineUnavailable(f"adapter {name!r} was never loaded into this engine; call load_adapter first")
+        return _Adapted(self._base, self._peft, name)
+
+    @torch.inference_mode()
+    def _decode_batch(self, model: Any, requests: Sequence[Request]) -> list[Completion]:
+        device = model.device
+        longest = max(len(r.prompt_ids) for r in requests)
+        limit = max(r.max_tokens for r in requests)
+        ids = torch.tensor([[self._pad_id] * (longest - len(r.prompt_ids)) + list(r.prompt_ids) for r in requests], device=device)
+        mask = torch.tensor([[0] * (longest - len(r.prompt_ids)) + [1] * len(r.prompt_ids) for r in requests], device=device)
+        uniforms_BT = torch.tensor(np.stack([np.random.Generator(np.random.Philox(r.seed)).random(limit) for r in requests]), device=device)
+        temperature = torch.tensor([[r.temperature] for r in requests], device=device)
+        limits = torch.tensor([r.max_tokens for r in requests], device=device)
+        stops = torch.tensor(sorted(self._stops), device=device)
+        tokens: list[list[int]] = [[] for _ in requests]
+        log_probs: list[list[float]] = [[] for _ in requests]
+        rows = torch.arange(len(requests), device=device)
+        position, cache, step_ids = (mask.cumsum(1) - 1).clamp(min=0), None, ids
+        for t in range(limit):
+            out = model(input_ids=step_ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache = out.past_key_values
+            logits_BV = out.logits[:, -1].float()
+            chosen = sample(logits_BV, temperature[rows], uniforms_BT[rows, t])
+            chosen_log_probs = logits_BV.log_softmax(1).gather(1, chosen[:, None])[:, 0]
+            for row, token, log_prob in zip(rows.tolist(), chosen.tolist(), chosen_log_probs.tolist(), strict=True):
+                tokens[row].append(token)
+                log_probs[row].append(log_prob)
+            alive = ~torch.isin(chosen, stops) & (limits[rows] > t + 1)
+            if not alive.any():
+                break
+            keep = alive.nonzero()[:, 0]
+            rows, chosen, mask = rows[keep], chosen[keep], mask[keep]
+            if len(keep) < len(alive):
+                cache.batch_select_indices(keep)
+            mask = torch.cat([mask, mask.new_ones(len(keep), 1)], 1)
+            position, step_ids = mask.sum(1, keepdim=True) - 1, chosen[:, None]
+        return list(self._completions(tokens, log_probs))
+
+    def _completions(self, tokens: list[list[int]], log_probs: list[list[float]]) -> Iterator[Completion]:
+        for ids, lps in zip(tokens, log_probs, strict=True):
+            if not np.isfinite(lps).all():
+                raise EngineUnavailable("the model produced log-probs that are not finite; its weights or adapter are broken")
+            stopped = ids[-1] in self._stops
+            yield Completion(self.decode(ids[:-1] if stopped else ids), tuple(ids), tuple(lps), "stop" if stopped else "length")
+
+
+class _Adapted:
+    """The base model with one adapter (or none) switched on for the time of a `with` block."""
+
+    def __init__(self, base: Any, peft: Any, name: str | None) -> None:
+        self._base, self._peft, self._name = base, peft, name
+        self._off: Any = None
+
+    def __enter__(self) -> Any:
+        if self._peft is None:
+            return self._base
+        if self._name is not None:
+            self._peft.set_adapter(self._name)
+            return self._peft
+        self._off = self._peft.disable_adapter()
+        self._off.__enter__()
+        return self._peft
+
+    def __exit__(self, *error: Any) -> None:
+        if self._off is not None:
+            self._off.__exit__(*error)
+
+
+def sample(logits_BV: Tensor, temperature_B1: Tensor, uniform_B: Tensor) -> Tensor:
+    """Next token of each row by the inverse distribution function of softmax(logits / temperature); 0 = greedy.
+
+    uniform in [0, 1), one a row: the draw depends on the row's own seed alone, never on its neighbours. Returns (B,).
+    """
+    greedy = logits_BV.argmax(1)
+    cumulative = (logits_BV.double() / temperature_B1.clamp(min=1e-6)).softmax(1).cumsum(1)
+    drawn = torch.searchsorted(cumulative, (uniform_B[:, None] * cumulative[:, -1:])).squeeze(1).clamp(max=logits_BV.shape[1] - 1)
+    return torch.where(temperature_B1[:, 0] > 0, drawn, greedy)
+
+
+def check_adapter(path: Path, base_hash: str) -> None:
+    """Raises UsageError where the folder holds no adapter, or one that was trained on another base model."""
+    if not (path / "adapter_config.json").is_file() or not (path / "adapter_model.safetensors").is_file():
+        raise UsageError(f"wanted a LoRA adapter (adapter_config.json, adapter_model.safetensors), found none in the folder {path.name!r}")
+    note = path / "base.json"
+    found = json.loads(note.read_text())["model_hash"] if note.is_file() else None
+    if found is not None and found != base_hash:
+        raise UsageError(f"the adapter belongs to base model {found[:12]}, the run uses {base_hash[:12]}; set model.path to the adapter's own base")

@@ -1,0 +1,122 @@
+"""Roles are prompts: one folder a task, one file a role, with named fields.
+
+policy, successor, combine, evaluator, refiner and corrector are the roles of NLAC (arXiv 2512.04601, section 4 and its
+prompts). A prompt file is hashed into the fingerprint of every stage that uses the role: a changed word is a new run.
+`policy.md` is added to the environment's own system message; every other file is one user message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Formatter
+
+from stages.react import parse_react
+from stages.types import Completion, Engine, Malformed, Message, Request, UsageError
+
+ROLES = ("policy", "successor", "combine", "evaluator", "refiner", "corrector")
+FIELDS = frozenset({"system", "history", "action", "thought", "observation", "reward", "future", "futures", "evaluation", "text"})
+# The student's prompts are what a role sees at run time: s', the reward and the critique have no field in them.
+STUDENT_FIELDS = {"policy": frozenset[str](), "successor": frozenset({"history", "action", "thought"})}
+FOLDER = Path(__file__).parent / "prompts"
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """`optimal` and the whole critique, "Optimality: No. <reason>"."""
+
+    optimal: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The prompts of one task."""
+
+    name: str
+    templates: dict[str, str]
+
+    def prompt(self, role: str, **fields: str) -> list[Message]:
+        """The one user message of a role other than the policy."""
+        return [{"role": "user", "content": self.templates[role].format(**fields).strip()}]
+
+    def policy(self, messages: Sequence[Message]) -> list[Message]:
+        """The policy's prompt: the conversation, its system message followed by the role's instructions."""
+        suffix = self.templates["policy"].strip()
+        if not suffix:
+            return list(messages)
+        head, *rest = messages
+        return [{**head, "content": f"{head['content']}\n\n{suffix}"}, *rest]
+
+    def hashes(self) -> dict[str, str]:
+        return {role: hashlib.sha256(text.encode()).hexdigest() for role, text in self.templates.items()}
+
+
+def ask(
+    engine: Engine, prompts: Sequence[Sequence[Message]], *, adapter: str | None, temperature: float, max_tokens: int, seed: int
+) -> list[tuple[tuple[int, ...], Completion]]:
+    """Put prompts to a role; (prompt ids, completion) of each, in order. Every row gets a seed of its own."""
+    ids = [engine.encode(prompt) for prompt in prompts]
+    requests = [Request(prompt, max_tokens, temperature, mix(seed, i), adapter) for i, prompt in enumerate(ids)]
+    return list(zip(ids, engine.generate(requests), strict=True)) if requests else []
+
+
+def mix(*parts: object) -> int:
+    """A seed in [0, 2^63) from anything printable; the same parts give the same seed on every machine."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
+
+
+def load_roles(name: str, folder: Path = FOLDER) -> Roles:
+    """Read and check the prompt files of a task. Raises UsageError naming the file and the field that is wrong."""
+    if not (folder / name).is_dir():
+        known = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        raise UsageError(f"roles.prompts: no prompt folder named {name!r}; known are {', '.join(known)}")
+    templates = {}
+    for role in ROLES:
+        path = folder / name / f"{role}.md"
+        if not path.is_file():
+            raise UsageError(f"roles.prompts: {name} lacks {role}.md; add it to {path.parent.name}/")
+        templates[role] = path.read_text()
+        used = {field for _, field, _, _ in Formatter().parse(templates[role]) if field is not None}
+        if unknown := used - STUDENT_FIELDS.get(role, FIELDS):
+            raise UsageError(f"{name}/{role}.md uses the field {{{sorted(unknown)[0]}}}, which this role may not see")
+    return Roles(name, templates)
+
+
+def history_text(messages: Sequence[Message]) -> str:
+    """A state as the critic's roles read it: what was said and done, without the policy's private thoughts.
+
+    The thought does not touch the environment (paper, section 3), so a future cannot depend on it.
+    """
+    lines = []
+    for message in messages:
+        if message["role"] == "assistant":
+            lines.append(f"Action: {_action(str(message['content']))}")
+        elif message["role"] != "system":
+            lines.append(str(message["content"]))
+    return "\n".join(lines)
+
+
+def _action(text: str) -> str:
+    try:
+        return parse_react(text)[1]
+    except Malformed:
+        return "unreadable"
+
+
+def parse_future(text: str) -> str:
+    """A future that begins with "Future:" and says something. Raises Malformed."""
+    if not re.match(r"\s*Future:\s*\S", text):
+        raise Malformed(f"wanted 'Future: ...', found {text[:80]!r}")
+    return text.strip()
+
+
+def parse_evaluation(text: str) -> Evaluation:
+    """ "Optimality: Yes ..." or "Optimality: No. <reason>". Raises Malformed."""
+    match = re.match(r"\s*Optimality:\s*(Yes|No)\b", text, re.IGNORECASE)
+    if not match:
+        raise Malformed(f"wanted 'Optimality: Yes' or 'Optimality: No. <reason>', found {text[:80]!r}")
+    return Evaluation(match.group(1).lower() == "yes", text.strip())

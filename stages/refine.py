@@ -1,0 +1,220 @@
+"""Rewrite actions from the critic's words: where it says "Optimality: No", the refiner's action is what the policy should learn.
+
+    a ~ pi(.|s),   f_1..f_k ~ M(.|s, a),   e = E(s, a, f_1..f_k),   a_r ~ refiner(s, a, e);      "Yes": a_r = a
+
+Source: arXiv 2512.04601, section 4 (policy improvement) and Algorithm 1. Ours: a is sampled afresh, the share of "Yes" rows is capped, and
+the options `gate` and `critique` (off).
+
+    turnwise rerun refine --of RUN --set refine.futures=4
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pydantic import Field
+
+from stages.contract import Config, Context, Outputs, Stage
+from stages.critique import Judgement, judge
+from stages.gate import reroll_gate
+from stages.learn.statistics import leak_rate
+from stages.llm.roles import Roles, ask, history_text, load_roles, mix
+from stages.react import parse_react
+from stages.transitions import Transition, transitions
+from stages.types import Completion, Malformed, Message, MissingInput, Row
+
+
+class RefineConfig(Config):
+    """How many states are refined, and how far the critic is trusted."""
+
+    states: int = Field(128, ge=1, description="States drawn from the replay an iteration. [ours]")
+    replay_size: int = Field(4000, ge=1, description="Newest transitions whose states can be drawn. [ours]")
+    futures: int = Field(1, ge=1, description="k, futures that the evaluator reads. [paper: 1]")
+    refinements: int = Field(1, ge=1, description="m, refinements of an action judged No. [paper: 1]")
+    correct: bool = Field(True, description="CoT correction of the refined action. [paper]")
+    yes_frac_max: float = Field(0.5, ge=0, le=1, description='Largest share of rows whose action was kept because of "Yes". [ours]')
+    critique: Literal["full", "verdict", "none"] = Field(
+        "full", description="What the refiner sees: the whole critique; the bare verdict; none = every action is rewritten, no critic at all. [ours, ablation]"
+    )
+    gate: Literal["none", "evaluate", "reroll"] = Field(
+        "none", description="Keep a refined action only if the critic now says Yes (evaluate), or if rolling it out is no worse (reroll). [ours; paper: none]"
+    )
+    gate_rollouts: int = Field(8, ge=1, description="Rollouts an action, for gate = reroll. [ours]")
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """One state with the fresh action, what the critic said of it, and the action to be learned (None: dropped)."""
+
+    state: Transition
+    prompt_ids: tuple[int, ...]
+    action: Completion
+    judgement: Judgement | None = None
+    teacher: tuple[tuple[int, ...], tuple[Message, ...]] = ((), ())
+    raw: Completion | None = None
+    learned: Completion | None = None
+    dropped: str = ""
+
+    @property
+    def kept_action(self) -> bool:
+        return self.learned is self.action
+
+
+def run(context: Context) -> Outputs:
+    """Rows of `judgements`, and of `targets` with role "policy"."""
+    config: RefineConfig = context.config
+    roles = load_roles(context.run.roles.prompts)
+    pool = transitions(context.replay, context.inputs["collect"], newest=config.replay_size)
+    if not pool:
+        raise MissingInput("refine needs states from collect, found none; collect more episodes")
+    rng = random.Random(context.seed)
+    drawn = rng.sample(pool, min(config.states, len(pool)))
+    fresh = fresh_actions(context, roles, drawn)
+    judged = judge_all(context, roles, fresh)
+    refined = refine_all(context, roles, judged)
+    if config.gate == "evaluate":
+        refined = evaluate_gate(context, roles, refined)
+    elif config.gate == "reroll":
+        refined = reroll_gate(context, roles, refined, config.gate_rollouts)
+    kept = cap_yes(refined, config.yes_frac_max, rng)
+    return Outputs(
+        metrics(judged, refined, kept),
+        {"judgements": [judgement_row(r) for r in refined], "targets": [target_row(context, r) for r in kept]},
+    )
+
+
+def fresh_actions(context: Context, roles: Roles, drawn: Sequence[Transition]) -> list[Refinement]:
+    s = context.run.roles
+    replies = ask(
+        context.engine, [roles.policy(t.state) for t in drawn], adapter=context.adapter("critic"), temperature=s.policy_temperature,
+        max_tokens=s.max_action_tokens, seed=mix(context.seed, "a"),
+    )  # fmt: skip
+    found = [Refinement(t, ids, reply) for t, (ids, reply) in zip(drawn, replies, strict=True)]
+    return [replace(r, dropped=unreadable(r.action)) for r in found]
+
+
+def unreadable(reply: Completion) -> str:
+    """Why a reply cannot be an action, or ""."""
+    try:
+        parse_react(reply.text)
+    except Malformed:
+        return "unreadable action"
+    return "" if reply.finish_reason == "stop" else "action cut short"
+
+
+def judge_all(context: Context, roles: Roles, fresh: Sequence[Refinement]) -> list[Refinement]:
+    """The critic's word on every readable action; without a critic every action is to be rewritten."""
+    config: RefineConfig = context.config
+    live = [r for r in fresh if not r.dropped]
+    pairs = [(r.state.state, parse_react(r.action.text)[1]) for r in live]
+    if config.critique == "none":
+        verdicts = [Judgement((), "Optimality: No.", "no") for _ in pairs]
+    else:
+        verdicts = judge(context, roles, pairs, k=config.futures, seed=mix(context.seed, "judge"))
+    judged = iter(verdicts)
+    return [r if r.dropped else with_verdict(replace(r, judgement=next(judged))) for r in fresh]
+
+
+def with_verdict(r: Refinement) -> Refinement:
+    assert r.judgement is not None
+    if r.judgement.verdict == "malformed":
+        return replace(r, dropped="unreadable critique")
+    return replace(r, raw=r.action, learned=r.action) if r.judgement.verdict == "yes" else r
+
+
+def refine_all(context: Context, roles: Roles, judged: Sequence[Refinement]) -> list[Refinement]:
+    """m rewritten actions for every "No", each corrected; unreadable ones are dropped and counted."""
+    s, config = context.run.roles, context.config
+    adapter = None if s.frozen == "base" else context.adapter("critic")
+    todo = [r for r in judged if not r.dropped and r.learned is None for _ in range(config.refinements)]
+    prompts = [refiner_prompt(roles, r, config.critique) for r in todo]
+    replies = ask(
+        context.engine, prompts, adapter=adapter, temperature=s.judge_temperature, max_tokens=s.max_action_tokens, seed=mix(context.seed, "refine")
+    )
+    rewritten = [
+        replace(r, teacher=(ids, tuple(prompt)), raw=reply, learned=reply)
+        for r, prompt, (ids, reply) in zip(todo, prompts, replies, strict=True)
+    ]
+    if config.correct:
+        prompts = [roles.prompt("corrector", text=r.raw.text) for r in rewritten if r.raw]
+        replies = ask(
+            context.engine, prompts, adapter=adapter, temperature=s.judge_temperature, max_tokens=s.max_action_tokens, seed=mix(context.seed, "correct")
+        )
+        rewritten = [replace(r, learned=reply) for r, (_, reply) in zip(rewritten, replies, strict=True)]
+    rewritten = [replace(r, dropped=unreadable(r.learned)) for r in rewritten if r.learned]
+    return [r for r in judged if r.dropped or r.learned is not None] + rewritten
+
+
+def refiner_prompt(roles: Roles, r: Refinement, critique: str) -> list[Message]:
+    thought, action = parse_react(r.action.text)
+    assert r.judgement is not None
+    evaluation = r.judgement.critique if critique == "full" else "Optimality: No."
+    state = r.state.state
+    return roles.prompt(
+        "refiner", system=str(state[0]["content"]), history=history_text(state), action=action, thought=thought, evaluation=evaluation
+    )
+
+
+def evaluate_gate(context: Context, roles: Roles, refined: Sequence[Refinement]) -> list[Refinement]:
+    """Drop rewritten actions of which the critic does not say Yes."""
+    new = [r for r in refined if not r.dropped and not r.kept_action]
+    pairs = [(r.state.state, parse_react(r.learned.text)[1]) for r in new if r.learned]
+    verdicts = iter(judge(context, roles, pairs, k=context.config.futures, seed=mix(context.seed, "gate")))
+    passed = [r if next(verdicts).verdict == "yes" else replace(r, dropped="gate") for r in new]
+    return [r for r in refined if r.dropped or r.kept_action] + passed
+
+
+def cap_yes(refined: Sequence[Refinement], most: float, rng: random.Random) -> list[Refinement]:
+    """The rows to be learned, with at most the share `most` of kept actions: otherwise a pleased critic teaches nothing but itself."""
+    yes = [r for r in refined if not r.dropped and r.kept_action]
+    no = [r for r in refined if not r.dropped and not r.kept_action]
+    allowed = len(yes) if most >= 1 else int(most * len(no) / (1 - most))
+    return no + (rng.sample(yes, allowed) if allowed < len(yes) else yes)
+
+
+def metrics(judged: Sequence[Refinement], refined: Sequence[Refinement], kept: Sequence[Refinement]) -> dict[str, float]:
+    verdicts = [r.judgement.verdict for r in judged if r.judgement]
+    new = [r for r in kept if not r.kept_action and r.raw and r.learned]
+    told = [r.judgement.critique if r.judgement else "" for r in new]
+    known = [history_text(r.state.state) for r in new]
+    before, after = ([c.text for r in new if (c := getattr(r, part))] for part in ("raw", "learned"))
+    return {
+        "refine/states": float(len(judged)),
+        "refine/rows": float(len(kept)),
+        "refine/dropped": float(sum(bool(r.dropped) for r in refined)),
+        "refine/yes_rate": sum(v == "yes" for v in verdicts) / max(len(verdicts), 1),
+        "refine/changed_frac": len(new) / max(len(kept), 1),
+        # Words of the critique that the state lacks: what is to be learned is among them, so compare before with after.
+        "refine/leak_before": leak_rate(before, told, known)[1],
+        "refine/leak_after": leak_rate(after, told, known)[1],
+    }
+
+
+def judgement_row(r: Refinement) -> Row:
+    j = r.judgement or Judgement((), "", "malformed")
+    return {
+        "episode_id": r.state.episode_id, "turn": r.state.turn, "state_len": len(r.state.state), "action": r.action.text, "futures": list(j.futures),
+        "critique": j.critique, "verdict": j.verdict, "refined": r.learned.text if r.learned else "", "info": {"dropped": r.dropped},
+    }  # fmt: skip
+
+
+def target_row(context: Context, r: Refinement) -> Row:
+    """The student's prompt is the policy's own; the teacher's is the refiner's, which holds the critique."""
+    assert r.learned is not None and r.raw is not None
+    ids, messages = r.teacher
+    return {
+        "target_id": f"{r.state.episode_id}-{r.state.turn}-{context.iteration}", "role": "policy", "episode_id": r.state.episode_id,
+        "turn": r.state.turn, "terminal": False, "student_ids": list(r.prompt_ids), "completion_ids": list(r.learned.token_ids),
+        "teacher_ids": list(ids), "student_prompt": context.engine.decode(r.prompt_ids), "teacher_prompt": json.dumps([m["content"] for m in messages]),
+        "raw": r.raw.text, "completion": r.learned.text, "weight": 1.0, "info": {"kept": r.kept_action},
+    }  # fmt: skip
+
+
+STAGE = Stage(
+    "refine", 1, RefineConfig, inputs=("collect", "critic"), roles=("policy", "successor", "evaluator", "refiner", "corrector"), run=run,
+    outputs=("judgements", "targets"),
+)  # fmt: skip

@@ -1,0 +1,52 @@
+"""RFT, a baseline: supervised learning on the agent's own winning episodes, again and again.
+
+    L = E_{episodes with reward 1} [ -log pi_theta(a | s) ]
+
+Source: rejection-sampling fine-tuning, as the baseline of arXiv 2512.04601. Winning episodes of all iterations are kept. [ours]
+
+    turnwise run rft_demo
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from pydantic import Field
+
+from stages.contract import Config, Context, Outputs, Stage
+from stages.learn.adapter import save_adapter
+from stages.learn.fit import fit
+from stages.training import TrainRow, fit_metrics, mixed_batches, mixed_nll, pad_id, trainable
+from stages.transitions import transitions
+
+
+class RftConfig(Config):
+    """How the wins are learned."""
+
+    lr: float = Field(1e-4, gt=0, description="AdamW learning rate. [ours]")
+    epochs: int = Field(2, ge=1, description="Passes over the rows. [ours]")
+    batch: int = Field(32, ge=1, description="Turns a step. [ours]")
+    rows: int = Field(512, ge=1, description="Most turns an iteration, drawn from all wins so far. [ours]")
+    clip: float = Field(1.0, gt=0, description="Largest gradient norm. [ours]")
+
+
+def run(context: Context) -> Outputs:
+    """Artifact `adapter`; without a single win so far it is the adapter that came in."""
+    config: RftConfig = context.config
+    rng = random.Random(context.seed)
+    won = [t for t in transitions(context.replay, context.inputs["collect"]) if t.total_reward >= 1 and not t.malformed]
+    rows = [TrainRow(t.prompt_ids, t.action_ids, key=t.key) for t in rng.sample(won, min(config.rows, len(won)))]
+    model = trainable(context, context.artifact(context.policy_run, "adapter") if context.policy_run else None)
+    bar = context.progress("train on wins", config.epochs * -(-len(rows) // config.batch))
+
+    def loss(model: Any, parts: Any) -> Any:
+        return mixed_nll(model, parts)[:2]
+
+    batches = mixed_batches({"policy": (rows, config.batch)}, main="policy", epochs=config.epochs, rng=rng, pad_id=pad_id(model), device=model.device)
+    history = fit(model, batches, loss, lr=config.lr, clip=config.clip, after_step=lambda step: bar.advance(1))
+    save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
+    return Outputs(fit_metrics("rft", history) | {"rft/wins": float(len(won))}, {}, {"adapter": context.workdir / "adapter"})
+
+
+STAGE = Stage("rft", 1, RftConfig, inputs=("collect", "rft"), roles=(), run=run, outputs=("adapter/",))

@@ -1,0 +1,174 @@
+"""Many episodes at once: one engine call a tick over all running episodes, a finished one replaced at once.
+
+An episode's failure is sorted by whose it is (types.Outcome). What the policy cannot cause is tried again, kept and
+counted, and never becomes a reward. EngineUnavailable is nobody's episode: it ends the stage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from stages import envs
+from stages.contract import Context
+from stages.llm.roles import Roles, mix
+from stages.react import parse_react
+from stages.types import Ask, Completion, Engine, EngineUnavailable, Env, Episode, Malformed, Message, Outcome, Request, Scenario, SimulatorError, Turn
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    """How a policy acts. adapter None = the base model."""
+
+    adapter: str | None
+    temperature: float
+    max_tokens: int
+    max_turns: int
+    malformed_allowance: int
+    slots: int
+    attempts: int
+    seed: int
+
+
+@dataclass
+class _Running:
+    """An episode on its way: the only mutable state of a rollout."""
+
+    number: int
+    scenario: Scenario
+    env: Env
+    messages: list[Message]
+    attempt: int
+    started: float
+    turns: list[Turn] = field(default_factory=list)
+    malformed: int = 0
+
+
+def rollout(
+    engine: Engine,
+    make_env: Callable[[], Env],
+    scenarios: Sequence[Scenario],
+    roles: Roles,
+    settings: RolloutSettings,
+    *,
+    forced: Sequence[Sequence[str]] | None = None,
+    done: Callable[[int], None] = lambda n: None,
+) -> list[Episode]:
+    """One episode a scenario, in their order. `done(1)` is called as each one ends. Raises EngineUnavailable.
+
+    forced: replies, one list a scenario, that are said before the policy takes over; their turns carry no token ids.
+    """
+    waiting = deque((number, scenario, 1) for number, scenario in enumerate(scenarios))
+    running: list[_Running] = []
+    finished: dict[int, Episode] = {}
+
+    def close(r: _Running, outcome: Outcome, error: str = "") -> None:
+        if not outcome.trainable and r.attempt < settings.attempts:
+            waiting.append((r.number, r.scenario, r.attempt + 1))
+            return
+        finished[r.number] = _episode(r, outcome, error, settings)
+        done(1)
+
+    while waiting or running:
+        while waiting and len(running) < settings.slots:
+            number, scenario, attempt = waiting.popleft()
+            r, error = _start(number, scenario, attempt, make_env)
+            for text in forced[number] if forced and error is None else ():
+                outcome, message = _act(r, (), Completion(text, (), (), "stop"), 0.0, settings)
+                if outcome is not None:
+                    error = (outcome, message)
+                    break
+            if error is None:
+                running.append(r)
+            else:
+                close(r, *error)
+        if not running:
+            continue
+        prompts = [engine.encode(roles.policy(r.messages)) for r in running]
+        began = time.monotonic()
+        completions = engine.generate([_request(r, ids, settings) for r, ids in zip(running, prompts, strict=True)])
+        seconds = (time.monotonic() - began) / len(running)
+        still = []
+        for r, ids, completion in zip(running, prompts, completions, strict=True):
+            outcome, error_text = _act(r, ids, completion, seconds, settings)
+            if outcome is None:
+                still.append(r)
+            else:
+                close(r, outcome, error_text)
+        running = still
+    return [finished[number] for number in range(len(scenarios))]
+
+
+def _request(r: _Running, ids: tuple[int, ...], s: RolloutSettings) -> Request:
+    return Request(ids, s.max_tokens, s.temperature, mix(s.seed, r.number, r.attempt, len(r.turns)), s.adapter)
+
+
+def _start(number: int, scenario: Scenario, attempt: int, make_env: Callable[[], Env]) -> tuple[_Running, tuple[Outcome, str] | None]:
+    env = make_env()
+    r = _Running(number, scenario, env, [], attempt, time.monotonic())
+    try:
+        first = env.reset(scenario)
+    except EngineUnavailable as error:  # the LLM inside the environment, not the policy's
+        return r, (Outcome.SIMULATOR_FAILED, str(error))
+    except SimulatorError as error:
+        return r, (Outcome.SIMULATOR_FAILED, str(error))
+    except Exception as error:  # an environment is foreign code: whatever it raises is its failure, kept by name
+        return r, (Outcome.ENV_FAILED, f"{type(error).__name__}: {error}")
+    r.messages = [{"role": "system", "content": env.system}, *first]
+    return r, None
+
+
+def _act(r: _Running, ids: tuple[int, ...], completion: Completion, seconds: float, s: RolloutSettings) -> tuple[Outcome | None, str]:
+    """Hand the policy's reply to the environment and record the turn; (None, "") while the episode goes on."""
+    state_len = len(r.messages)
+    reply: Message = {"role": "assistant", "content": completion.text}
+    thought = action = ""
+    reward, terminated, truncated, malformed = 0.0, False, False, False
+    try:
+        thought, action = parse_react(completion.text)
+        step = r.env.step(reply)
+        observation, reward, terminated, truncated = step.messages, step.reward, step.terminated, step.truncated
+    except Malformed as error:
+        malformed, observation = True, ({"role": "user", "content": str(error)},)
+    except (SimulatorError, EngineUnavailable) as error:
+        return Outcome.SIMULATOR_FAILED, str(error)
+    except Exception as error:  # as in _start
+        return Outcome.ENV_FAILED, f"{type(error).__name__}: {error}"
+    r.malformed += malformed
+    failed = r.malformed > s.malformed_allowance
+    terminated = terminated or failed
+    truncated = not terminated and (truncated or len(r.turns) + 1 >= s.max_turns)
+    r.messages += [reply, *observation]
+    text = "\n".join(str(m["content"]) for m in observation)
+    r.turns.append(
+        Turn(len(r.turns), state_len, ids, completion, thought, action, text, reward, terminated, truncated, malformed, seconds)
+    )
+    if failed:
+        return Outcome.POLICY_FAILED, f"{r.malformed} unreadable replies"
+    return (Outcome.SCORED if terminated else Outcome.TRUNCATED if truncated else None), ""
+
+
+def _episode(r: _Running, outcome: Outcome, error: str, s: RolloutSettings) -> Episode:
+    name = hashlib.sha256(f"{s.seed} {r.number} {r.scenario.id}".encode()).hexdigest()[:16]
+    seconds = time.monotonic() - r.started
+    return Episode(name, r.scenario, s.adapter, outcome, tuple(r.messages), tuple(r.turns), seconds, error, r.attempt)
+
+
+def environment(context: Context) -> Callable[[], Env]:
+    """The task's environment, with its oracle or simulated user handed in as a function where it needs one."""
+    task, model = context.run.task, context.run.model
+    ask: Ask | None = None
+    if task.oracle == "engine":
+
+        def ask(messages: Sequence[Message]) -> str:
+            ids = context.engine.encode(messages)
+            return context.engine.generate([Request(ids, 64, 0.0, mix(context.seed, ids))])[0].text
+
+    elif task.oracle == "openai":
+        from stages.llm.openai import chat
+
+        ask = chat(model.url, model.path)
+    return envs.make_env(task.env, task.options, ask)

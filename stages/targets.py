@@ -1,0 +1,238 @@
+"""Language Bellman backup: what the successor should have said of (s, a), made from one real step and a sampled rest.
+
+    f = B(s, a, r, s', f'),   a' ~ pi(.|s'),   f' ~ M_target(.|s', a')        terminal s': f is made from r and the last observation
+
+Source: arXiv 2512.04601, section 4 (successor training) and Algorithm 1; a fresh a', the terminal prompt and the sampling shares
+are ours (docs/paper-map.md). Each target keeps two information sets: the student prompt x (history, action) and the teacher
+prompt x+ (with s', r, f'). Only x reaches a training row.
+
+    turnwise rerun targets --of RUN --set targets.transitions=512
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from pydantic import Field
+
+from stages.contract import Config, Context, Outputs, Stage
+from stages.learn.priorities import importance_weights, priorities, sample_without_replacement
+from stages.learn.statistics import leak_rate
+from stages.llm.roles import Roles, ask, history_text, load_roles, mix, parse_future
+from stages.react import parse_react
+from stages.transitions import Transition, transitions
+from stages.types import Completion, Malformed, Message, MissingInput, Row
+
+
+class TargetsConfig(Config):
+    """Which transitions are backed up, and how."""
+
+    transitions: int = Field(256, ge=1, description="Targets made an iteration. [ours]")
+    replay_size: int = Field(20000, ge=1, description="Newest transitions that can be drawn. [ours]")
+    alpha: float = Field(0.6, ge=0, description="Priority p ~ (loss + eps)^alpha. [paper: prioritised by the critic's loss; exponent ours]")
+    eps: float = Field(0.01, gt=0, description="So that no transition is ever given up. [ours]")
+    beta: float = Field(0.0, ge=0, le=1, description="Importance weights (N p)^-beta undo the preference; 0 = none. [ours]")
+    terminal_frac: float | None = Field(None, ge=0, le=1, description="Share of terminal transitions, by priority within each kind; None = as drawn. [ours]")
+    correct: bool = Field(True, description="CoT correction of the combined future. [paper]")
+
+
+@dataclass(frozen=True)
+class Backup:
+    """One transition on its way to a target. A role whose reply cannot be read sets `dropped`."""
+
+    t: Transition
+    weight: float
+    next_action: str = ""
+    future: str = "none"
+    teacher: tuple[tuple[int, ...], tuple[Message, ...]] = ((), ())
+    combined: Completion | None = None
+    target: Completion | None = None
+    dropped: str = ""
+
+
+def run(context: Context) -> Outputs:
+    """Rows of `targets` with role "successor". Raises MissingInput where the replay holds no transition."""
+    config: TargetsConfig = context.config
+    roles = load_roles(context.run.roles.prompts)
+    pool = usable(transitions(context.replay, context.inputs["collect"], newest=config.replay_size))
+    if not pool:
+        raise MissingInput(f"targets needs transitions from collect, found none in its {len(context.inputs['collect'])} runs; collect more episodes")
+    drawn = draw(pool, known_losses(context), config, np.random.default_rng(context.seed))
+    backups = bellman_backup(context, roles, drawn)
+    kept = [b for b in backups if not b.dropped]
+    rows = [target_row(context, roles, b) for b in kept]
+    return Outputs(
+        {
+            "targets/rows": float(len(rows)),
+            "targets/dropped": float(len(backups) - len(rows)),
+            "targets/terminal_frac": sum(b.t.terminal for b in kept) / max(len(kept), 1),
+            "targets/tokens": float(sum(len(b.target.token_ids) for b in kept if b.target)),
+            "targets/pool": float(len(pool)),
+            **leaks(roles, kept),
+        },
+        {"targets": rows},
+    )
+
+
+def usable(pool: Sequence[Transition]) -> list[Transition]:
+    """Transitions that a critic can learn from: every one but a reply that was unreadable and then mended."""
+    return [t for t in pool if t.terminal or not t.malformed]
+
+
+def known_losses(context: Context) -> dict[tuple[str, int], float]:
+    """The newest loss of every transition the critic has trained on."""
+    rows = context.replay.rows("priorities", context.inputs["critic"]) if context.inputs.get("critic") else []
+    return {(row["episode_id"], row["turn"]): row["loss"] for row in rows}
+
+
+def draw(pool: Sequence[Transition], losses: dict[tuple[str, int], float], config: TargetsConfig, rng: np.random.Generator) -> list[Backup]:
+    """A prioritised sample without replacement; with `terminal_frac` from terminal and other transitions apart."""
+    terminal = [i for i, t in enumerate(pool) if t.terminal]
+    other = [i for i, t in enumerate(pool) if not t.terminal]
+    total = min(config.transitions, len(pool))
+    if config.terminal_frac is None or not other:
+        parts = [(list(range(len(pool))), total)]
+    else:
+        n_terminal = min(round(total * config.terminal_frac), len(terminal))
+        n_other = min(total - n_terminal, len(other))
+        parts = [(terminal, n_terminal), (other, n_other)]
+    chosen = []
+    for members, n in parts:
+        if n:
+            p = priorities(np.array([losses.get(pool[i].key, math.nan) for i in members]), config.alpha, config.eps)
+            picked = sample_without_replacement(rng, p, n)
+            weights = importance_weights(p, picked, config.beta)
+            chosen += [Backup(pool[members[j]], float(w)) for j, w in zip(picked, weights, strict=True)]
+    return chosen
+
+
+def bellman_backup(context: Context, roles: Roles, drawn: Sequence[Backup]) -> list[Backup]:
+    """Fresh a', sampled f', combine, correct: four batched generations over all transitions."""
+    s, seed = context.run.roles, context.seed
+    policy, target = context.adapter("distill"), context.adapter("critic", "target")
+    judge = None if s.frozen == "base" else target
+    backups = list(drawn)
+
+    open_ends = [i for i, b in enumerate(backups) if not b.t.terminal]
+    prompts = [roles.policy(backups[i].t.next_state) for i in open_ends]
+    replies = ask(context.engine, prompts, adapter=policy, temperature=s.policy_temperature, max_tokens=s.max_action_tokens, seed=mix(seed, "a'"))
+    for i, (_, reply) in zip(open_ends, replies, strict=True):
+        try:
+            backups[i] = replace(backups[i], next_action=parse_react(reply.text)[1])
+        except Malformed:
+            backups[i] = replace(backups[i], dropped="next action")
+
+    open_ends = [i for i in open_ends if not backups[i].dropped]
+    prompts = [successor_prompt(roles, backups[i].t.next_state, backups[i].next_action) for i in open_ends]
+    replies = ask(context.engine, prompts, adapter=target, temperature=s.target_temperature, max_tokens=s.max_future_tokens, seed=mix(seed, "f'"))
+    for i, (_, reply) in zip(open_ends, replies, strict=True):
+        try:
+            backups[i] = replace(backups[i], future=complete_future(reply))
+        except Malformed:
+            backups[i] = replace(backups[i], dropped="future")
+
+    live = [i for i, b in enumerate(backups) if not b.dropped]
+    prompts = [teacher_prompt(roles, backups[i]) for i in live]
+    replies = ask(context.engine, prompts, adapter=judge, temperature=s.judge_temperature, max_tokens=s.max_future_tokens, seed=mix(seed, "combine"))
+    for i, prompt, (ids, reply) in zip(live, prompts, replies, strict=True):
+        backups[i] = replace(backups[i], teacher=(ids, tuple(prompt)), combined=reply, target=reply)
+
+    if context.config.correct:
+        prompts = [roles.prompt("corrector", text=backups[i].combined.text) for i in live]  # type: ignore[union-attr]
+        replies = ask(context.engine, prompts, adapter=judge, temperature=s.judge_temperature, max_tokens=s.max_future_tokens, seed=mix(seed, "correct"))
+        for i, (_, reply) in zip(live, replies, strict=True):
+            backups[i] = replace(backups[i], target=reply)
+    return [checked(b) for b in backups]
+
+
+def successor_prompt(roles: Roles, state: Sequence[Message], action: str) -> list[Message]:
+    """The student's prompt x: history and action, nothing that is known only afterwards."""
+    return roles.prompt("successor", history=history_text(state), action=action, thought="")
+
+
+def teacher_prompt(roles: Roles, b: Backup) -> list[Message]:
+    """The teacher's prompt x+: the real next observation, the reward where the episode ended, the sampled future where it did not."""
+    return roles.prompt(
+        "combine", history=history_text(b.t.state), action=b.t.action or "unreadable", thought=b.t.thought, observation=b.t.observation,
+        reward=f"{b.t.reward:g}" if b.t.terminal else "none", future=b.future,
+    )  # fmt: skip
+
+
+def complete_future(reply: Completion) -> str:
+    """The future, if it begins as one and was not cut off. Raises Malformed."""
+    if reply.finish_reason != "stop":
+        raise Malformed("the future was cut at max_future_tokens")
+    return parse_future(reply.text)
+
+
+def checked(b: Backup) -> Backup:
+    """Drop a target that is no whole future: a cut text would teach the successor to stop in mid-sentence."""
+    if b.dropped or b.target is None:
+        return b
+    try:
+        complete_future(b.target)
+    except Malformed:
+        return replace(b, dropped="target")
+    return b
+
+
+def check_student(student: str, state: str, privileged: Sequence[str]) -> None:
+    """The invariant of the two information sets: nothing that only the teacher knew stands in the student prompt.
+
+    Raises AssertionError. A privileged text that the state holds already (the same observation twice) is no leak.
+    """
+    for text in privileged:
+        if text and text in student and text not in state:
+            raise AssertionError(f"the student prompt holds what only the teacher may know: {text!r}")
+
+
+def target_row(context: Context, roles: Roles, b: Backup) -> Row:
+    assert b.combined is not None and b.target is not None
+    prompt = successor_prompt(roles, b.t.state, b.t.action or "unreadable")
+    text, state = prompt[0]["content"], history_text(b.t.state)
+    check_student(text, f"{state}\n{b.t.action}", [b.t.observation, b.future if b.future != "none" else ""])
+    ids, messages = b.teacher
+    return {
+        "target_id": f"{b.t.episode_id}-{b.t.turn}-{context.iteration}", "role": "successor", "episode_id": b.t.episode_id, "turn": b.t.turn,
+        "terminal": b.t.terminal, "student_ids": list(context.engine.encode(prompt)), "completion_ids": list(b.target.token_ids),
+        "teacher_ids": list(ids), "student_prompt": text, "teacher_prompt": json.dumps([m["content"] for m in messages]),
+        "raw": b.combined.text, "completion": b.target.text, "weight": b.weight,
+        "info": {"next_action": b.next_action, "future": b.future, "reward": b.t.reward},
+    }  # fmt: skip
+
+
+def leaks(roles: Roles, kept: Sequence[Backup]) -> dict[str, float]:
+    """Share of targets that say what only the teacher could know, before and after correction.
+
+    leak: any content word of s' that is not in x; that holds what is to be learned, too, so it is compared with `leak_shuffled`, the
+    same against another row's s'. leak_name: capitalised names alone, which nobody can learn to foresee.
+    """
+    if not kept:
+        return {}
+    before, after = ([c.text for b in kept if (c := getattr(b, part))] for part in ("combined", "target"))
+    privileged = [b.t.observation for b in kept]
+    known = [successor_prompt(roles, b.t.state, b.t.action)[0]["content"] for b in kept]
+    shuffled = privileged[1:] + privileged[:1]
+    return {
+        "targets/leak_before": leak_rate(before, privileged, known)[0],
+        "targets/leak_after": leak_rate(after, privileged, known)[0],
+        "targets/leak_shuffled": leak_rate(after, shuffled, known)[0],
+        "targets/leak_name_before": leak_rate(names(before), names(privileged), names(known))[0],
+        "targets/leak_name_after": leak_rate(names(after), names(privileged), names(known))[0],
+    }
+
+
+def names(texts: Sequence[str]) -> list[str]:
+    """Only the capitalised words of each text, role markers ("Future:") aside."""
+    return [" ".join(re.findall(r"\b[A-Z][a-z]+\b(?!:)", text)) for text in texts]
+
+
+STAGE = Stage(
+    "targets", 1, TargetsConfig, inputs=("collect", "critic", "distill"), roles=("policy", "successor", "combine", "corrector"), run=run,
+    outputs=("targets",),
+)  # fmt: skip

@@ -1,0 +1,157 @@
+"""What critic, distill and the baselines share: rows to batches, and an adapter opened for training.
+
+A training row is token ids as an engine produced them; text is never tokenised again here, except for the `general`
+rows, which are a file of text (a supervised data set) in the first place.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.contract import Context
+from stages.learn.adapter import new_adapter, open_adapter
+from stages.learn.batches import Batch, pad_rows
+from stages.learn.losses import completion_nll
+from stages.llm.hf import load_base
+from stages.llm.roles import mix
+from stages.types import Row, UsageError
+
+
+@dataclass(frozen=True)
+class TrainRow:
+    """One (prompt -> completion) to be learned. `key` says where it came from, e.g. (episode id, turn)."""
+
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    weight: float = 1.0
+    key: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of one kind within a step: their batch, weights and keys."""
+
+    batch: Batch
+    weights_B: Tensor
+    rows: tuple[TrainRow, ...]
+
+
+def target_rows(rows: Sequence[Row]) -> list[TrainRow]:
+    """Rows of table `targets` as training rows: the student's prompt, never the teacher's."""
+    return [TrainRow(tuple(r["student_ids"]), tuple(r["completion_ids"]), r["weight"], (r["episode_id"], r["turn"])) for r in rows]
+
+
+def general_rows(model_path: str, path: str) -> list[TrainRow]:
+    """Rows of a JSONL file of {"role", "messages", "reply"}; reply ids end with the end token. Raises UsageError naming a broken line."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    found = []
+    for row in read_jsonl(path):
+        prompt = tokenizer.apply_chat_template(row["messages"], add_generation_prompt=True, tokenize=True, return_dict=False)
+        reply = [*tokenizer(row["reply"], add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+        found.append(TrainRow(tuple(prompt), tuple(reply), key=("general", row["role"])))
+    return found
+
+
+def read_jsonl(path: str) -> list[dict[str, Any]]:
+    file = Path(path)
+    if not file.is_file():
+        raise UsageError(f"wanted a JSONL file of role rows at {path!r}, found none; make it with: turnwise pretrain")
+    rows = []
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        try:
+            row = json.loads(line)
+            rows.append({"role": str(row["role"]), "messages": list(row["messages"]), "reply": str(row["reply"])})
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise UsageError(f"{file.name}, line {number}: wanted an object with role, messages and reply ({error})") from error
+    return rows
+
+
+def trainable(context: Context, start: Path | None) -> Any:
+    """The base model with the adapter of folder `start`, or a fresh one, in training mode."""
+    model = context.run.model
+    base, _ = load_base(model.path, model.dtype)
+    if start is not None:
+        return open_adapter(base, start).train()
+    # The seed of the run, not of the stage: every stage of a run that starts afresh starts from the same adapter.
+    return new_adapter(base, rank=model.lora_rank, alpha=model.lora_alpha, seed=mix("adapter", context.run.seed) % 2**31).train()
+
+
+def mixed_batches(
+    kinds: Mapping[str, tuple[Sequence[TrainRow], int]], *, main: str, epochs: int, rng: random.Random, pad_id: int, device: Any
+) -> Iterator[dict[str, Part]]:
+    """Batches that hold rows of every kind: kind -> (rows, rows a batch).
+
+    `main` is gone through `epochs` times in a new order each time; the other kinds are drawn from, without repeats
+    inside a batch. Kinds with no rows are left out. Every step then holds every kind: training the critic alone
+    destroys the policy within a stage (docs/decisions.md).
+    """
+    rows, size = kinds[main]
+    for _ in range(epochs):
+        order = rng.sample(range(len(rows)), len(rows))
+        for start in range(0, len(order), size):
+            chosen = {main: [rows[i] for i in order[start : start + size]]}
+            for kind, (pool, count) in kinds.items():
+                if kind != main and pool and count:
+                    chosen[kind] = rng.sample(list(pool), min(count, len(pool)))
+            yield {kind: make_part(picked, pad_id, device) for kind, picked in chosen.items()}
+
+
+def make_part(rows: Sequence[TrainRow], pad_id: int, device: Any) -> Part:
+    batch = pad_rows([r.prompt_ids for r in rows], [r.completion_ids for r in rows], pad_id=pad_id)
+    batch = Batch(batch.ids.to(device), batch.completion.to(device), batch.n_completion.to(device))
+    return Part(batch, torch.tensor([r.weight for r in rows], device=device), tuple(rows))
+
+
+def mixed_nll(model: Any, parts: Mapping[str, Part]) -> tuple[Tensor, dict[str, float], dict[str, Tensor]]:
+    """Weighted mean NLL a token over all rows of all kinds: (loss, "nll/<kind>" a token, row NLL (B,) by kind).
+
+        L = sum_kinds sum_i w_i |y_i| nll_i / sum_kinds sum_i w_i |y_i|
+    """
+    total, count, metrics, by_row = torch.zeros(()), torch.zeros(()), {}, {}
+    for kind, part in parts.items():
+        nll_B, _ = completion_nll(model, part.batch)
+        weight_B = part.weights_B * part.batch.n_completion
+        total, count = total + (weight_B * nll_B).sum(), count + weight_B.sum()
+        metrics[f"nll/{kind}"] = float(((weight_B * nll_B).sum() / weight_B.sum().clamp(min=1e-9)).detach())
+        by_row[kind] = nll_B.detach()
+    return total / count.clamp(min=1e-9), metrics, by_row
+
+
+@torch.no_grad()
+def mean_nll(model: Any, rows: Sequence[TrainRow], *, pad_id: int, size: int = 128) -> float:
+    """Mean NLL a token over rows, in evaluation mode."""
+    was_training = model.training
+    model.eval()
+    total = tokens = 0.0
+    for start in range(0, len(rows), size):
+        part = make_part(rows[start : start + size], pad_id, model.device)
+        nll_B, _ = completion_nll(model, part.batch)
+        total += float((nll_B * part.batch.n_completion).sum())
+        tokens += float(part.batch.n_completion.sum())
+    model.train(was_training)
+    return total / max(tokens, 1.0)
+
+
+def pad_id(model: Any) -> int:
+    """Any token serves: padding stands to the right, where no loss and no real token reads it."""
+    found = model.config.pad_token_id
+    return int(found if found is not None else 0)
+
+
+def fit_metrics(stage: str, history: list[dict[str, float]]) -> dict[str, float]:
+    """First and last values of a fit, and its number of steps; no steps, no losses."""
+    metrics = {f"{stage}/steps": float(len(history))}
+    for name in sorted({name for step in history for name in step}):
+        values = [step[name] for step in history if name in step]
+        metrics[f"{stage}/{name}_first"], metrics[f"{stage}/{name}"] = values[0], sum(values[-5:]) / len(values[-5:])
+    return metrics
