@@ -1,0 +1,342 @@
+"""The OpenAI-compatible engine and chat, against a stub server on loopback."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.llm.openai import OpenAIEngine, chat
+from stages.types import Completion, EngineUnavailable, Request, UsageError
+
+pytest.importorskip("openai", reason="the extra `openai` is not installed")
+
+KEY = "sk-secret-0123456789"
+Answer = tuple[int, object]  # status, body: JSON, or text as it is
+
+
+class Stub:
+    """A server that keeps what it was asked, and answers by a function (path, body) -> (status, reply)."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[str, Any], str]] = []
+        self.answer: Callable[[str, dict[str, Any]], Answer] = lambda path, body: (200, good(body))
+        self.content_type = "application/json"
+        self.busy = self.busiest = 0
+        self.lock = threading.Lock()
+        stub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                stub.handle(self)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 128  # else connections beyond the fifth wait for a second
+
+        self.server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
+        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+
+    def handle(self, http: BaseHTTPRequestHandler) -> None:
+        body = json.loads(http.rfile.read(int(http.headers["Content-Length"])))
+        with self.lock:
+            self.asked.append((http.path, body, http.headers.get("Authorization", "")))
+            self.busy += 1
+            self.busiest = max(self.busiest, self.busy)
+        status, reply = self.answer(http.path, body)
+        with self.lock:
+            self.busy -= 1
+        data = (reply if isinstance(reply, str) else json.dumps(reply)).encode()
+        try:
+            http.send_response(status)
+            http.send_header("Content-Type", self.content_type)
+            http.send_header("Content-Length", str(len(data)))
+            http.send_header("Retry-After-Ms", "1")
+            http.end_headers()
+            http.wfile.write(data)
+        except OSError:
+            pass  # the client gave up, which is what a test wanted
+
+
+def good(body: dict[str, Any], **changes: object) -> dict[str, Any]:
+    """A reply as vllm serve gives it: the prompt's length and the seed, so that each request can be told from its reply."""
+    ids = [len(body["prompt"]), body["seed"] % 1000, 2]
+    choice = {
+        "index": 0,
+        "text": f"seed {body['seed']}",
+        "finish_reason": "stop",
+        "token_ids": ids,
+        "prompt_token_ids": body["prompt"],
+        "logprobs": {"token_logprobs": [-0.5, -0.25, -0.125], "tokens": ["a", "b", "c"]},
+    }
+    return {"id": "c", "object": "text_completion", "model": body["model"], "choices": [{**choice, **changes}]}
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    server = Stub()
+    yield server
+    server.server.shutdown()
+    server.server.server_close()
+
+
+def engine(stub: Stub, **settings: Any) -> OpenAIEngine:
+    return OpenAIEngine("base-model", url=stub.url, **{"timeout_s": 10.0, "retries": 2, **settings})
+
+
+def request(n: int = 3, **changes: Any) -> Request:
+    return Request(tuple(range(5, 5 + n)), **{"max_tokens": 8, "temperature": 0.7, "seed": n, **changes})
+
+
+def test_ids_go_out_and_ids_and_log_probs_come_back(stub: Stub) -> None:
+    (done,) = engine(stub).generate([request(3)])
+    assert done == Completion("seed 3", (3, 3, 2), (-0.5, -0.25, -0.125), "stop")
+    path, body, _ = stub.asked[0]
+    assert path == "/v1/completions"
+    assert {k: body[k] for k in ("model", "prompt", "max_tokens", "temperature", "seed", "return_token_ids")} == {
+        "model": "base-model", "prompt": [5, 6, 7], "max_tokens": 8, "temperature": 0.7, "seed": 3, "return_token_ids": True,
+    }  # fmt: skip
+    assert body["logprobs"] >= 1
+
+
+def test_sampling_is_from_the_whole_distribution_whatever_the_model_s_defaults(stub: Stub) -> None:
+    engine(stub).generate([request()])
+    body = stub.asked[0][1]
+    assert (body["top_p"], body["top_k"], body["min_p"], body["repetition_penalty"]) == (1.0, -1, 0.0, 1.0)
+
+
+def test_completions_keep_the_order_of_their_requests(stub: Stub) -> None:
+    def slow_first(path: str, body: dict[str, Any]) -> Answer:
+        time.sleep(0.02 * (8 - body["seed"]))
+        return 200, good(body)
+
+    stub.answer = slow_first
+    assert [c.text for c in engine(stub).generate([request(n) for n in range(1, 8)])] == [f"seed {n}" for n in range(1, 8)]
+    assert engine(stub).generate([]) == []
+
+
+@pytest.mark.parametrize("limit", [4, 64])
+def test_concurrency_limit_is_kept_and_used(stub: Stub, limit: int) -> None:
+    # Nobody passes before `limit` requests are there together: with fewer under way at once the server breaks the barrier.
+    together = threading.Barrier(limit, timeout=20)
+
+    def wait(path: str, body: dict[str, Any]) -> Answer:
+        together.wait()
+        return 200, good(body)
+
+    stub.answer = wait
+    engine(stub, concurrency=limit, timeout_s=30.0).generate([request(n) for n in range(1, 2 * limit + 1)])
+    assert stub.busiest == limit
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
+def test_overload_is_tried_again(stub: Stub, status: int) -> None:
+    stub.answer = lambda path, body: (200, good(body)) if len(stub.asked) > 2 else (status, {"error": {"message": "later"}})
+    assert engine(stub).generate([request()])[0].text == "seed 3"
+    assert len(stub.asked) == 3
+
+
+def test_overload_that_lasts_is_an_error_after_the_retries(stub: Stub) -> None:
+    stub.answer = lambda path, body: (503, {"error": {"message": "too many\nrequests"}})
+    with pytest.raises(EngineUnavailable, match=r"status 503: too many requests"):
+        engine(stub).generate([request()])
+    assert len(stub.asked) == 3
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 422])
+def test_a_refusal_is_final(stub: Stub, status: int) -> None:
+    stub.answer = lambda path, body: (status, {"error": {"message": "no such thing"}})
+    with pytest.raises(EngineUnavailable, match=f"status {status}"):
+        engine(stub).generate([request()])
+    assert len(stub.asked) == 1
+
+
+def test_silence_is_a_timeout_and_tried_again(stub: Stub) -> None:
+    def silent(path: str, body: dict[str, Any]) -> Answer:
+        time.sleep(0.6)
+        return 200, good(body)
+
+    stub.answer = silent
+    with pytest.raises(EngineUnavailable, match=r"did not answer in 2 tries of 0\.2 s"):
+        engine(stub, timeout_s=0.2, retries=1).generate([request()])
+    assert len(stub.asked) == 2
+
+
+def test_server_that_is_not_there_is_named(stub: Stub) -> None:
+    stub.server.shutdown()
+    stub.server.server_close()
+    with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:\d+ cannot be reached \(1 tries\)"):
+        engine(stub, retries=0).generate([request()])
+
+
+def test_first_failure_cancels_the_rest(stub: Stub) -> None:
+    def one_bad(path: str, body: dict[str, Any]) -> Answer:
+        if body["seed"] == 1:
+            return 400, {"error": {"message": "bad"}}
+        time.sleep(0.1)
+        return 200, good(body)
+
+    stub.answer = one_bad
+    with pytest.raises(EngineUnavailable, match="bad"):
+        engine(stub, concurrency=2).generate([request(n) for n in range(1, 100)])
+    asked = len(stub.asked)
+    time.sleep(0.3)
+    assert asked < 20
+    assert len(stub.asked) <= asked + 2  # what had left already
+
+
+GARBAGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "no JSON": (lambda body: "<html>busy</html>", "no JSON"),
+    "no object": (lambda body: [1, 2], "no JSON object"),
+    "no choices": (lambda body: {"object": "text_completion"}, "no choices"),
+    "empty choices": (lambda body: {"choices": []}, "no choices"),
+    "choice is no object": (lambda body: {"choices": ["x"]}, "a choice is no object"),
+    "no ids": (lambda body: good(body, token_ids=None), "token ids are missing"),
+    "empty ids": (lambda body: good(body, token_ids=[]), "token ids are missing"),
+    "ids are text": (lambda body: good(body, token_ids=["a", "b", "c"]), "token ids are missing"),
+    "negative id": (lambda body: good(body, token_ids=[1, -2, 3]), "token ids are missing"),
+    "no log-probs": (lambda body: good(body, logprobs=None), "log-probs are missing"),
+    "null log-prob": (lambda body: good(body, logprobs={"token_logprobs": [-1, None, -1]}), "log-probs are missing"),
+    "lengths differ": (lambda body: good(body, logprobs={"token_logprobs": [-1.0]}), "3 token ids but 1 log-probs"),
+    "NaN": (lambda body: good(body, logprobs={"token_logprobs": [-1.0, float("nan"), -1.0]}), "not finite"),
+    "minus infinity": (lambda body: good(body, logprobs={"token_logprobs": [-1.0, -9999.0, -1.0]}), "not finite"),
+    "too long": (lambda body: good(body, token_ids=[1] * 9, logprobs={"token_logprobs": [-1.0] * 9}), "at most 8"),
+    "aborted": (lambda body: good(body, finish_reason="abort"), "finish reason 'abort'"),
+    "another prompt": (lambda body: good(body, prompt_token_ids=[1, *body["prompt"]]), "not the one that was sent"),
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_garbage_is_one_clear_sentence_and_not_tried_again(stub: Stub, kind: str) -> None:
+    make, said = GARBAGE[kind]
+    stub.answer = lambda path, body: (200, make(body))
+    with pytest.raises(EngineUnavailable) as caught:
+        engine(stub).generate([request()])
+    text = str(caught.value)
+    assert text.startswith("the engine at 127.0.0.1:")
+    assert said in text
+    assert "\n" not in text
+    assert len(stub.asked) == 1
+
+
+@pytest.mark.parametrize("status", [200, 400, 401, 500])
+def test_key_is_sent_and_told_to_nobody(stub: Stub, status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    caplog.set_level(logging.DEBUG)
+    stub.answer = lambda path, body: (status, {"error": {"message": f"Incorrect API key provided: {KEY}"}})
+    with pytest.raises(EngineUnavailable) as caught:
+        engine(stub, retries=1).generate([request()])
+    assert stub.asked[0][2] == f"Bearer {KEY}"
+    assert KEY not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+    assert KEY not in caplog.text
+    assert KEY not in repr(vars(engine(stub)))
+
+
+def test_key_over_plain_http_to_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    for url in ("http://10.0.0.7:8000/v1", "http://example.org/v1", "http://localhost.example.org/v1"):
+        with pytest.raises(UsageError, match="plain http") as caught:
+            OpenAIEngine("m", url=url)
+        assert KEY not in str(caught.value)
+    for url in ("http://127.0.0.1:1/v1", "http://localhost:1/v1", "http://[::1]:1/v1", "https://example.org/v1"):
+        OpenAIEngine("m", url=url)
+    monkeypatch.delenv("OPENAI_API_KEY")
+    OpenAIEngine("m", url="http://10.0.0.7:8000/v1")
+
+
+@pytest.mark.parametrize(
+    "url", ["", "127.0.0.1:8000", "ftp://127.0.0.1/v1", "http://", "http://me:word@127.0.0.1/v1", "http://127.0.0.1/v1?key=word"]
+)
+def test_url_that_is_none_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(UsageError, match=r"model\.url: wanted a base URL") as caught:
+        OpenAIEngine("m", url=url)
+    assert "word" not in str(caught.value)
+
+
+def test_url_without_a_path_means_v1(stub: Stub) -> None:
+    OpenAIEngine("m", url=stub.url.removesuffix("/v1")).generate([request()])
+    assert stub.asked[0][0] == "/v1/completions"
+
+
+def adapter_folder(path: Path) -> Path:
+    path.mkdir()
+    (path / "adapter_config.json").write_text("{}")
+    (path / "adapter_model.safetensors").write_bytes(b"")
+    return path
+
+
+def test_adapter_is_loaded_once_and_is_the_model_s_name(stub: Stub, tmp_path: Path) -> None:
+    client, folder = engine(stub), adapter_folder(tmp_path / "a")
+    stub.answer, stub.content_type = lambda path, body: (200, "Success: LoRA adapter 'run1' added."), "text/plain"
+    client.load_adapter("run1", folder)
+    client.load_adapter("run1", folder)
+    stub.answer, stub.content_type = lambda path, body: (200, good(body)), "application/json"
+    client.generate([request(adapter="run1"), request(adapter=None)])
+    loads = [body for path, body, _ in stub.asked if path == "/v1/load_lora_adapter"]
+    assert loads == [{"lora_name": "run1", "lora_path": str(folder.resolve()), "load_inplace": True}]
+    assert {body["model"] for path, body, _ in stub.asked if path == "/v1/completions"} == {"run1", "base-model"}
+
+
+def test_adapter_errors_say_what_to_do(stub: Stub, tmp_path: Path) -> None:
+    client = engine(stub)
+    with pytest.raises(EngineUnavailable, match="'run1' was never loaded"):
+        client.generate([request(adapter="run1")])
+    with pytest.raises(UsageError, match="LoRA adapter"):
+        client.load_adapter("run1", tmp_path)
+    stub.answer = lambda path, body: (404, {"detail": "Not Found"})
+    with pytest.raises(EngineUnavailable, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING"):
+        client.load_adapter("run1", adapter_folder(tmp_path / "a"))
+    foreign = adapter_folder(tmp_path / "b")
+    (foreign / "base.json").write_text(json.dumps({"model_hash": "0" * 64}))
+    with pytest.raises(UsageError, match="belongs to base model"):
+        client.load_adapter("run2", foreign)
+
+
+def test_tokenizer_is_local_and_its_ids_are_sent(stub: Stub, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: i for i, word in enumerate(["<unk>", "<end>", "user", "assistant", "hello"])}
+    inner = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="<end>")
+    fast.chat_template = "{% for m in messages %}{{ m.role }} {{ m.content }} <end> {% endfor %}{% if add_generation_prompt %}assistant{% endif %}"
+    fast.save_pretrained(tmp_path)
+    client = OpenAIEngine(str(tmp_path), url=stub.url)
+    ids = client.encode([{"role": "user", "content": "hello"}])
+    assert ids == (2, 4, 1, 3)
+    assert client.decode((4, 1)) == "hello"
+    client.generate([Request(ids, 8, 0.0, 0)])
+    assert stub.asked[0][1]["prompt"] == list(ids)
+    with pytest.raises(UsageError, match="no tokenizer"):
+        OpenAIEngine(str(tmp_path / "none"), url=stub.url).encode([])
+
+
+def test_chat_gives_the_reply_s_text(stub: Stub) -> None:
+    stub.answer = lambda path, body: (200, {"choices": [{"message": {"role": "assistant", "content": f"{len(body['messages'])} Yes"}}]})
+    ask = chat(stub.url, "oracle", max_tokens=5)
+    assert ask([{"role": "user", "content": "hi"}]) == "1 Yes"
+    path, body, _ = stub.asked[0]
+    assert path == "/v1/chat/completions"
+    assert (body["model"], body["temperature"], body["max_tokens"]) == ("oracle", 0.0, 5)
+
+
+@pytest.mark.parametrize("reply", [{}, {"choices": []}, {"choices": [{}]}, {"choices": [{"message": {"content": None}}]}, "no JSON"])
+def test_chat_without_text_is_garbage(stub: Stub, reply: object) -> None:
+    stub.answer = lambda path, body: (200, reply)
+    with pytest.raises(EngineUnavailable, match="answered garbage"):
+        chat(stub.url, "oracle")([{"role": "user", "content": "hi"}])
