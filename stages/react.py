@@ -28,5 +28,4 @@ def parse_react(text: str) -> tuple[str, str]:
     action = _INVENTED.split(text[actions[-1].end() :], maxsplit=1)[0].strip()
     if not action:
         raise Malformed("nothing after 'Action:' in the reply")
-    before = text[actions[-2].end() if len(actions) > 1 else 0 : actions[-1].start()]
-    return _THOUGHT.split(before)[-1].strip(), action
+    return _THOUGHT.split(text[: actions[-1].start()])[-1].strip(), action

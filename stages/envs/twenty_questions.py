@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -84,15 +83,16 @@ class TwentyQuestions:
 
 
 def first_question(message: Message) -> str:
-    """The first question of the action: up to its first '?', else its first line. Raises Malformed where it has no word."""
+    """The first question of the action: its first line with a '?', up to that; else its first line. Raises Malformed where it has no word."""
     content = message.get("content")
     if not isinstance(content, str):
         raise Malformed("the reply has no text")
     _, action = parse_react(content)
-    question = re.match(r"[^?\n]*\?", action) or re.match(r"[^\n]*\?|[^\n]*", action)
-    if question is None or not words(question[0]):
+    lines = action.splitlines()
+    question = next((line for line in lines if "?" in line), lines[0]).split("?")[0].strip()
+    if not words(question):
         raise Malformed("there is no question after 'Action:'")
-    return question[0].strip()
+    return f"{question}?"
 
 
 def _say(text: str, *, reward: float = 0.0, terminated: bool = False) -> Step:

@@ -1,0 +1,224 @@
+"""What every environment of stages/envs must do, whatever its task."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+import string
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from stages import envs
+from stages.types import Env, Malformed, Message, Scenario, Step, UsageError
+
+NAMES = envs.environments()
+SPLITS = ("train", "validation", "test")
+# Readable actions of each environment, in an order that brings any episode to its end when gone through again and again.
+ACTIONS: dict[str, list[str]] = {
+    "service_desk": ["check photo", "give voucher", "log ledger", "close phone"],
+    "twenty_questions": ["Is it alive?", "What is it?"],
+}
+
+
+def reply(action: str) -> Message:
+    return {"role": "assistant", "content": f"Thought: why not.\nAction: {action}"}
+
+
+def first(name: str, split: str = "train") -> Scenario:
+    return envs.scenarios(name, {}, split, 1, 0)[0]
+
+
+def finish(env: Env, name: str) -> list[Step]:
+    """Act until the episode is over. An action that does not fit is passed over."""
+    steps: list[Step] = []
+    for action in ACTIONS[name] * 100:
+        try:
+            steps.append(env.step(reply(action)))
+        except Malformed:
+            continue
+        if steps[-1].terminated or steps[-1].truncated:
+            return steps
+    raise AssertionError("the episode never ends")
+
+
+def test_environments_are_found_and_have_actions_here() -> None:
+    assert sorted(ACTIONS) == NAMES
+    assert NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_scenario_gives_the_same_episode(name: str) -> None:
+    make = envs.make_env(name, {})
+    one, other = make(), make()
+    assert one.reset(first(name)) == other.reset(first(name))
+    assert finish(one, name) == finish(other, name)
+    # A used environment forgets: nothing of the last episode is left after a reset.
+    assert one.reset(first(name)) == make().reset(first(name))
+    assert finish(one, name) == finish(make_and_reset(make, name), name)
+
+
+def make_and_reset(make: Callable[[], Env], name: str) -> Env:
+    env = make()
+    env.reset(first(name))
+    return env
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_environments_of_one_maker_do_not_share_an_episode(name: str) -> None:
+    make = envs.make_env(name, {})
+    alone = finish(make_and_reset(make, name), name)
+    one, other = make_and_reset(make, name), make_and_reset(make, name)
+    finish(other, name)
+    assert finish(one, name) == alone
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_messages_and_scenarios_are_json(name: str) -> None:
+    env = envs.make_env(name, {})()
+    scenario = first(name)
+    assert json.loads(json.dumps(dict(scenario.data))) == dict(scenario.data)
+    # What comes back from a store is enough to play the same episode.
+    stored = Scenario(scenario.task, scenario.split, scenario.id, json.loads(json.dumps(dict(scenario.data))))
+    start = env.reset(stored)
+    steps = finish(env, name)
+    for message in (*start, *(message for step in steps for message in step.messages)):
+        assert json.loads(json.dumps(message)) == message
+        assert message["role"] in ("user", "tool")
+        assert isinstance(message["content"], str)
+        assert message["content"]
+    assert json.dumps([dict(tool) for tool in env.tools]) is not None
+    assert json.dumps([dict(step.info) for step in steps]) is not None
+    assert isinstance(env.system, str)
+    assert env.system
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_episode_ends_once_terminated_xor_truncated(name: str) -> None:
+    env = envs.make_env(name, {})()
+    env.reset(first(name))
+    *before, last = finish(env, name)
+    assert not any(step.terminated or step.truncated for step in before)
+    assert last.terminated != last.truncated
+    assert all(0.0 <= step.reward <= 1.0 for step in (*before, last))
+    assert all(step.reward == 0.0 for step in before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_step_before_the_start_or_after_the_end_raises(name: str) -> None:
+    env = envs.make_env(name, {})()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="reset"):
+            env.step(reply(ACTIONS[name][0]))
+        env.reset(first(name))
+        finish(env, name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_malformed_reply_raises_malformed_and_changes_nothing(name: str) -> None:
+    make = envs.make_env(name, {})
+    env = make_and_reset(make, name)
+    for content in ("", " ", "hello", "Thought: hm", "Thought: hm\nAction:", "Action: \n", "%%%"):
+        with pytest.raises(Malformed) as caught:
+            env.step({"role": "assistant", "content": content})
+        assert str(caught.value)
+    assert finish(env, name) == finish(make_and_reset(make, name), name)
+
+
+MADE = {name: envs.make_env(name, {})() for name in NAMES}
+FIRST = {name: first(name) for name in NAMES}
+WORDS = [word for actions in ACTIONS.values() for action in actions for word in action.split()]
+PIECES = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(["Thought:", "Action:", "action :", "Observation:", "\n", "?", " ", "{", "}", "%s", "\x00", "give", *WORDS]),
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=300, deadline=None)
+@given(pieces=st.lists(PIECES, max_size=12), head=st.sampled_from(["", "Action: ", "Thought: x\nAction: "]))
+def test_no_text_raises_anything_but_malformed(name: str, pieces: list[str], head: str) -> None:
+    env = MADE[name]
+    env.reset(FIRST[name])
+    content = head + "".join(pieces)
+    for _ in range(3):
+        try:
+            step = env.step({"role": "assistant", "content": content})
+        except Malformed:
+            return
+        assert not (step.terminated and step.truncated)
+        if step.terminated or step.truncated:
+            return
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_random_characters_break_a_whole_episode(name: str) -> None:
+    env, rng = MADE[name], random.Random(0)
+    for _ in range(200):
+        env.reset(FIRST[name])
+        for _ in range(30):
+            text = "".join(rng.choices(string.printable + "äß漢🙂", k=rng.randrange(60)))
+            try:
+                step = env.step({"role": "assistant", "content": rng.choice(["", "Action: ", "Thought: a\nAction: "]) + text})
+            except Malformed:
+                continue
+            if step.terminated or step.truncated:
+                break
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("split", SPLITS)
+def test_scenarios_are_deterministic_and_carry_their_task_and_split(name: str, split: str) -> None:
+    some = envs.scenarios(name, {}, split, 5, 3)
+    assert some == envs.scenarios(name, {}, split, 5, 3)
+    assert 0 < len(some) <= 5
+    everything = envs.scenarios(name, {}, split, None, 3)
+    assert len({s.id for s in everything}) == len(everything)
+    assert {(s.task, s.split) for s in everything} == {(name, split)}
+    assert {s.id for s in some} <= {s.id for s in everything}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_held_out_splits_share_no_scenario_with_train(name: str) -> None:
+    found = [{s.id for s in envs.scenarios(name, {}, split, None, 0)} for split in SPLITS]
+    assert len(set().union(*found)) == sum(map(len, found))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_has_a_default_and_a_sentence(name: str) -> None:
+    config: type[BaseModel] = importlib.import_module(f"stages.envs.{name}").OPTIONS
+    config()
+    for key, field in config.model_fields.items():
+        assert field.description, key
+        assert "[" in field.description, f"{key} names no source"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unknown_option_names_the_nearest_right_one(name: str) -> None:
+    key = next(iter(importlib.import_module(f"stages.envs.{name}").OPTIONS.model_fields))
+    for call in (lambda o: envs.make_env(name, o), lambda o: envs.scenarios(name, o, "train", 1, 0)):
+        with pytest.raises(UsageError, match=f"did you mean '{key}'"):
+            call({key[:-1] + "x": 1})
+        with pytest.raises(UsageError, match=f"options.{key} of {name}"):
+            call({key: object()})
+
+
+def test_unknown_environment_names_the_nearest_right_one() -> None:
+    for call in (lambda name: envs.make_env(name, {}), lambda name: envs.scenarios(name, {}, "train", 1, 0)):
+        with pytest.raises(UsageError, match="did you mean 'service_desk'"):
+            call("servicedesk")
+        for name in ("objects", "oracle", "os", "../x", "", "__init__"):
+            with pytest.raises(UsageError, match="there is no environment"):
+                call(name)
+
+
+def test_environments_import_neither_torch_nor_an_llm() -> None:
+    code = "import sys; from stages import envs; envs.environments(); print([m for m in ('torch', 'transformers', 'openai') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
