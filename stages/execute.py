@@ -131,8 +131,12 @@ def recover(workspace: Workspace) -> list[str]:
     To be called once as a command starts; a run of a living process is left alone.
     """
     dead = workspace.tracking.reap()
-    for run_id in dead:
-        shutil.rmtree(workspace.workdir(run_id), ignore_errors=True)
+    scratch = workspace.workdir("x").parent
+    if scratch.exists() and (left := list(scratch.iterdir())):
+        alive = {info.run_id for info in workspace.tracking.running()}
+        for folder in left:
+            if folder.name not in alive:
+                shutil.rmtree(folder, ignore_errors=True)
     return dead
 
 

@@ -13,22 +13,30 @@ from stages.types import TurnwiseError
 
 @contextmanager
 def exclusive(db: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the lock file beside `db` while the store is created or upgraded; the file exists, is sound and in WAL mode.
-
-    With WAL readers never wait for a writer, and a commit costs half. Raises TurnwiseError past the timeout.
-    """
+    """Hold the lock file beside `db` while the store is created, upgraded or first opened. Raises TurnwiseError past the timeout."""
     from filelock import FileLock, Timeout
 
     db.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(db.with_suffix(".lock"), timeout=timeout_s):
-            with closing(sqlite3.connect(db, timeout=20)) as raw:
-                raw.execute("pragma journal_mode = wal")
-                raw.execute("select count(*) from sqlite_master")
             yield
     except Timeout as error:
         waited = f"for {timeout_s:.0f} s another process has been creating it"
         raise TurnwiseError(f"the store {db} was wanted, but {waited}. Stop it and run the same command again") from error
+
+
+def check(db: Path) -> None:
+    """Read the file once, and put it in WAL mode: readers never wait for a writer, and a commit costs half."""
+    with closing(sqlite3.connect(db, timeout=20)) as raw:
+        raw.execute("pragma journal_mode = wal")
+        raw.execute("select count(*) from sqlite_master")
+
+
+def copy(db: Path, to: Path) -> Path:
+    """Copy a database that may be in use."""
+    with closing(sqlite3.connect(db)) as source, closing(sqlite3.connect(to)) as target:
+        source.backup(target)
+    return to
 
 
 @contextmanager
@@ -50,7 +58,9 @@ def _sentence(text: str, db: Path, quoted: str) -> TurnwiseError | None:
     if "database is locked" in text:
         return TurnwiseError(f"the store {db} was wanted, but another process keeps it locked. Stop it and run the same command again")
     if "disk I/O error" in text:
-        return TurnwiseError(f"the store {db} could not be read or written ({quoted}). Look whether the disk is full or failing, then run the same command again")
+        return TurnwiseError(
+            f"the store {db} could not be read or written ({quoted}). Look whether the disk is full or failing, then run the same command again"
+        )
     if "unable to open database file" in text or "readonly database" in text:
         return TurnwiseError(f"the store {db} was wanted, but it cannot be opened for writing. Check who owns the folder")
     return None

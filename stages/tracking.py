@@ -8,19 +8,18 @@ holds absolute locations (stages/artifacts.py).
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stages import artifacts
+from stages import artifacts, sqlite
 from stages.machine import first_line, is_dead, process_tags
-from stages.sqlite import exclusive, told
+from stages.runs import RunInfo, clip, clipped, run_info
+from stages.sqlite import told
 from stages.types import MissingInput, UsageError
 
 if TYPE_CHECKING:
@@ -30,21 +29,7 @@ if TYPE_CHECKING:
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 STORE_LOCK_TIMEOUT_S = 600.0  # a first creation takes up to a minute on a busy machine, and others may queue before us
-MAX_VALUE = 5000  # characters of a tag or param; MLflow cuts longer ones silently
 PAGE = 1000  # runs asked for at once
-
-
-@dataclass(frozen=True)
-class RunInfo:
-    """One run as the store knows it. started, ended: seconds since the epoch; ended is None while it runs."""
-
-    run_id: str
-    name: str
-    status: str
-    started: float
-    ended: float | None
-    tags: Mapping[str, str]
-    metrics: Mapping[str, float]
 
 
 class Tracking:
@@ -65,9 +50,8 @@ class Tracking:
     @cached_property
     def _client(self) -> MlflowClient:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing leaves the machine unasked
-        # Two processes that migrate one store at once would break it; a broken file MLflow would retry for minutes.
-        with told(self.db), exclusive(self.db, STORE_LOCK_TIMEOUT_S):
-            return _connect(self.db, self.uri)
+        with told(self.db), sqlite.exclusive(self.db, STORE_LOCK_TIMEOUT_S):
+            return _connect(self.db)
 
     def initialise(self) -> None:
         """Create the store, or upgrade one of an older MLflow; safe when several processes start at once."""
@@ -77,7 +61,7 @@ class Tracking:
         """Open a run and return its id. Host, pid and process start time are added, so that `reap` can tell a dead run."""
         own = process_tags() | ({"mlflow.parentRunId": parent} if parent else {})
         with told(self.db):
-            return self._noted(self._client.create_run(self._experiment_id(experiment), tags=_clipped({**tags, **own}), run_name=name))
+            return self._noted(self._client.create_run(self._experiment_id(experiment), tags=clipped({**tags, **own}), run_name=name))
 
     def finished(self, fingerprint: str, experiment: str | None = None) -> str | None:
         """Newest FINISHED run with that fingerprint, in one experiment (quicker) or in all."""
@@ -98,7 +82,7 @@ class Tracking:
         """End a run; `error` is kept as its tag `error`."""
         with told(self.db):
             if error:
-                self._client.set_tag(run_id, "error", error[:MAX_VALUE])
+                self._client.set_tag(run_id, "error", clip(error))
             self._client.set_terminated(run_id, status)
         (self._finished.add if status == "FINISHED" else self._finished.discard)(run_id)
 
@@ -117,7 +101,7 @@ class Tracking:
         now = int(time.time() * 1000)
         points = [Metric(key, float(value), now, step) for key, value in metrics.items()]
         points += [Metric(key, float(value), now, at) for key, values in curves.items() for at, value in enumerate(values)]
-        pairs = [Param(key, value) for key, value in _clipped(params).items()]
+        pairs = [Param(key, value) for key, value in clipped(params).items()]
         with told(self.db):
             while points or pairs:
                 self._client.log_batch(run_id, metrics=points[:900], params=pairs[:100])
@@ -154,7 +138,7 @@ class Tracking:
         return str(self._run(run_id).info.status)
 
     def info(self, run_id: str) -> RunInfo:
-        return _info(self._run(run_id))
+        return run_info(self._run(run_id))
 
     def experiment(self, run_id: str) -> str:
         """Name of the run's experiment, which is its stage."""
@@ -185,9 +169,13 @@ class Tracking:
             raise UsageError(f"{prefix!r} is the start of several runs ({', '.join(run[:12] for run in found)}): give more characters")
         return found[0]
 
+    def running(self) -> list[RunInfo]:
+        """Open runs, newest first; a run stays open after its process died, until `reap`."""
+        return self._search(None, "attributes.status = 'RUNNING'", None)
+
     def reap(self) -> list[str]:
         """Mark as KILLED the RUNNING runs of this host whose process is gone; returns their ids."""
-        dead = [info.run_id for info in self._search(None, "attributes.status = 'RUNNING'", None) if is_dead(info.tags)]
+        dead = [info.run_id for info in self.running() if is_dead(info.tags)]
         for run_id in dead:
             self.finish(run_id, "KILLED", "its process is gone")
         return dead
@@ -200,7 +188,7 @@ class Tracking:
             while limit is None or len(found) < limit:
                 size = PAGE if limit is None else min(PAGE, limit - len(found))
                 page = self._client.search_runs(ids, wanted, max_results=size, order_by=["attributes.start_time DESC"], page_token=token)
-                found += [_info(run) for run in page]
+                found += [run_info(run) for run in page]
                 token = page.token
                 if not token:
                     break
@@ -241,32 +229,51 @@ class Tracking:
         return run_id
 
 
-def _connect(db: Path, uri: str) -> MlflowClient:
+def _connect(db: Path) -> MlflowClient:
     for name in ("alembic", "mlflow.store.db.utils"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are told in our own sentence
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
 
+    if not db.exists():
+        _create(db)
+    sqlite.check(db)
     try:
-        client = MlflowClient(uri, registry_uri=uri)
+        client = MlflowClient(f"sqlite:///{db}")
         client.search_experiments(max_results=1)
     except MlflowException as error:
         if "out-of-date database schema" not in str(error):
             raise
-        _upgrade(db, uri)
-        client = MlflowClient(uri, registry_uri=uri)
+        _upgrade(db)
+        client = MlflowClient(f"sqlite:///{db}")
     return client
 
 
-def _upgrade(db: Path, uri: str) -> None:
+def _create(db: Path) -> None:
+    """Make the store under another name first: MLflow's migrations are no transaction, and killed halfway leave a file that never opens."""
+    from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
+
+    unfinished = db.with_suffix(".part")
+    for leftover in db.parent.glob(f"{unfinished.name}*"):
+        leftover.unlink()
+    sqlite.check(unfinished)
+    engine = create_sqlalchemy_engine(f"sqlite:///{unfinished}")
+    _initialize_tables(engine)
+    engine.dispose()  # the last connection to close takes the write-ahead log into the file
+    unfinished.replace(db)
+
+
+def _upgrade(db: Path) -> None:
     from alembic.util import CommandError
     from mlflow.store.db.utils import _upgrade_db, create_sqlalchemy_engine
 
+    backup = sqlite.copy(db, db.with_suffix(".before-upgrade.db"))
     try:
-        _upgrade_db(create_sqlalchemy_engine(uri))
+        _upgrade_db(create_sqlalchemy_engine(f"sqlite:///{db}"))
     except CommandError as error:
+        backup.unlink()
         found = f"it was written by a newer MLflow than the one installed ({first_line(error)})"
-        raise UsageError(f"the tracking store {db} was wanted, but {found}. Install the newer one, or use another folder") from error
+        raise UsageError(f"the store {db} was wanted, but {found}. Install the newer one, or use another folder") from error
 
 
 def _experiment(client: MlflowClient, name: str, location: Path) -> str:
@@ -284,16 +291,3 @@ def _experiment(client: MlflowClient, name: str, location: Path) -> str:
     if known.lifecycle_stage == "deleted":  # on MLflow's page; its runs stay deleted, new ones need it back
         client.restore_experiment(known.experiment_id)
     return str(known.experiment_id)
-
-
-def _info(run: Run) -> RunInfo:
-    info, data = run.info, run.data
-    ended = None if info.end_time is None else info.end_time / 1000
-    name, status = str(info.run_name), str(info.status)
-    return RunInfo(str(info.run_id), name, status, info.start_time / 1000, ended, dict(data.tags), dict(data.metrics))
-
-
-def _clipped(values: Mapping[str, Any]) -> dict[str, str]:
-    """As text; what MLflow would cut without a word is cut here, with a hash to tell it by."""
-    texts = {key: str(value) for key, value in values.items()}
-    return {k: v if len(v) <= MAX_VALUE else f"{v[:200]}... sha256:{hashlib.sha256(v.encode()).hexdigest()}" for k, v in texts.items()}
