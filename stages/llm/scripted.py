@@ -22,13 +22,9 @@ END_ID = 256  # ends every message; the only id that is not a byte
 VOCABULARY = 257
 GARBAGE = "%% ?? %%"  # no role and no environment can read it
 
-# What a random agent may do, turn by turn: the smallest service_desk, and questions of 20 Questions.
-_DESK = (
-    ("check", ("photo", "receipt", "passport")),
-    ("give", ("voucher", "cash", "credit", "discount")),
-    ("close", ("phone", "email")),
-)
+# What a random agent asks in 20 Questions; in service_desk it does what the system message offers.
 _QUESTIONS = ("Is it alive?", "Is it made of metal?", "Can it fly?", "Is it bigger than a person?", "Is it a cat?", "Is it a piano?")
+_DESK = re.compile(r"Service desk\. (.+)\.")
 
 
 class ScriptedEngine:
@@ -112,14 +108,13 @@ def play(prompt: str, request: Request) -> str:
 
 
 def _move(prompt: str, request: Request, *, improve: bool) -> str:
-    if re.search(r"\bwants\b", prompt) is None:
+    desk = _DESK.search(prompt)
+    if desk is None:
         return draw(request, _QUESTIONS)
-    if improve:
-        # The action to be improved says which step it is.
-        tool = re.findall(r"Action: (\w+)", prompt)[-1]
-        return f"{tool} {draw(request, dict(_DESK).get(tool, _DESK[0][1]))}"
-    tool, options = _DESK[min(prompt.count(" done."), len(_DESK) - 1)]
-    return f"{tool} {draw(request, options)}"
+    tools = {tool: options for tool, *options in (offer.split() for offer in desk[1].split(". "))}
+    # The action to be improved says which step it is; otherwise the steps that are done do.
+    tool = re.findall(r"Action: (\w+)", prompt)[-1] if improve else list(tools)[min(prompt.count(" done."), len(tools) - 1)]
+    return f"{tool} {draw(request, tools.get(tool, ['nothing']))}"
 
 
 def _bytes(text: str) -> list[int]:

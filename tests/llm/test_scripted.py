@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -109,7 +108,7 @@ def test_default_script_plays_an_episode_and_every_role(env: str) -> None:
         return engine.generate([Request(engine.encode(roles.prompt(role, **fields)), 256, 1.0, 3)])[0].text
 
     history, (thought, action) = str(messages[1]["content"]), parse_react(str(messages[2]["content"]))
-    known = {"history": history, "action": action, "thought": thought}
+    known = {"system": game.system, "history": history, "action": action, "thought": thought}
     future = said("successor", **known)
     parse_future(future)
     combined = said("combine", observation="o", reward="0", future=future, **known)
@@ -121,12 +120,10 @@ def test_default_script_plays_an_episode_and_every_role(env: str) -> None:
     assert said("corrector", text=refined, **known) == refined
 
 
-def test_default_script_knows_the_desk_s_smallest_tools() -> None:
-    request = Request((), 1, 1.0, 0)
-    for done, (tool, _, options) in enumerate(service_desk.steps_of(service_desk.Options())):
-        said = {play(f"<user>\nAna, gold, wants refund for lamp.{' x done.' * done}<assistant>\n", r) for r in _seeds(request)}
-        assert {re.split(r"Action: ", text)[1] for text in said} == {f"{tool} {option}" for option in options}
-
-
-def _seeds(request: Request) -> list[Request]:
-    return [Request(request.prompt_ids, request.max_tokens, request.temperature, seed) for seed in range(100)]
+@pytest.mark.parametrize("options", [{}, {"checks": 6, "gives": 8, "logs": 5, "closes": 4}])
+def test_default_script_tries_every_option_of_a_desk_of_any_size(options: dict[str, int]) -> None:
+    system = envs.make_env("service_desk", options)().system
+    for done, (tool, _, choices) in enumerate(service_desk.steps_of(service_desk.Options(**options))):
+        prompt = f"<system>\n{system}\n<user>\nAna, gold, wants refund for lamp.{' x done.' * done}\n<assistant>\n"
+        said = {play(prompt, Request((), 1, 1.0, seed)) for seed in range(200)}
+        assert {text.split("Action: ")[1] for text in said} == {f"{tool} {option}" for option in choices}
