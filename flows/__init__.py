@@ -1,0 +1,1 @@
+"""Flows chain stages into runs: presets, iterations, reruns, schedules and the command line. No learning, no SQL."""

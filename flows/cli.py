@@ -1,0 +1,142 @@
+"""The command line: `turnwise COMMAND ...`.
+
+Results go to stdout (`--json`: one value), progress to stderr. Exit status: 0 done or reused, 1 failed, 2 wrong usage.
+Built on argparse, and every command's code is imported when it is called, so that help costs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NoReturn
+
+STAGE_NAMES = "collect, targets, critic, refine, distill, evaluate, ..."
+
+
+class _Parser(argparse.ArgumentParser):
+    """Names the nearest help along with a usage error."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"turnwise: {message}. See: {self.prog} --help\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="turnwise",
+        description="Train LLM agents over many turns with critics that write language, stage by stage.",
+        epilog="example: turnwise run demo",
+    )
+    parser.add_argument("--version", action="version", version=f"turnwise {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    _add_running(commands)
+    _add_looking(commands)
+    _add_serving(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit status."""
+    args = build_parser().parse_args(argv)
+    os.environ.setdefault("DO_NOT_TRACK", "1")  # neither Prefect nor MLflow reports anything to anybody
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the bars here are our own
+    signal.signal(signal.SIGTERM, _terminated)
+    from stages.types import TurnwiseError, UsageError
+
+    module, _, function = args.function.partition(":")
+    try:
+        return int(getattr(importlib.import_module(module), function)(args))
+    except UsageError as error:
+        print(f"turnwise: {error}", file=sys.stderr)
+        return 2
+    except TurnwiseError as error:
+        print(f"turnwise: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("turnwise: interrupted; nothing is half-written, and the same command goes on from the last finished stage.", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of our output went away, as in `turnwise runs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _add_running(commands: Any) -> None:
+    run = _command(commands, "run", "Run a preset: every stage, over its iterations; finished stages are reused.", "turnwise run demo --set seed=1")
+    run.add_argument("preset", metavar="PRESET", help="name of a preset (demo, tiny, ...), or a path that ends in .toml")
+    _add_set(run)
+    _add_run_options(run)
+    rerun = _command(commands, "rerun", "Run one stage again from its stored inputs.", "turnwise rerun critic --of 3f9c --set critic.lr=1e-4")
+    rerun.add_argument("stage", metavar="STAGE", help=STAGE_NAMES)
+    rerun.add_argument("--of", metavar="RUN", required=True, help="pipeline run, or run of the stage; the start of its id is enough")
+    rerun.add_argument("--iteration", type=int, metavar="N", help="of a pipeline run: this iteration instead of the last")
+    _add_set(rerun)
+    _add_run_options(rerun)
+    pretrain = _command(commands, "pretrain", "Make the base model that ships with the project.", "turnwise pretrain --set pretrain.steps=900")
+    pretrain.add_argument("--out", type=Path, metavar="FOLDER", help="where the model goes (default: data/base)")
+    pretrain.add_argument("--force", action="store_true", help="make it again even if a finished run made the same")
+    _add_set(pretrain)
+
+
+def _add_looking(commands: Any) -> None:
+    stages = _command(commands, "stages", "List the stages: inputs, outputs, config with defaults, units and sources.", "turnwise stages critic")
+    stages.add_argument("name", metavar="STAGE", nargs="?", help="this one only")
+    runs = _command(commands, "runs", "List pipeline runs, newest first.", "turnwise runs --limit 5")
+    runs.add_argument("--limit", type=int, default=20, metavar="N", help="how many (default: 20)")
+    runs.add_argument("--stage", default="pipeline", metavar="STAGE", help="runs of this stage instead")
+    what = "Show a run, or an episode with futures, critiques and refinements beside it."
+    show = _command(commands, "show", what, "turnwise show 3f9c", module="show")
+    show.add_argument("what", metavar="RUN|EPISODE", help="the start of its id is enough")
+    export = _command(commands, "export", "Write a run's rows, adapter or merged model to a folder.", "turnwise export 3f9c out --what adapter")
+    export.add_argument("run", metavar="RUN", help="pipeline or stage run; the start of its id is enough")
+    export.add_argument("folder", metavar="FOLDER", type=Path, help="a new folder")
+    kinds = "rows as Parquet; the best adapter; the base model with it merged in (default: rows)"
+    export.add_argument("--what", choices=("rows", "adapter", "merged"), default="rows", help=kinds)
+    _command(commands, "verify", "List stored rows that belong to no finished run; they are never read.", "turnwise verify")
+
+
+def _add_serving(commands: Any) -> None:
+    ui = _command(commands, "ui", "Serve MLflow's page and a Prefect server on loopback until Ctrl-C.", "turnwise ui --port 5001", module="services")
+    ui.add_argument("--port", type=int, default=5000, metavar="N", help="port of MLflow's page (default: 5000)")
+    what = "Serve the presets as Prefect deployments, with their schedules, until Ctrl-C."
+    serve = _command(commands, "serve", what, "turnwise serve", module="services")
+    serve.add_argument("--preset", action="append", metavar="PRESET", help="only these (repeatable; default: all)")
+    _command(commands, "init", "Create the stores of this folder; what is there stays.", "turnwise init")
+
+
+def _command(commands: Any, name: str, sentence: str, example: str, *, module: str = "commands") -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=sentence, description=sentence, epilog=f"example: {example}")
+    parser.set_defaults(function=f"flows.{module}:{name}")
+    parser.add_argument("--home", type=Path, metavar="FOLDER", help="project folder (default: the nearest one with data/ and mlflow/)")
+    parser.add_argument("--json", action="store_true", help="print one JSON value")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    return parser
+
+
+def _add_set(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change a config key (repeatable)")
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--plain", action="store_true", help="without Prefect")
+    parser.add_argument("--force", action="store_true", help="run even what a finished run could be reused for")
+    parser.add_argument("--dry-run", action="store_true", help="print what would run or be reused, and stop")
+
+
+def _version() -> str:
+    try:
+        return version("turnwise")
+    except PackageNotFoundError:  # run from a checkout that was never installed
+        return "(not installed)"
+
+
+def _terminated(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""What the commands do that run something or list what was run. `cli.py` reads the command line; results go to stdout."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from argparse import Namespace
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from flows import launch, presets
+from flows.report import Display, ending, rate_text
+from flows.workspace import find_home, open_workspace
+
+
+def run(args: Namespace) -> int:
+    """turnwise run PRESET"""
+    home = find_home(args.home)
+    if args.dry_run:
+        return _dry_run(args, home)
+    presets.check_exists(args.preset)
+    with launch.launcher(home, plain=args.plain) as launcher:
+        config = presets.load(args.preset, args.set)
+        workspace = open_workspace(home)
+        rows_to = None if args.quiet else sys.stderr if args.json else sys.stdout
+        with Display(quiet=args.quiet, rows_to=rows_to) as display:
+            summary = launch.launch_run(config, workspace, launcher, display, sets=args.set, force=args.force)
+    if args.json:
+        emit(asdict(summary))
+    else:
+        print("\n".join(ending(summary)))
+    return 0
+
+
+def _dry_run(args: Namespace, home: Path) -> int:
+    from flows.plan import plan
+
+    config = presets.load(args.preset, args.set)
+    planned = plan(config, open_workspace(home))
+    if args.json:
+        emit({"config": config.model_dump(mode="json"), "stages": planned})
+        return 0
+    print(json.dumps(config.model_dump(mode="json"), indent=1))
+    for one in planned:
+        place = one["part"] if one["part"] != "iteration" else one["iteration"]
+        print(f"{one['stage']} {place}: {'reuse ' + one['reuse'][:8] if one['reuse'] else 'run'}")
+    fresh = sum(one["reuse"] is None for one in planned)
+    print(f"{fresh} of {len(planned)} stages would run, {len(planned) - fresh} would be reused. To do it, leave out --dry-run.")
+    return 0
+
+
+def rerun(args: Namespace) -> int:
+    """turnwise rerun STAGE --of RUN"""
+    from flows.plan import reusable
+    from flows.rerun import prepare
+
+    home = find_home(args.home)
+    with launch.launcher(home, plain=args.plain or args.dry_run) as launcher:
+        workspace = open_workspace(home)
+        again = prepare(args.stage, args.of, workspace, sets=args.set, iteration=args.iteration)
+        # With nothing changed the old run itself has the fingerprint: to run it again is then all that was asked for.
+        force = args.force or not args.set
+        if args.dry_run:
+            found = None if force else reusable(again.call, workspace)
+            plan = {"stage": args.stage, "of": again.old, "inputs": dict(again.call.inputs), "reuse": found}
+            emit(plan) if args.json else print(f"{again.call.title}: {'reuse ' + found[:8] if found else 'run'} with the inputs of {again.old[:8]}")
+            return 0
+        with Display(quiet=args.quiet) as display:
+            done = launch.launch_rerun(again, workspace, launcher, display, sets=args.set, force=force)
+    before = workspace.tracking.metrics(again.old)
+    if args.json:
+        emit({**asdict(done), "rerun_of": again.old, "old_metrics": {key: before[key] for key in done.metrics if key in before}})
+        return 0
+    print(f"{'metric':<32}{again.old[:8]:>14}{done.run_id[:8]:>14}")
+    for key, value in sorted(done.metrics.items()):
+        print(f"{key:<32}{before.get(key, math.nan):>14.5g}{value:>14.5g}")
+    verb = "reused" if done.reused else "made"
+    print(f"run {done.run_id[:8]} {verb} from the inputs of {again.old[:8]}, which is unchanged. Look: turnwise show {done.run_id[:8]}")
+    return 0
+
+
+def runs(args: Namespace) -> int:
+    """turnwise runs"""
+    from flows.rerun import stored_summary
+
+    workspace = open_workspace(find_home(args.home))
+    found = []
+    for info in workspace.tracking.runs(args.stage, args.limit):
+        row: dict[str, Any] = {"run_id": info.run_id, "preset": info.tags.get("preset"), "status": info.status, "started": _iso(info.started)}
+        if args.stage == "pipeline":
+            row["final"] = {key: value for key, value in stored_summary(workspace, info.run_id)["final"].items() if key.startswith("win")}
+        else:
+            row |= {"iteration": int(info.tags.get("iteration", -1)), "pipeline": info.tags.get("pipeline"), "rerun_of": info.tags.get("rerun_of")}
+        found.append(row)
+    if args.json:
+        emit(found)
+        return 0
+    for row in found:
+        detail = rate_text(row["final"]) if "final" in row else f"iteration {row['iteration']}"
+        print(f"{row['run_id'][:8]}  {row['started'][:16].replace('T', ' ')}  {row['status']:<9} {row['preset'] or args.stage:<14} {detail}")
+    if not found:
+        print(f"No runs of {args.stage} in {workspace.home}. To make one: turnwise run demo", file=sys.stderr)
+    return 0
+
+
+def stages(args: Namespace) -> int:
+    """turnwise stages"""
+    from flows.describe import describe, describe_text
+
+    described = describe(args.name)
+    if args.json:
+        emit(described)
+    else:
+        print(describe_text(described))
+    return 0
+
+
+def pretrain(args: Namespace) -> int:
+    """turnwise pretrain"""
+    from flows.export import pretrain_to
+
+    home = find_home(args.home)
+    config = presets.resolve({"preset": "pretrain"}, args.set)
+    out = (home / "data" / "base" if args.out is None else args.out).resolve()
+    with Display(quiet=args.quiet) as display:
+        done = pretrain_to(config, open_workspace(home), out, display.bar, force=args.force)
+    if args.json:
+        emit({**asdict(done), "out": str(out)})
+    else:
+        print("\n".join(f"{key:<32}{value:>12.5g}" for key, value in sorted(done.metrics.items())))
+        print(f"model of run {done.run_id[:8]} in {out}. Try it: turnwise run demo")
+    return 0
+
+
+def export(args: Namespace) -> int:
+    """turnwise export RUN FOLDER"""
+    from flows.export import export_run
+
+    folder = args.folder.resolve()
+    written = export_run(open_workspace(find_home(args.home)), args.run, folder, args.what)
+    if args.json:
+        emit({"folder": str(folder), "files": [str(path.relative_to(folder)) for path in written]})
+    else:
+        print("\n".join(str(path) for path in written))
+    return 0
+
+
+def verify(args: Namespace) -> int:
+    """turnwise verify"""
+    from stages.execute import orphans
+
+    workspace = open_workspace(find_home(args.home))
+    found = orphans(workspace)
+    if args.json:
+        emit({"orphans": found})
+    else:
+        print("\n".join(found) if found else "Every stored row belongs to a finished run.")
+    return 0
+
+
+def init(args: Namespace) -> int:
+    """turnwise init"""
+    from flows.server import make_database
+
+    home = find_home(args.home)
+    for folder in ("data", "mlflow"):
+        (home / folder).mkdir(parents=True, exist_ok=True)
+    make_database(home)
+    open_workspace(home).tracking.initialise()
+    print(f"{home} is ready. Next: turnwise run demo")
+    return 0
+
+
+def emit(value: Any) -> None:
+    """Print one JSON value; a number that JSON lacks becomes null."""
+    print(json.dumps(_finite(value)))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return value
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,68 @@
+"""Every preset as a Prefect deployment: started by its cron, from Prefect's page, or with `prefect deployment run`.
+
+    turnwise serve
+    prefect deployment run turnwise/demo -p 'sets=["seed=1"]'
+    prefect deployment run turnwise-rerun/rerun -p stage=critic -p of=3f9c -p 'sets=["critic.lr=1e-4"]'
+
+A preset never overlaps with itself: a run that falls due while the one before goes on is cancelled, not queued. The
+process that serves them works in the project folder, and each run is a process of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, serve
+from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
+from prefect.deployments.runner import RunnerDeployment
+from prefect.types.entrypoint import EntrypointType
+
+from flows import presets
+from flows.launch import Launcher, launch_rerun, launch_run
+from flows.orchestrate import FLOW_NAME
+from flows.report import Display
+from flows.workspace import open_workspace
+
+
+@flow(name=FLOW_NAME, flow_run_name="{preset}", persist_result=False)
+def pipeline(preset: str = "demo", sets: list[str] = []) -> dict[str, Any]:  # noqa: B006 - Prefect shows the default in its form
+    """Run a preset, with `section.key=value` changes; finished stages are reused."""
+    config = presets.load(preset, sets)
+    workspace = open_workspace(Path.cwd())
+    with Display(quiet=True) as display:
+        return asdict(launch_run(config, workspace, Launcher.inside_flow(workspace.home), display, sets=sets))
+
+
+@flow(name=f"{FLOW_NAME}-rerun", flow_run_name="{stage} of {of}", persist_result=False)
+def rerun(stage: str, of: str, sets: list[str] = [], iteration: int | None = None) -> dict[str, Any]:  # noqa: B006
+    """Run one stage again from its stored inputs."""
+    from flows.rerun import prepare
+
+    workspace = open_workspace(Path.cwd())
+    again = prepare(stage, of, workspace, sets=sets, iteration=iteration)
+    with Display(quiet=True) as display:
+        return asdict(launch_rerun(again, workspace, Launcher.inside_flow(workspace.home), display, sets=sets, force=not sets))
+
+
+def deployments(chosen: Sequence[str]) -> list[RunnerDeployment]:
+    """One deployment a preset, and one that reruns a stage."""
+    made = [
+        RunnerDeployment.from_flow(
+            pipeline,
+            preset,
+            cron=presets.load(preset).cron or None,
+            parameters={"preset": preset, "sets": []},
+            concurrency_limit=ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW),
+            entrypoint_type=EntrypointType.MODULE_PATH,
+        )
+        for preset in chosen
+    ]
+    return [*made, RunnerDeployment.from_flow(rerun, "rerun", entrypoint_type=EntrypointType.MODULE_PATH)]
+
+
+if __name__ == "__main__":
+    serve(*deployments(sys.argv[1:] or presets.names()), print_starting_message=False)

@@ -1,0 +1,81 @@
+"""Takes results out of the store: rows as Parquet, an adapter, a merged model; and puts a pretrained base model in place."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.pipeline import EXPERIMENT
+from flows.registry import load_stage
+from flows.rerun import stored_summary
+from stages.types import MissingInput, UsageError
+
+if TYPE_CHECKING:
+    from flows.presets import RunConfig
+    from stages.execute import Bar, StageRun, Workspace
+
+
+def export_run(workspace: Workspace, run: str, folder: Path, what: str) -> list[Path]:
+    """Write the rows of a run, its adapter, or its model with the adapter merged in, to a new folder. Returns the files."""
+    run_id = workspace.tracking.find(run)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"export: wanted a new or empty folder, but {folder} has something in it. Name another one.")
+    if what == "rows":
+        written = workspace.replay.export(_stage_runs(workspace, run_id), folder)
+        if not written:
+            raise UsageError(f"run {run_id[:8]} has no rows: only stages that write tables have. See: turnwise stages")
+        return written
+    source = _adapter_run(workspace, run_id)
+    adapter = workspace.tracking.artifact(source, "adapter")
+    if what == "adapter":
+        shutil.copytree(adapter, folder, dirs_exist_ok=True)
+    else:
+        stored = json.loads(workspace.tracking.artifact(source, "config.json").read_text(encoding="utf-8"))
+        merge(stored["config"]["model"]["path"], adapter, folder)
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def merge(base: str, adapter: Path, folder: Path) -> None:
+    """Save the base model with the adapter added to its weights, as AutoModelForCausalLM and AutoTokenizer load it."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(adapter))
+    model.merge_and_unload().save_pretrained(folder)
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+
+
+def pretrain_to(config: RunConfig, workspace: Workspace, out: Path, bar: Bar, *, force: bool) -> StageRun:
+    """Run the stage `pretrain` and copy the model that it left to `out`."""
+    from stages.execute import execute
+
+    # It makes the base model, so it cannot depend on one.
+    alone = replace(workspace, engine=_no_engine, model_hash=lambda run: "")
+    done = execute(load_stage("pretrain"), run=config, inputs={}, iteration=0, workspace=alone, force=force, progress=bar)
+    shutil.copytree(workspace.tracking.artifact(done.run_id, "model"), out, dirs_exist_ok=True)
+    return done
+
+
+def _no_engine(run: RunConfig) -> Any:
+    return None
+
+
+def _stage_runs(workspace: Workspace, run_id: str) -> list[str]:
+    """All stage runs of a pipeline run, each once; a stage run is its own."""
+    if workspace.tracking.experiment(run_id) != EXPERIMENT:
+        return [run_id]
+    summary = stored_summary(workspace, run_id)
+    ids = [one for row in summary["iterations"] for one in row["runs"].values()]
+    return list(dict.fromkeys([*ids, *(summary[part]["run_id"] for part in ("base", "final") if summary[part])]))
+
+
+def _adapter_run(workspace: Workspace, run_id: str) -> str:
+    if workspace.tracking.experiment(run_id) != EXPERIMENT:
+        return run_id
+    final = stored_summary(workspace, run_id)["final"]
+    if not final:
+        raise MissingInput(f"the adapter of pipeline run {run_id[:8]} was wanted, but that run is not finished. Run the same preset again.")
+    return str(final["adapter"])

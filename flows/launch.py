@@ -1,0 +1,92 @@
+"""Starts pipelines and reruns: opens the project folder, finds or starts the Prefect server, tells who watches.
+
+Used by the command line and by deployments alike; `plain` leaves Prefect out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from flows.pipeline import Step, Summary
+    from flows.presets import RunConfig
+    from flows.report import Display
+    from flows.rerun import Rerun
+    from flows.server import Server
+    from stages.execute import StageRun, Workspace
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """How things are run: under the flow of a Prefect server, or plainly where there is none."""
+
+    home: Path
+    server: Server | None
+    in_flow: bool = False  # the caller is a flow run already, as in a deployment
+
+    @classmethod
+    def inside_flow(cls, home: Path) -> Launcher:
+        """For a body that Prefect itself started."""
+        return cls(home, None, in_flow=True)
+
+    def flow(self, body: Callable[[], T], name: str, parameters: dict[str, Any]) -> T:
+        """Run `body`, as a flow run shown with its parameters."""
+        if self.server is None:
+            return body()
+        from flows.server import use_server
+
+        use_server(self.server.wait(), self.home)
+        from flows.orchestrate import run_as_flow
+
+        return run_as_flow(body, name, parameters)
+
+    def step(self, inner: Step) -> Step:
+        """A step that runs `inner`, as a task of the flow that it is called in."""
+        if self.server is None and not self.in_flow:
+            return inner
+        from flows.orchestrate import prefect_step
+
+        return prefect_step(inner)
+
+
+@contextmanager
+def launcher(home: Path, *, plain: bool) -> Iterator[Launcher]:
+    """A launcher; the server that it may have started begins at once, beside what is imported next, and ends with the context."""
+    if plain:
+        yield Launcher(home, None)
+        return
+    from flows.server import begin_server
+
+    server = begin_server(home)
+    try:
+        yield Launcher(home, server)
+    finally:
+        server.stop()
+
+
+def launch_run(run: RunConfig, workspace: Workspace, launch: Launcher, display: Display, *, sets: list[str], force: bool = False) -> Summary:
+    """A whole pipeline run."""
+    from flows.pipeline import plain_step, run_pipeline
+
+    def make_step(parent: str) -> Step:
+        return display.watched(launch.step(plain_step(workspace, parent, display.bar, force)))
+
+    def body() -> Summary:
+        return run_pipeline(run, workspace, make_step, display.row)
+
+    return launch.flow(body, f"{run.preset} seed {run.seed}", {"preset": run.preset, "sets": sets})
+
+
+def launch_rerun(rerun: Rerun, workspace: Workspace, launch: Launcher, display: Display, *, sets: list[str], force: bool) -> StageRun:
+    """One stage, once more."""
+    from flows.rerun import rerun_step
+
+    step = display.watched(launch.step(rerun_step(rerun, workspace, display.bar, force)))
+    parameters = {"stage": rerun.call.stage.name, "of": rerun.old, "sets": sets}
+    return launch.flow(lambda: step(rerun.call), f"rerun {rerun.call.title}", parameters)

@@ -1,0 +1,103 @@
+"""Runs a command that must not outlive its owner.
+
+    python -m flows.leash COMMAND ARGUMENT ...
+
+The owner holds the write end of this process's standard input. When that closes, because the owner let go or was killed
+with -9, the command and all that it started are stopped. It works on every POSIX system and needs no help of the owner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+GRACE_S = 5.0  # between the request to stop and the kill
+
+
+class Leashed:
+    """A command on a leash, seen from its owner. Its output goes to the file `log`, which is kept if anything was said."""
+
+    def __init__(self, command: Sequence[str], *, log: Path, env: Mapping[str, str], cwd: Path | None = None) -> None:
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "flows.leash", *command],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(env),
+                cwd=cwd,
+                # Ctrl-C reaches the whole foreground group: the owner decides when its servers go, after its last report to them.
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """Stop the command and wait until it is gone. Idempotent."""
+        stdin: IO[bytes] | None = self._process.stdin
+        if stdin is not None:
+            with contextlib.suppress(OSError):
+                stdin.close()
+        try:
+            self._process.wait(timeout=2 * GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self.log.is_file() and not self.log.stat().st_size:
+            self.log.unlink()
+
+    def tail(self, lines: int = 3) -> str:
+        """The last lines that the command wrote."""
+        return " / ".join(self.log.read_text(errors="replace").strip().splitlines()[-lines:])
+
+
+def main(command: Sequence[str]) -> int:
+    """Run the command until it ends or standard input closes; its exit status, or 0 where it was stopped."""
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    stopper = threading.Thread(target=_stop_group, args=(child,))
+    once = threading.Lock()
+
+    def stop() -> None:
+        if once.acquire(blocking=False):
+            stopper.start()
+
+    def watch() -> None:
+        # The raw descriptor: a buffered reader would hold a lock that the interpreter wants at its own end.
+        while os.read(0, 1024):
+            pass
+        stop()
+
+    signal.signal(signal.SIGTERM, lambda *_: stop())
+    threading.Thread(target=watch, daemon=True).start()
+    status = child.wait()
+    if once.locked():
+        stopper.join()
+        return 0
+    return status
+
+
+def _stop_group(child: subprocess.Popen[bytes]) -> None:
+    """Ask the command's process group to stop, then kill what is left of it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=GRACE_S)
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

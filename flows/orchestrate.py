@@ -1,0 +1,70 @@
+"""The same pipeline under Prefect: one flow a run, one task a stage, so that a server shows, schedules and retries them.
+
+Prefect's own caching is off: the fingerprint is the only cache. Imported late, because Prefect takes seconds to import
+and reads the address of its server when it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from prefect import Flow, Task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.logging import get_run_logger
+
+from stages.types import EngineUnavailable, SimulatorError
+
+if TYPE_CHECKING:
+    from flows.pipeline import Call, Step
+    from stages.execute import StageRun
+
+FLOW_NAME = "turnwise"
+RETRIES = 2
+RETRY_DELAY_S = 10
+
+T = TypeVar("T")
+
+
+def prefect_step(inner: Step) -> Step:
+    """Run each stage as a task of the flow that calls it; a stage whose engine was down is tried again."""
+
+    def step(call: Call) -> StageRun:
+        def stage() -> StageRun:
+            done = inner(call)
+            get_run_logger().info("%s: run %s%s, %.1f s", call.title, done.run_id, " (reused)" if done.reused else "", done.seconds)
+            return done
+
+        return Task(
+            fn=stage,
+            name=call.stage.name,
+            task_run_name=call.title,
+            cache_policy=NO_CACHE,
+            persist_result=False,
+            retries=RETRIES,
+            retry_delay_seconds=RETRY_DELAY_S,
+            retry_condition_fn=_infrastructure,
+        )()
+
+    return step
+
+
+def run_as_flow(body: Callable[[], T], name: str, parameters: dict[str, Any]) -> T:
+    """Run `body` as one run of the flow `turnwise`, shown with the parameters that started it."""
+
+    def pipeline(parameters: dict[str, Any]) -> T:
+        return body()
+
+    return Flow(fn=pipeline, name=FLOW_NAME, flow_run_name=name, validate_parameters=False, persist_result=False)(parameters)
+
+
+def _infrastructure(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
+    """Whether trying again may help: an engine or a simulator that failed, never a mistake of ours or of the user."""
+    try:
+        state.result()
+    except (EngineUnavailable, SimulatorError):
+        return True
+    except BaseException:  # only looked at, not handled: Prefect still holds it and raises it
+        return False
+    return False

@@ -1,0 +1,229 @@
+"""Chains the stages of a method over iterations, and keeps the run that stands for the whole.
+
+    turnwise run demo
+
+base -> (collect -> ... -> adapter -> evaluate) x iterations -> final: the adapter with the best validation win rate
+(the earliest of equals), on the test split. Plain functions: how a stage is run is a `Step` handed in, so that the same
+chain serves plain runs, Prefect (`orchestrate.py`) and the plan that `--dry-run` prints. The parent run in MLflow's
+experiment `pipeline` has the curves: step 0 is the base model, step n the state after n iterations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from flows import presets
+from flows.registry import METHODS, load_stage, select_inputs
+from stages.types import TurnwiseError
+
+if TYPE_CHECKING:
+    from flows.presets import RunConfig
+    from stages.contract import Stage
+    from stages.execute import Bar, StageRun, Workspace
+    from stages.tracking import Status
+
+EXPERIMENT = "pipeline"
+SUMMARY = "summary.json"  # artifact of the parent run: what `--json` prints
+WIN_RATE = "evaluate/win_rate"
+TOTALS = ("stages_s", "episodes", "env_steps", "tokens")  # the four axes of cost, summed over the iterations; evaluation is left out
+
+
+@dataclass(frozen=True)
+class Call:
+    """One stage to be run: all that `execute` wants, apart from where."""
+
+    stage: Stage
+    run: RunConfig
+    inputs: Mapping[str, Sequence[str]]
+    iteration: int  # -1 for the base model
+    part: str = "iteration"  # "base" | "start" | "iteration" | "final" | "rerun"
+
+    @property
+    def title(self) -> str:
+        return f"{self.stage.name} {self.part if self.part in ('base', 'start', 'final') else self.iteration}"
+
+
+Step = Callable[[Call], "StageRun"]
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What one iteration came to. win_rate and its 95 % interval are of the validation split; None where not evaluated."""
+
+    iteration: int
+    runs: Mapping[str, str]  # stage -> run id
+    metrics: Mapping[str, float]
+    seconds: float  # of the stages' own work, evaluation left out; a reused stage counts what it took when it ran
+    reused: tuple[str, ...] = ()
+
+    @property
+    def win_rate(self) -> float | None:
+        return self.metrics.get(WIN_RATE)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A whole run, as `turnwise run --json` prints it."""
+
+    run_id: str
+    preset: str
+    status: str
+    seconds: float
+    base: Mapping[str, Any] = field(default_factory=dict)  # the base model on the test split
+    final: Mapping[str, Any] = field(default_factory=dict)  # the best adapter on the test split
+    iterations: Sequence[Mapping[str, Any]] = ()
+
+
+Watcher = Callable[[Iteration], None]
+"""Is told of every iteration when it is done, of the base model first (iteration -1)."""
+
+
+def plain_step(workspace: Workspace, parent: str, bar: Bar, force: bool = False) -> Step:
+    """Run stages right here, as runs below the pipeline run `parent`."""
+    from stages.execute import execute
+
+    def step(call: Call) -> StageRun:
+        return execute(
+            call.stage,
+            run=call.run,
+            inputs=call.inputs,
+            iteration=call.iteration,
+            workspace=workspace,
+            parent=parent,
+            force=force,
+            tags={"part": call.part},
+            progress=bar,
+        )
+
+    return step
+
+
+def evaluate_base(run: RunConfig, step: Step) -> tuple[StageRun, StageRun]:
+    """The base model, before anything is learned: on the test split, and on the split of the curve as its start."""
+    stage = load_stage("evaluate")
+    base = step(Call(stage, presets.change(run, "evaluate", split="test"), {}, -1, "base"))
+    return base, step(Call(stage, run, {}, -1, "start"))
+
+
+def iterate(run: RunConfig, step: Step) -> Iterator[Iteration]:
+    """The iterations of the run's method, one after the other."""
+    history: dict[str, list[str]] = {}
+    for i in range(run.iterations):
+        names = list(METHODS[run.method])
+        if (i + 1) % run.evaluate_every == 0 or i == run.iterations - 1:
+            names.append("evaluate")
+        done: dict[str, StageRun] = {}
+        for name in names:
+            stage = load_stage(name)
+            done[name] = step(Call(stage, run, _inputs(stage, history), i))
+            history.setdefault(name, []).append(done[name].run_id)
+        yield Iteration(
+            iteration=i,
+            runs={name: one.run_id for name, one in done.items()},
+            metrics={key: value for one in done.values() for key, value in one.metrics.items()},
+            seconds=sum(one.seconds for name, one in done.items() if name != "evaluate"),
+            reused=tuple(name for name, one in done.items() if one.reused),
+        )
+
+
+def evaluate_final(run: RunConfig, step: Step, best: Iteration) -> StageRun:
+    """The adapter of one iteration on the test split, with the critic of that iteration for the audit."""
+    stage = load_stage("evaluate")
+    history = {name: [run_id] for name, run_id in best.runs.items()}
+    changed = presets.change(run, "evaluate", split="test")
+    return step(Call(stage, changed, _inputs(stage, history), best.iteration, "final"))
+
+
+def best_of(rows: Sequence[Iteration]) -> Iteration | None:
+    """The evaluated iteration with the highest validation win rate; the earliest of equals."""
+    evaluated = [row for row in rows if row.win_rate is not None]
+    return max(evaluated, key=lambda row: (row.win_rate, -row.iteration)) if evaluated else None
+
+
+def _inputs(stage: Stage, history: dict[str, list[str]]) -> dict[str, list[str]]:
+    return {name: runs for name, runs in select_inputs(stage.name, history).items() if name in stage.inputs}
+
+
+def run_pipeline(run: RunConfig, workspace: Workspace, make_step: Callable[[str], Step], watch: Watcher = lambda row: None) -> Summary:
+    """The whole run. make_step: from the id of the parent run to how stages are run.
+
+    Finished stages are reused, so after a kill the same call goes on from the last one that finished. Raises what a
+    stage raises; the parent run is then marked FAILED, or KILLED on Ctrl-C, with what had been done by then.
+    """
+    tags = {"preset": run.preset, "method": run.method, "seed": str(run.seed)}
+    run_id = workspace.tracking.start(EXPERIMENT, f"{run.preset} seed {run.seed}", tags)
+    book = _Book(workspace, Summary(run_id, run.preset, "RUNNING", 0.0))
+    with book.closing():
+        workspace.tracking.write_json(run_id, "config.json", run.model_dump(mode="json"))
+        workspace.tracking.params(run_id, {"preset": run.preset, "method": run.method, "seed": run.seed, "iterations": run.iterations})
+        step = make_step(run_id)
+        base, start = evaluate_base(run, step)
+        book.put(base={**_outcome(base), "run_id": base.run_id})
+        rows = [Iteration(-1, {"evaluate": start.run_id}, start.metrics, start.seconds, ("evaluate",) if start.reused else ())]
+        book.add(rows[0])
+        watch(rows[0])
+        for row in iterate(run, step):
+            rows.append(row)
+            book.add(row)
+            watch(row)
+        if best := best_of(rows[1:]):
+            final = evaluate_final(run, step, best)
+            adapter = best.runs[METHODS[run.method][-1]]
+            book.put(final={**_outcome(final), "run_id": final.run_id, "iteration": best.iteration, "adapter": adapter})
+    return book.summary
+
+
+def _outcome(evaluated: StageRun) -> dict[str, Any]:
+    """The metrics of one evaluation, named as `--json` prints them: win_rate, win_low, win_high and the rest."""
+    return {key.removeprefix("evaluate/"): value for key, value in evaluated.metrics.items()}
+
+
+class _Book:
+    """The parent run's curves and its summary, kept up to date so that a killed run can be shown and rerun from."""
+
+    def __init__(self, workspace: Workspace, summary: Summary) -> None:
+        self.summary = summary
+        self._tracking = workspace.tracking
+        self._started = time.perf_counter()
+        self._totals = dict.fromkeys(TOTALS, 0.0)
+
+    def put(self, **changes: Any) -> None:
+        self.summary = replace(self.summary, seconds=round(time.perf_counter() - self._started, 3), **changes)
+        self._tracking.write_json(self.summary.run_id, SUMMARY, asdict(self.summary))
+        numbers = {f"{part}/{key}": value for part in ("base", "final") for key, value in changes.get(part, {}).items() if isinstance(value, float)}
+        self._tracking.log(self.summary.run_id, numbers)
+
+    def add(self, row: Iteration) -> None:
+        """An iteration's metrics at step iteration + 1, with running totals, so that win rates can be drawn against cost."""
+        plain = {"iteration": row.iteration, **_outcome_of(row), "seconds": round(row.seconds, 3), "reused": list(row.reused), "runs": dict(row.runs)}
+        self._totals["stages_s"] += row.seconds
+        for key, value in row.metrics.items():
+            stage, _, what = key.partition("/")
+            if what in TOTALS and stage != "evaluate":
+                self._totals[what] += value
+        totals = {f"{EXPERIMENT}/{key}": value for key, value in self._totals.items()}
+        self._tracking.log(self.summary.run_id, {**row.metrics, **totals}, row.iteration + 1)
+        self.put(iterations=[*self.summary.iterations, {**plain, "metrics": {**row.metrics, **totals}}])
+
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        run_id = self.summary.run_id
+        try:
+            yield
+            self.put(status="FINISHED")
+            self._tracking.finish(run_id)
+        except BaseException as error:
+            status: Status = "FAILED" if isinstance(error, Exception) else "KILLED"
+            # The disk that stopped a stage may stop this too: then the run stays RUNNING until its process is found gone.
+            with suppress(TurnwiseError, OSError):
+                self.put(status=status)
+                self._tracking.finish(run_id, status, f"{type(error).__name__}: {error}")
+            raise
+
+
+def _outcome_of(row: Iteration) -> dict[str, Any]:
+    return {key: row.metrics.get(f"evaluate/{key}") for key in ("win_rate", "win_low", "win_high")}

@@ -1,0 +1,44 @@
+"""What a run would do: for every stage, the finished run that would be reused, or that it would run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from flows import pipeline
+
+if TYPE_CHECKING:
+    from flows.pipeline import Call
+    from flows.presets import RunConfig
+    from stages.execute import StageRun, Workspace
+
+PENDING = "(not yet)"  # stands for the id of a run that does not exist: no stored input equals it, so what follows runs too
+
+
+def plan(run: RunConfig, workspace: Workspace) -> list[dict[str, Any]]:
+    """The stages of a run in order, each with `reuse`: the id of the run that would be reused, or None."""
+    from stages.execute import StageRun
+
+    planned: list[dict[str, Any]] = []
+
+    def step(call: Call) -> StageRun:
+        found = reusable(call, workspace)
+        planned.append({"stage": call.stage.name, "part": call.part, "iteration": call.iteration, "reuse": found})
+        return StageRun(call.stage.name, found or PENDING, call.iteration, workspace.tracking.metrics(found) if found else {}, bool(found), 0.0)
+
+    pipeline.evaluate_base(run, step)
+    rows = list(pipeline.iterate(run, step))
+    if rows and all(PENDING not in row.runs.values() for row in rows) and (best := pipeline.best_of(rows)):
+        pipeline.evaluate_final(run, step, best)
+    elif rows:  # which adapter is the best is known only when all are evaluated
+        planned.append({"stage": "evaluate", "part": "final", "iteration": None, "reuse": None})
+    return planned
+
+
+def reusable(call: Call, workspace: Workspace) -> str | None:
+    """Id of the finished run with the fingerprint that this call would have."""
+    from stages.execute import stage_fingerprint
+
+    if any(PENDING in runs for runs in call.inputs.values()):
+        return None
+    key = stage_fingerprint(call.stage, run=call.run, inputs=call.inputs, iteration=call.iteration, workspace=workspace)
+    return workspace.tracking.finished(key, call.stage.name)

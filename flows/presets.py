@@ -1,0 +1,150 @@
+"""Presets are whole runs: one TOML each in `presets/`, holding only what differs from the defaults of the code.
+
+    turnwise run demo --set critic.lr=1e-4 --set roles.frozen=adapter
+
+Order: default < TOML < --set. A key that nobody knows is an error that names the nearest right one.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError, create_model
+
+from flows import registry
+from stages.contract import Config
+from stages.envs import nearest
+from stages.sections import ModelConfig, RolesConfig, TaskConfig
+from stages.types import UsageError
+
+FOLDER = Path(__file__).parent / "presets"
+
+
+class RunConfig(Config):
+    """A whole run. The class that `run_config` returns has one more section a stage, named like it: its own Config."""
+
+    preset: str = Field("", description="Name of the preset that the run was made from. [ours]")
+    seed: int = Field(0, ge=0, description="Mixed with stage name and iteration into every stage's seed. [ours]")
+    iterations: int = Field(4, ge=0, description="Rounds of collecting and learning; more of them continue a finished run. [ours]")
+    method: Literal["nlac", "rft", "grpo"] = Field("nlac", description="Which stages an iteration runs: NLAC or a baseline. [ours]")
+    evaluate_every: int = Field(1, ge=1, description="Iterations between two evaluations; the last one is always evaluated. [ours]")
+    cron: str = Field("", description="When `turnwise serve` starts the preset, like '0 3 * * *'; empty = by hand only. [ours]")
+    task: TaskConfig = Field(default_factory=TaskConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    roles: RolesConfig = Field(default_factory=RolesConfig)
+
+
+@cache
+def run_config() -> type[RunConfig]:
+    """RunConfig with the section of every stage. Made on first use, because it imports the stages' modules."""
+    sections: dict[str, Any] = {}
+    for name in registry.STAGES:
+        config = registry.load_stage(name).config
+        sections[name] = (config, Field(default_factory=config))
+    made: type[RunConfig] = create_model("RunConfig", __base__=RunConfig, __doc__=RunConfig.__doc__, **sections)
+    return made
+
+
+def names() -> list[str]:
+    """All presets that ship with turnwise, sorted."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def check_exists(preset: str) -> Path:
+    """The file of a preset: a name, or a path that ends in .toml. Raises UsageError with the nearest name."""
+    path = Path(preset) if preset.endswith(".toml") else FOLDER / f"{preset}.toml"
+    if path.is_file():
+        return path
+    if preset.endswith(".toml"):
+        raise UsageError(f"There is no preset file {preset}. Give a file that exists, or one of the presets {', '.join(names())}.")
+    raise UsageError(f"There is no preset {preset!r}{nearest(preset, names()) or '.'} Presets: {', '.join(names())}.")
+
+
+def load(preset: str, sets: Sequence[str] = ()) -> RunConfig:
+    """The config of a preset with `section.key=value` changes.
+
+    Raises UsageError: unknown preset, section or key with the nearest right one; a value that does not fit, with its key.
+    """
+    path = check_exists(preset)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"The preset {path.name} is not readable TOML: {error}.") from None
+    return resolve({**values, "preset": path.stem}, sets)
+
+
+def resolve(values: Mapping[str, Any], sets: Sequence[str] = ()) -> RunConfig:
+    """Nested plain values, then `sets` over them, checked. Also reads back the config that a run stored."""
+    merged = _copied(values)
+    for item in sets:
+        _apply(merged, item)
+    try:
+        return run_config().model_validate(merged)
+    except ValidationError as error:
+        raise UsageError(_sentence(error)) from None
+
+
+def change(run: RunConfig, section: str, **values: Any) -> RunConfig:
+    """A copy of `run` with keys of one section replaced, checked again."""
+    plain = run.model_dump(mode="json")
+    plain[section].update(values)
+    return resolve(plain)
+
+
+def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _copied(value) if isinstance(value, Mapping) else value for key, value in values.items()}
+
+
+def _apply(values: dict[str, Any], item: str) -> None:
+    """Write one `section.key=value` into nested values. The value is read as TOML, and as text where that fails."""
+    key, equals, text = item.partition("=")
+    *parents, last = key.strip().split(".")
+    if not equals or not last or not all(parents):
+        raise UsageError(f"--set {item}: wanted section.key=value, for example --set critic.lr=1e-4.")
+    for name in parents:
+        inner = values.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise UsageError(f"--set {item}: {name!r} is a value and has no keys.")
+        values = inner
+    try:
+        values[last] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        values[last] = text
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first problem in one sentence, an unknown key before a wrong value: it often is the reason for the latter."""
+    first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    path = [str(part) for part in first["loc"]]
+    key = ".".join(path)
+    if first["type"] != "extra_forbidden":
+        reason = first["msg"][:1].lower() + first["msg"][1:]
+        return f"{key}: {reason}; found {str(first['input'])[:80]!r}."
+    known = list(_section(path[:-1]).model_fields)
+    what = "section or key" if len(path) == 1 else "key"
+    same_name = [name for name in _keys(run_config()) if name.endswith(f".{path[-1]}")]
+    meant = f"; did you mean {' or '.join(same_name)}?" if same_name else nearest(path[-1], known)
+    return f"There is no {what} {key!r}{meant or '; it has ' + ', '.join(known) + '.'}"
+
+
+def _section(path: Sequence[str]) -> type[BaseModel]:
+    model: type[BaseModel] = run_config()
+    for name in path:
+        inner = model.model_fields[name].annotation
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            break
+        model = inner
+    return model
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """All dotted keys of a config."""
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from _keys(info.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"

@@ -1,0 +1,65 @@
+"""Which stages there are, which of them a method runs in turn, and whose runs each one is handed.
+
+To add a stage: its module in `stages/`, one line in STAGES, and its name in a METHOD with its WIRING.
+A stage is imported when it is asked for, so that the command line need not pay for what it does not use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from stages.contract import Stage
+
+STAGES: dict[str, str] = {
+    "pretrain": "stages.pretrain",
+    "collect": "stages.collect",
+    "targets": "stages.targets",
+    "critic": "stages.critic",
+    "refine": "stages.refine",
+    "distill": "stages.distill",
+    "rft": "stages.rft",
+    "grpo": "stages.grpo",
+    "evaluate": "stages.evaluate",
+}
+"""Stage name -> module that exports it as STAGE. The name is also its section of a preset."""
+
+METHODS: dict[str, tuple[str, ...]] = {
+    "nlac": ("collect", "targets", "critic", "refine", "distill"),
+    "rft": ("collect", "rft"),
+    "grpo": ("collect", "grpo"),
+}
+"""Method -> its stages within one iteration, in order. The last one makes the adapter that is evaluated."""
+
+Which = Literal["all", "last"]
+
+_POLICIES: dict[str, Which] = {"distill": "last", "rft": "last", "grpo": "last"}
+
+WIRING: dict[str, dict[str, Which]] = {
+    "pretrain": {},
+    "collect": _POLICIES,
+    "targets": {"collect": "all", "critic": "all", "distill": "last"},
+    "critic": {"targets": "last", "collect": "all", "refine": "last", "distill": "last", "critic": "last"},
+    "refine": {"collect": "all", "critic": "last"},
+    "distill": {"refine": "last", "targets": "last", "critic": "last"},
+    "rft": {"collect": "all", "rft": "last"},
+    "grpo": {"collect": "last", "grpo": "last"},
+    "evaluate": {**_POLICIES, "critic": "last"},
+}
+"""Stage -> upstream stage -> all of its runs so far, or the newest only. Upstream stages without a run yet are left out."""
+
+
+def load_stage(name: str) -> Stage:
+    """The stage of that name. Its module must export STAGE."""
+    stage: Stage = importlib.import_module(STAGES[name]).STAGE
+    return stage
+
+
+def select_inputs(stage: str, history: dict[str, list[str]]) -> dict[str, list[str]]:
+    """The inputs of `stage` from the runs that a pipeline has so far (stage name -> run ids, oldest first).
+
+    Within an iteration, "last" is this iteration's run where that stage has had its turn, else the one before.
+    """
+    chosen = {name: history.get(name, []) for name in WIRING[stage]}
+    return {name: list(runs) if WIRING[stage][name] == "all" else runs[-1:] for name, runs in chosen.items() if runs}

@@ -1,0 +1,149 @@
+"""What a running pipeline shows: bars and stage lines on stderr, a table row with a bar of the curve an iteration on stdout."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from flows.pipeline import Call, Iteration, Step, Summary
+    from stages import contract
+    from stages.execute import StageRun
+
+BAR_CELLS = 24
+EIGHTHS = " ▏▎▍▌▋▊▉█"
+LEVELS = "▁▂▃▄▅▆▇█"
+COLUMNS = (
+    # heading, metric, width, format
+    ("episodes", "collect/episodes", 9, "{:.0f}"),
+    ("return", "collect/return", 7, "{:.2f}"),
+    ("L1", "critic/nll/successor", 6, "{:.2f}"),
+    ("L2", "distill/nll/policy", 6, "{:.2f}"),
+)
+"""Between the iteration's number and its win rate. A metric that a method does not have leaves its column empty."""
+
+
+class _Bar:
+    """One line of the live display, gone when its total is reached."""
+
+    def __init__(self, display: Progress, task: TaskID, total: int) -> None:
+        self._display, self._task, self._left = display, task, total
+
+    def advance(self, n: int = 1) -> None:
+        self._left -= n
+        self._display.advance(self._task, n)
+        if self._left <= 0:
+            self._display.update(self._task, visible=False)
+
+
+class Display:
+    """Progress on stderr while the context lasts: bars on a terminal, else one line a stage; nothing where quiet."""
+
+    def __init__(self, *, quiet: bool = False, rows_to: TextIO | None = None) -> None:
+        self._quiet = quiet
+        self._rows_to = rows_to
+        self._console = Console(stderr=True, highlight=False)
+        self._live = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=BAR_CELLS),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+            disable=quiet or not self._console.is_terminal,
+            redirect_stdout=sys.stdout.isatty(),  # rows that go to a file must not be drawn into the display
+        )
+        self._headed = False
+
+    def __enter__(self) -> Display:
+        self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._live.stop()
+
+    def bar(self, what: str, total: int) -> contract.Progress:
+        return _Bar(self._live, self._live.add_task(what, total=total), total)
+
+    def say(self, text: str) -> None:
+        if not self._quiet:
+            self._console.print(text, markup=False)
+
+    def watched(self, step: Step) -> Step:
+        """The same step, told of on stderr."""
+
+        def watched(call: Call) -> StageRun:
+            task = self._live.add_task(call.title, total=None)
+            try:
+                done = step(call)
+            finally:
+                self._live.remove_task(task)
+            if not self._console.is_terminal:
+                self.say(f"{call.title}: {'reused' if done.reused else f'{done.seconds:.1f} s'}, run {done.run_id[:8]}")
+            return done
+
+        return watched
+
+    def row(self, row: Iteration) -> None:
+        """One iteration as a table row whose last cell is its point of the curve, drawn sideways."""
+        if self._rows_to is not None:
+            if not self._headed:
+                print(header(), file=self._rows_to, flush=True)
+                self._headed = True
+            print(table_row(row), file=self._rows_to, flush=True)
+
+
+def header() -> str:
+    return f"{'iteration':>9}{''.join(f'{title:>{width}}' for title, _, width, _ in COLUMNS)}{'seconds':>9}  {'win rate, 95 %':<16}"
+
+
+def table_row(row: Iteration) -> str:
+    cells = "".join(f"{_cell(row.metrics, metric, form):>{width}}" for _, metric, width, form in COLUMNS)
+    low, high = row.metrics.get("evaluate/win_low"), row.metrics.get("evaluate/win_high")
+    interval = f"{low:.2f}-{high:.2f}" if low is not None and high is not None else ""
+    rate = "" if row.win_rate is None else f"{row.win_rate:.2f}"
+    name = "base" if row.iteration < 0 else str(row.iteration)
+    return f"{name:>9}{cells}{row.seconds:>9.1f}  {rate:<5}{interval:<11}{bar(row.win_rate)}".rstrip()
+
+
+def bar(share: float | None) -> str:
+    """A share of 1 as a bar of eighths of a cell."""
+    eighths = round((share or 0.0) * BAR_CELLS * 8)
+    return EIGHTHS[8] * (eighths // 8) + EIGHTHS[eighths % 8].strip()
+
+
+def sparkline(shares: Sequence[float]) -> str:
+    """Shares of 1 as one line of eight levels."""
+    return "".join(LEVELS[min(int(share * len(LEVELS)), len(LEVELS) - 1)] for share in shares)
+
+
+def ending(summary: Summary) -> list[str]:
+    """The last lines of a run: the curve, the result, and where to look."""
+    rates = [one["win_rate"] for one in summary.iterations if one["win_rate"] is not None]
+    lines = []
+    if rates:
+        lines.append(f"validation  {sparkline(rates)}  {rates[0]:.2f} -> {rates[-1]:.2f}, best {max(rates):.2f}")
+    if summary.base and summary.final:
+        lines.append(f"test        base {rate_text(summary.base)} -> iteration {summary.final['iteration']} {rate_text(summary.final)}")
+    short = summary.run_id[:8]
+    lines.append(f"run {short} in {summary.seconds:.0f} s. Look: turnwise show {short}; curves in the browser: turnwise ui")
+    return lines
+
+
+def rate_text(outcome: Mapping[str, Any]) -> str:
+    """Win rate with its interval, as far as they are known."""
+    if outcome.get("win_rate") is None:
+        return "-"
+    interval = f" ({outcome['win_low']:.2f}-{outcome['win_high']:.2f})" if "win_low" in outcome and "win_high" in outcome else ""
+    return f"{outcome['win_rate']:.2f}{interval}"
+
+
+def _cell(metrics: Mapping[str, float], metric: str, form: str) -> str:
+    return form.format(metrics[metric]) if metric in metrics else ""

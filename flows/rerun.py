@@ -1,0 +1,97 @@
+"""Runs one stage again from what is stored, with another config where `--set` says so.
+
+    turnwise rerun critic --of RUN --set critic.lr=1e-4
+
+Its inputs are the runs that the old one read, so nothing above it is run again; the new run is linked to the old one by
+its tag `rerun_of`, and nothing that is stored changes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flows import presets
+from flows.pipeline import EXPERIMENT, SUMMARY, Call
+from flows.registry import STAGES, load_stage
+from stages.envs import nearest
+from stages.types import MissingInput, UsageError
+
+if TYPE_CHECKING:
+    from flows.pipeline import Step
+    from stages.execute import Bar, StageRun, Workspace
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """A stage run that is to be made once more: the old run's id, and the call that makes the new one."""
+
+    old: str
+    call: Call
+
+
+def prepare(stage: str, of: str, workspace: Workspace, *, sets: Sequence[str] = (), iteration: int | None = None) -> Rerun:
+    """Find the stored run and read back its config and inputs.
+
+    of: a pipeline run (then of its last iteration that has the stage, or of `iteration`) or a run of the stage itself.
+    Raises UsageError where there is no such stage or run, or where a change is one that the stage does not read.
+    """
+    from stages.execute import lineage_inputs
+
+    if stage not in STAGES:
+        raise UsageError(f"There is no stage {stage!r}{nearest(stage, list(STAGES)) or '.'} Stages: {', '.join(STAGES)}.")
+    old = find_stage_run(stage, of, workspace, iteration)
+    stored = json.loads(workspace.tracking.artifact(old, "config.json").read_text(encoding="utf-8"))
+    loaded = load_stage(stage)
+    read = {stage, *loaded.shared, "seed"}
+    for item in sets:
+        if (section := item.split("=")[0].split(".")[0]) not in read:
+            raise UsageError(f"--set {item}: {stage} does not read {section!r}. It reads {', '.join(sorted(read))}.")
+    values: dict[str, Any] = {**stored["config"], "seed": stored["seed"], "preset": f"rerun of {old[:8]}"}
+    return Rerun(old, Call(loaded, presets.resolve(values, sets), lineage_inputs(workspace, old), stored["iteration"], "rerun"))
+
+
+def find_stage_run(stage: str, of: str, workspace: Workspace, iteration: int | None = None) -> str:
+    """Id of the run of `stage` that `of` names, itself or through its pipeline."""
+    run_id = workspace.tracking.find(of)
+    experiment = workspace.tracking.experiment(run_id)
+    if experiment == stage:
+        return run_id
+    if experiment != EXPERIMENT:
+        raise UsageError(f"--of {of}: wanted a pipeline run or a run of {stage}, found a run of {experiment}. See: turnwise runs")
+    for row in reversed(stored_summary(workspace, run_id)["iterations"]):
+        if stage in row["runs"] and iteration in (None, row["iteration"]):
+            return str(row["runs"][stage])
+    where = "no finished iteration" if iteration is None else f"no finished iteration {iteration}"
+    raise UsageError(f"--of {of}: this pipeline run has {where} with the stage {stage}. See: turnwise show {run_id[:8]}")
+
+
+def stored_summary(workspace: Workspace, run_id: str) -> dict[str, Any]:
+    """What a pipeline run left about itself; for one that was killed, as of its last finished iteration."""
+    try:
+        path = workspace.tracking.artifact(run_id, SUMMARY)
+    except MissingInput:
+        return {"run_id": run_id, "base": {}, "final": {}, "iterations": []}
+    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return {**summary, "status": workspace.tracking.status(run_id)}
+
+
+def rerun_step(rerun: Rerun, workspace: Workspace, bar: Bar, force: bool) -> Step:
+    """Run the stage, with the link to the old run."""
+    from stages.execute import execute
+
+    def step(call: Call) -> StageRun:
+        return execute(
+            call.stage,
+            run=call.run,
+            inputs=call.inputs,
+            iteration=call.iteration,
+            workspace=workspace,
+            force=force,
+            tags={"part": call.part, "rerun_of": rerun.old},
+            progress=bar,
+        )
+
+    return step

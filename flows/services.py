@@ -1,0 +1,110 @@
+"""Keeps servers up until Ctrl-C: MLflow's page and Prefect (`turnwise ui`), or Prefect and what runs its deployments (`turnwise serve`).
+
+All of them listen on 127.0.0.1 only, and end with this process, however it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import urllib.error
+import urllib.request
+from argparse import Namespace
+from collections.abc import Callable
+
+from flows import presets
+from flows.commands import emit
+from flows.leash import Leashed
+from flows.pipeline import EXPERIMENT
+from flows.server import Server, is_free, keep_server, use_server
+from flows.workspace import find_home, open_workspace
+from stages.types import TurnwiseError, UsageError
+
+POLL_S = 1.0
+RESTART_S = 5.0  # between the end of a service and its next start, so that one that cannot start does not spin
+START_TIMEOUT_S = 180.0
+
+
+def ui(args: Namespace) -> int:
+    """turnwise ui"""
+    home = find_home(args.home)
+    if not is_free(args.port):
+        raise UsageError(f"ui: port {args.port} is taken. Name another one: turnwise ui --port {args.port + 1}")
+    workspace = open_workspace(home)
+    experiment = workspace.tracking._experiment_id(EXPERIMENT)
+
+    def start_page() -> Leashed:
+        command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", workspace.tracking.uri]
+        command += ["--host", "127.0.0.1", "--port", str(args.port), "--workers", "1"]
+        return Leashed(command, log=home / "mlflow" / "page.log", env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"})
+
+    page = f"http://127.0.0.1:{args.port}"
+    with keep_server(home) as server:
+        links = {"runs": f"{page}/#/experiments/{experiment}/runs", "prefect": server.url.removesuffix("/api")}
+        _supervise(server, start_page, until=lambda: _answers(f"{page}/health"), ready=lambda: _tell(args, links))
+    return 0
+
+
+def serve(args: Namespace) -> int:
+    """turnwise serve"""
+    home = find_home(args.home)
+    chosen = args.preset or presets.names()
+    crons = {preset: presets.load(preset).cron for preset in chosen}
+    workspace = open_workspace(home)
+    with keep_server(home) as server:
+        use_server(server.url, home)
+
+        def start_worker() -> Leashed:
+            log = home / "data" / "prefect" / "deployments.log"
+            return Leashed([sys.executable, "-m", "flows.deployments", *chosen], log=log, env=os.environ, cwd=home)
+
+        schedule = {f"turnwise/{preset}": cron or "by hand" for preset, cron in crons.items()}
+        workspace.tracking.initialise()
+        _supervise(server, start_worker, until=lambda: True, ready=lambda: _tell(args, {"prefect": server.url.removesuffix("/api"), **schedule}))
+    return 0
+
+
+def _supervise(server: Server, start: Callable[[], Leashed], *, until: Callable[[], bool], ready: Callable[[], None]) -> None:
+    """Keep one service running beside the server until Ctrl-C; start it again when it ended or the server came back.
+
+    Raises TurnwiseError where the service ends before it was ever ready, or where the server is gone for good.
+    """
+    service = start()
+    told = False
+    try:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            if not service.running():
+                if not told:
+                    raise TurnwiseError(f"a service ended while it started; it said: {service.tail()}")
+                print(f"A service ended ({service.tail(1)}); starting it again.", file=sys.stderr)
+                time.sleep(RESTART_S)
+                service = start()
+            if not told and until():
+                ready()
+                told = True
+            if not told and time.monotonic() > deadline:
+                raise TurnwiseError(f"a service did not answer within {START_TIMEOUT_S:.0f} s; it said: {service.tail()}")
+            if server.owned is not None and not server.owned.running():
+                raise TurnwiseError(f"the Prefect server ended; it said: {server.owned.tail()}. Start the command again.")
+            time.sleep(POLL_S if told else 0.2)
+    finally:
+        service.stop()
+
+
+def _tell(args: Namespace, links: dict[str, str]) -> None:
+    if args.json:
+        emit(links)
+    else:
+        print("\n".join(f"{name:<16} {link}" for name, link in links.items()))
+        print("Ctrl-C stops what was started here.", file=sys.stderr)
+    sys.stdout.flush()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False

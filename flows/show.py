@@ -1,0 +1,225 @@
+"""Shows a run, or an episode as a transcript with what the critic said of every turn beside it.
+
+    turnwise show RUN
+    turnwise show EPISODE
+
+Text that a model wrote is never read as markup of the terminal.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from flows.commands import emit
+from flows.pipeline import EXPERIMENT, Iteration
+from flows.report import ending, header, table_row
+from flows.rerun import stored_summary
+from flows.workspace import find_home, open_workspace
+from stages.types import Row, UsageError
+
+if TYPE_CHECKING:
+    from stages.execute import Workspace
+
+EPISODES_SHOWN = 8
+READERS = {"judgements": ("refine", "evaluate"), "targets": ("targets", "refine")}  # stages that write about an episode's turns
+PLAIN_WIDTH = 140  # where output is no terminal
+
+
+def show(args: Namespace) -> int:
+    """turnwise show RUN|EPISODE"""
+    workspace = open_workspace(find_home(args.home))
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    run_id = _find_run(workspace, args.what)
+    if run_id is None:
+        found = read_episode(workspace, args.what)
+        emit(found) if args.json else console.print(transcript(found))
+    elif workspace.tracking.experiment(run_id) == EXPERIMENT:
+        summary = stored_summary(workspace, run_id)
+        emit(summary) if args.json else console.print(_pipeline(workspace, run_id, summary), markup=False)
+    else:
+        described = read_stage_run(workspace, run_id)
+        emit(described) if args.json else console.print(_stage_run(described), markup=False)
+    return 0
+
+
+def read_episode(workspace: Workspace, prefix: str) -> dict[str, Any]:
+    """An episode with its turns, and the judgements and targets that runs made from it."""
+    tracking, replay = workspace.tracking, workspace.replay
+    try:
+        episode = replay.find_episode(prefix, tracking.is_finished)
+    except UsageError:
+        raise UsageError(f"No run and no episode starts with {prefix!r}. See: turnwise runs, and turnwise show RUN for its episodes.") from None
+    mine = f"episode_id = '{episode['episode_id']}'"
+    return {
+        "episode": episode,
+        "turns": replay.rows("turns", [episode["run_id"]], where=mine),
+        **{table: replay.rows(table, _runs_about(workspace, episode["run_id"], stages), where=mine) for table, stages in READERS.items()},
+    }
+
+
+def read_stage_run(workspace: Workspace, run_id: str) -> dict[str, Any]:
+    """What a stage run was made from, what came of it, and some of its episodes, the lost ones first."""
+    from stages.execute import lineage_inputs
+
+    info = workspace.tracking.info(run_id)
+    finished = info.status == "FINISHED"
+    stage = workspace.tracking.experiment(run_id)
+    tables = ("episodes", "turns", "targets", "judgements", "priorities")
+    counts = {table: workspace.replay.count(table, [run_id]) for table in tables} if finished else {}
+    episodes = workspace.replay.rows("episodes", [run_id]) if counts.get("episodes") else []
+    keys = ("episode_id", "scenario_id", "outcome", "total_reward", "n_turns")
+    return {
+        "run_id": run_id,
+        "stage": stage,
+        "status": info.status,
+        "started": datetime.fromtimestamp(info.started).astimezone().isoformat(timespec="seconds"),
+        "seconds": None if info.ended is None else round(info.ended - info.started, 1),
+        "iteration": int(info.tags.get("iteration", -1)),
+        "pipeline": info.tags.get("pipeline"),
+        "rerun_of": info.tags.get("rerun_of"),
+        "error": info.tags.get("error"),
+        "inputs": lineage_inputs(workspace, run_id) if finished else {},
+        "metrics": dict(sorted(info.metrics.items())),
+        "rows": {table: n for table, n in counts.items() if n},
+        "episodes": [{key: row[key] for key in keys} for row in sorted(episodes, key=lambda row: row["total_reward"])],
+    }
+
+
+def transcript(found: Mapping[str, Any]) -> RenderableType:
+    """The conversation on the left; futures, critique, refinement and target of each turn on the right."""
+    episode = found["episode"]
+    title = f"episode {episode['episode_id']}  scenario {episode['scenario_id']} ({episode['split']})  iteration {episode['iteration']}"
+    result = f"{episode['outcome']}, reward {episode['total_reward']:g}, {episode['n_turns']} turns"
+    table = Table(show_header=True, expand=True, show_lines=True)
+    table.add_column("what happened", ratio=1, overflow="fold")
+    table.add_column("what the critic said", ratio=1, overflow="fold")
+    opening = _opening(found)
+    if opening:
+        table.add_row(opening, "")
+    for turn in found["turns"]:
+        said = [row for row in found["judgements"] if row["turn"] == turn["turn"]]
+        made = [row for row in found["targets"] if row["turn"] == turn["turn"]]
+        table.add_row(_turn(turn), Text("\n").join([*map(_judgement, said), *map(_target, made)]))
+    parts: list[RenderableType] = [Rule(Text(title)), table, Text(result, style="bold")]
+    if episode["error"]:
+        parts.append(Text(f"error: {episode['error']}"))
+    return Group(*parts)
+
+
+def _opening(found: Mapping[str, Any]) -> Text:
+    """What the policy was told before its first turn."""
+    first = found["turns"][0]["state_len"] if found["turns"] else None
+    return Text("\n").join(_labelled(message["role"], str(message.get("content") or "")) for message in found["episode"]["messages"][:first])
+
+
+def _turn(turn: Row) -> Text:
+    parts = [Text(f"turn {turn['turn']}", style="bold")]
+    if turn["malformed"]:
+        parts.append(_labelled("unreadable reply", turn["text"]))
+    else:
+        parts += [_labelled("thought", turn["thought"]), _labelled("action", turn["action"], style="cyan")]
+    parts.append(_labelled("observation", turn["observation"]))
+    if turn["reward"] or turn["terminated"] or turn["truncated"]:
+        end = "terminated" if turn["terminated"] else "truncated" if turn["truncated"] else ""
+        parts.append(_labelled("reward", f"{turn['reward']:g} {end}".strip()))
+    return Text("\n").join(parts)
+
+
+def _judgement(row: Row) -> Text:
+    """A judgement is of a freshly sampled action in the turn's state, which need not be the action that was taken."""
+    style = {"yes": "green", "no": "red"}.get(row["verdict"], "yellow")
+    parts = [_labelled("judged action", row["action"], style="cyan")]
+    parts += [_labelled("future", future) for future in row["futures"]]
+    parts.append(_labelled("critique", row["critique"], style=style))
+    if row["refined"] and row["refined"] != row["action"]:
+        parts.append(_labelled("refined to", row["refined"], style="bold"))
+    return Text("\n").join(parts)
+
+
+def _target(row: Row) -> Text:
+    return _labelled(f"target of the {row['role']}", row["completion"])
+
+
+def _labelled(label: str, text: str, style: str = "") -> Text:
+    return Text.assemble((f"{label}: ", "dim"), (text, style))
+
+
+def _pipeline(workspace: Workspace, run_id: str, summary: Mapping[str, Any]) -> str:
+    from flows.pipeline import Summary
+
+    info = workspace.tracking.info(run_id)
+    lines = [f"run {run_id}  {info.name}  {info.status}", header()]
+    rows = [Iteration(one["iteration"], one["runs"], one["metrics"], one["seconds"], tuple(one["reused"])) for one in summary["iterations"]]
+    lines += [table_row(row) for row in rows]
+    lines += ["", "stage runs:"]
+    for row in rows:
+        runs = ", ".join(f"{name} {one[:8]}" for name, one in row.runs.items())
+        lines.append(f"  {'base' if row.iteration < 0 else row.iteration}: {runs}")
+    lines += [f"  {part} on test: evaluate {summary[part]['run_id'][:8]}" for part in ("base", "final") if summary[part]]
+    if info.status == "FINISHED":
+        lines += ["", *ending(Summary(**summary))[:-1]]
+    elif info.tags.get("error"):
+        lines += ["", f"ended by {info.tags['error']}. The same command goes on from the last finished stage."]
+    shown = summary["final"] or summary["base"]
+    if shown:
+        lines.append(f"Its episodes: turnwise show {shown['run_id'][:8]}")
+    return "\n".join(lines)
+
+
+def _stage_run(described: Mapping[str, Any]) -> str:
+    seconds = "" if described["seconds"] is None else f", {described['seconds']:.1f} s"
+    lines = [f"{described['stage']} run {described['run_id']}  iteration {described['iteration']}  {described['status']}{seconds}"]
+    lines += [f"{key}: {described[key]}" for key in ("pipeline", "rerun_of", "error") if described[key]]
+    lines += [f"input {name}: {', '.join(one[:8] for one in ids)}" for name, ids in described["inputs"].items()]
+    lines += [f"rows of {table}: {n}" for table, n in described["rows"].items()]
+    lines += [f"  {key:<36}{value:>12.5g}" for key, value in described["metrics"].items()]
+    if described["episodes"]:
+        lines.append("episodes:")
+        lines += [_episode_line(row) for row in _ends(described["episodes"])]
+        lines.append(f"To read one: turnwise show {described['episodes'][0]['episode_id']}")
+    return "\n".join(lines)
+
+
+def _ends(rows: list[Row]) -> Iterable[Row]:
+    """The first and last few of rows that are sorted by reward: lost and won ones."""
+    half = EPISODES_SHOWN // 2
+    return rows if len(rows) <= EPISODES_SHOWN else [*rows[:half], *rows[-half:]]
+
+
+def _episode_line(row: Row) -> str:
+    return f"  {row['episode_id']}  {row['scenario_id']:<24} {row['outcome']:<14} reward {row['total_reward']:g}  {row['n_turns']} turns"
+
+
+def _find_run(workspace: Workspace, what: str) -> str | None:
+    """Id of the run that starts with `what`; None where none does. Raises UsageError where several do."""
+    try:
+        return workspace.tracking.find(what)
+    except UsageError as error:
+        if "several" in str(error):
+            raise
+        return None
+
+
+def _runs_about(workspace: Workspace, run_id: str, stages: tuple[str, ...]) -> list[str]:
+    """Finished runs of these stages that are, or that read, the run which made the episode."""
+    from stages.execute import lineage_inputs
+
+    found = []
+    for stage in stages:
+        for info in workspace.tracking.runs(stage, 10_000):
+            if info.run_id == run_id or (info.status == "FINISHED" and _reads(lineage_inputs(workspace, info.run_id), run_id)):
+                found.append(info.run_id)
+    return found
+
+
+def _reads(inputs: Mapping[str, list[str]], run_id: str) -> bool:
+    return any(run_id in runs for runs in inputs.values())
