@@ -122,7 +122,8 @@ def arrow(table: str, run_id: str, rows: Sequence[Row]) -> Any:
         try:
             if kind == "JSON":
                 values = [json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values]
-            arrays.append(pa.array(values, _arrow_type(kind)))
+            # Asked for integers at once, Arrow would cut 1.5 down to 1; its cast refuses.
+            arrays.append(pa.array(values).cast(_arrow_type(kind)) if kind.startswith("INTEGER") else pa.array(values, _arrow_type(kind)))
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"column {name} of {table} must be {kind}: {error}") from error
     return pa.Table.from_arrays(arrays, names=list(columns))
