@@ -1,21 +1,17 @@
 """Collect episodes with the current policy. Paper: arXiv 2512.04601, Algorithm 1, line "collect trajectories".
 
-    turnwise rerun collect --of RUN --set collect.episodes=256
+turnwise rerun collect --of RUN --set collect.episodes=256
 """
 
 from __future__ import annotations
-
-from collections import Counter
-from collections.abc import Sequence
 
 from pydantic import Field
 
 from stages import envs
 from stages.contract import POLICY_STAGES, Config, Context, Outputs, Stage
-from stages.rollout import RolloutSettings, environment, rollout
 from stages.llm.roles import load_roles
+from stages.rollout import RolloutSettings, check_environment, environment, rollout, summary
 from stages.transitions import episode_rows
-from stages.types import Episode, Outcome, TurnwiseError
 
 
 class CollectConfig(Config):
@@ -46,29 +42,4 @@ def run(context: Context) -> Outputs:
     return Outputs(summary(episodes, "collect"), episode_rows(episodes, context.iteration))
 
 
-def check_environment(episodes: Sequence[Episode]) -> None:
-    if not any(e.outcome.trainable for e in episodes):
-        raise TurnwiseError(f"no episode could be scored: {episodes[0].outcome} on all {len(episodes)}, first error: {episodes[0].error}")
-
-
-def summary(episodes: Sequence[Episode], stage: str) -> dict[str, float]:
-    """Counts and means over episodes; rates over those that the policy answers for."""
-    counts = Counter(e.outcome for e in episodes)
-    ours = [e for e in episodes if e.outcome.trainable]
-    turns = sum(len(e.turns) for e in ours)
-    tokens = sum(len(t.completion.token_ids) for e in ours for t in e.turns)
-    return {
-        f"{stage}/episodes": float(len(episodes)),
-        f"{stage}/win_rate": sum(e.total_reward >= 1 for e in ours) / len(ours),
-        f"{stage}/return": sum(e.total_reward for e in ours) / len(ours),
-        f"{stage}/turns": turns / len(ours),
-        f"{stage}/tokens": float(tokens),
-        f"{stage}/env_steps": float(turns),
-        f"{stage}/malformed_frac": sum(t.malformed for e in ours for t in e.turns) / max(turns, 1),
-        **{f"{stage}/{outcome}": float(counts[outcome]) for outcome in Outcome},
-    }
-
-
-STAGE = Stage(
-    "collect", 1, CollectConfig, inputs=POLICY_STAGES, roles=("policy",), run=run, outputs=("episodes", "turns")
-)
+STAGE = Stage("collect", 1, CollectConfig, inputs=POLICY_STAGES, roles=("policy",), run=run, outputs=("episodes", "turns"))

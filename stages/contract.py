@@ -17,7 +17,6 @@ from pydantic import BaseModel, ConfigDict
 
 from stages.types import Engine, Row
 
-
 POLICY_STAGES = ("distill", "rft", "grpo")
 """Stages that leave the policy's adapter; a pipeline has one of them."""
 

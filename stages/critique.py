@@ -27,14 +27,18 @@ def judge(context: Context, roles: Roles, pairs: Sequence[tuple[Sequence[Message
     s = context.run.roles
     adapter = context.adapter("critic")
     prompts = [roles.prompt("successor", history=history_text(state), action=action, thought="") for state, action in pairs for _ in range(k)]
-    replies = ask(context.engine, prompts, adapter=adapter, temperature=s.future_temperature, max_tokens=s.max_future_tokens, seed=mix(seed, "future"))
+    replies = ask(
+        context.engine, prompts, adapter=adapter, temperature=s.future_temperature, max_tokens=s.max_future_tokens, seed=mix(seed, "future")
+    )
     futures = [[reply.text for _, reply in replies[i * k : (i + 1) * k]] for i in range(len(pairs))]
     prompts = [
         roles.prompt("evaluator", history=history_text(state), action=action, thought="", futures="\n".join(texts))
         for (state, action), texts in zip(pairs, futures, strict=True)
     ]
     judge_adapter = None if s.frozen == "base" else adapter
-    verdicts = ask(context.engine, prompts, adapter=judge_adapter, temperature=s.judge_temperature, max_tokens=s.max_future_tokens, seed=mix(seed, "verdict"))
+    verdicts = ask(
+        context.engine, prompts, adapter=judge_adapter, temperature=s.judge_temperature, max_tokens=s.max_future_tokens, seed=mix(seed, "verdict")
+    )
     return [judgement(texts, reply.text) for texts, (_, reply) in zip(futures, verdicts, strict=True)]
 
 

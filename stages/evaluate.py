@@ -16,11 +16,10 @@ from pydantic import Field
 
 from stages import envs
 from stages.audit import audit
-from stages.collect import check_environment, summary
 from stages.contract import POLICY_STAGES, Config, Context, Outputs, Stage
 from stages.learn.statistics import wilson
 from stages.llm.roles import ask, load_roles, mix
-from stages.rollout import RolloutSettings, environment, rollout
+from stages.rollout import RolloutSettings, check_environment, environment, rollout, summary
 from stages.training import read_jsonl
 from stages.transitions import episode_rows
 from stages.types import Row
@@ -75,7 +74,7 @@ def probe(context: Context, path: str, rows_a_role: int, adapter: str | None) ->
     rows = [row for group in by_role.values() for row in group[:rows_a_role]]
     limit = context.run.roles.max_future_tokens
     replies = ask(context.engine, [r["messages"] for r in rows], adapter=adapter, temperature=0.0, max_tokens=limit, seed=context.seed)
-    right = {role: [] for role in by_role}
+    right: dict[str, list[bool]] = {role: [] for role in by_role}
     for row, (_, reply) in zip(rows, replies, strict=True):
         right[row["role"]].append(reply.text == row["reply"])
     shares = {role: sum(found) / len(found) for role, found in right.items()}

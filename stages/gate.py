@@ -36,7 +36,14 @@ def reroll_gate(context: Context, roles: Roles, refined: Sequence[Refinement], n
         return list(refined)
     s, task = context.run.roles, context.run.task
     settings = RolloutSettings(
-        context.adapter("critic"), s.policy_temperature, s.max_action_tokens, task.max_turns, task.malformed_allowance, 256, 3, mix(context.seed, "gate")
+        context.adapter("critic"),
+        s.policy_temperature,
+        s.max_action_tokens,
+        task.max_turns,
+        task.malformed_allowance,
+        256,
+        3,
+        mix(context.seed, "gate"),
     )
     episodes = rollout(context.engine, environment(context), scenarios, roles, settings, forced=forced)
     returns = [e.total_reward if e.outcome.trainable else None for e in episodes]

@@ -76,7 +76,7 @@ def episode_advantages(episodes: list[Row]) -> dict[str, float]:
     groups = {name: members for name, members in groups.items() if len(members) > 1}
     if not groups:
         raise MissingInput("grpo compares episodes of one scenario, found none with two; set collect.group to 4 or more")
-    found = {}
+    found: dict[str, float] = {}
     for members in groups.values():
         returns = torch.tensor([e["total_reward"] for e in members])
         found.update(zip([e["episode_id"] for e in members], group_advantages(returns).tolist(), strict=True))

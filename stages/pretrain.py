@@ -67,9 +67,17 @@ def make_model(config: PretrainConfig, tokenizer: Any, seed: int) -> PreTrainedM
     torch.manual_seed(seed)
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=config.width, intermediate_size=3 * config.width, num_hidden_layers=config.layers,
-            num_attention_heads=config.heads, num_key_value_heads=config.heads, max_position_embeddings=256, tie_word_embeddings=True,
-            bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+            vocab_size=len(tokenizer),
+            hidden_size=config.width,
+            intermediate_size=3 * config.width,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.heads,
+            max_position_embeddings=256,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
         )  # fmt: skip
     )
 
@@ -89,8 +97,8 @@ def train(model: Any, tokenizer: Any, config: PretrainConfig, roles: Roles, seed
     """Train in place; returns the loss of every step."""
     import torch
 
-    from stages.learn.losses import completion_nll
     from stages.learn.batches import pad_rows
+    from stages.learn.losses import completion_nll
 
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     chosen = {id(p) for p in matrices}
@@ -107,10 +115,83 @@ def train(model: Any, tokenizer: Any, config: PretrainConfig, roles: Roles, seed
         batch = pad_rows([p for p, _ in pairs], [r for _, r in pairs], pad_id=tokenizer.pad_token_id)
         nll_B, _ = completion_nll(model, batch)
         loss = (nll_B * batch.n_completion).sum() / batch.n_completion.sum()
-        muon.zero_grad(), adam.zero_grad()
-        loss.backward()
+        muon.zero_grad()
+        adam.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        muon.step(), adam.step()
+        muon.step()  # type: ignore[no-untyped-call]
+        adam.step()
         losses.append(float(loss.detach()))
         advance(1)
     return losses
+
+
+def role_scores(model: Any, tokenizer: Any, folder: Path, probe: list[dict[str, Any]]) -> dict[str, float]:
+    """Share of held-out prompts that each role answers exactly, greedily; of the evaluator also the share of right verdicts.
+
+    policy and successor have many right answers, so theirs is the share of readable ones.
+    """
+    from stages.llm.hf import HfEngine
+    from stages.llm.roles import ask
+
+    replies = ask(HfEngine(str(folder)), [row["messages"] for row in probe], adapter=None, temperature=0.0, max_tokens=64, seed=0)
+    right: dict[str, list[bool]] = defaultdict(list)
+    for row, (_, reply) in zip(probe, replies, strict=True):
+        role, want, got = row["role"], row["reply"], reply.text
+        if role == "policy":
+            right[role].append(got.startswith("Thought:") and got.split()[-2:-1] == want.split()[-2:-1])
+        elif role == "successor":
+            right[role].append(got.startswith("Future:") and " then " in got)
+        else:
+            right[role].append(got == want)
+        if role == "evaluator":
+            right["evaluator_verdict"].append(got.split()[:2] == want.split()[:2])
+    return {f"pretrain/{role}": sum(found) / len(found) for role, found in right.items()}
+
+
+def card(config: PretrainConfig, seed: int, n_parameters: int, n_words: int, scores: dict[str, float]) -> str:
+    lines = "\n".join(f"| {name.removeprefix('pretrain/')} | {share:.3f} |" for name, share in sorted(scores.items()))
+    return f"""# The embedded base model
+
+A word-level Llama-shaped decoder, {n_parameters:,} parameters, {n_words} tokens, made by `turnwise pretrain` with seed {seed}:
+{config.steps} steps of {config.batch} examples of `stages/corpus.py`. It knows the language of the roles on `service_desk`,
+and no rule of any desk: every training example has a rule book of its own, drawn at random (`tests/test_corpus.py`).
+
+Made only to try the pipeline on a laptop. It can do nothing else.
+
+| role, on {config.probe_rows} held-out prompts each | right |
+|---|---|
+{lines}
+
+policy, successor: share of readable replies, as many are right. The others: share of replies equal to the one right answer.
+The refiner answers a bare "Optimality: No." with any other option, which counts as wrong here although it is not.
+
+`general.jsonl`: role rows for mixing into training. `probe.jsonl`: held-out role rows, the forgetting probe of `evaluate`.
+"""
+
+
+def run(context: Context) -> Outputs:
+    """Artifact `model`: weights, tokenizer, model card, general.jsonl and probe.jsonl."""
+    config: PretrainConfig = context.config
+    roles = load_roles(context.run.roles.prompts)
+    words = corpus.words(roles)
+    tokenizer = make_tokenizer(words)
+    model = make_model(config, tokenizer, context.run.seed)
+    bar = context.progress("pretrain", config.steps)
+    losses = train(model, tokenizer, config, roles, context.run.seed, bar.advance)
+    folder = context.workdir / "model"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    rng = random.Random(f"held out {context.run.seed}")
+    probe = [row for role in ROLES for row in rows(config.probe_rows, rng, roles, role)]
+    for name, content in (("probe", probe), ("general", rows(config.general_rows, rng, roles))):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+    scores = role_scores(model, tokenizer, folder, probe)
+    n_parameters = sum(p.numel() for p in model.parameters())
+    (folder / "README.md").write_text(card(config, context.run.seed, n_parameters, len(tokenizer), scores))
+    return Outputs(
+        scores | {"pretrain/loss": losses[-1], "pretrain/parameters": float(n_parameters)}, {}, {"model": folder}, {"pretrain/step_loss": losses}
+    )
+
+
+STAGE = Stage("pretrain", 1, PretrainConfig, inputs=(), roles=ROLES, run=run, shared=("roles",), outputs=("model/",))

@@ -38,10 +38,12 @@ class RefineConfig(Config):
     correct: bool = Field(True, description="CoT correction of the refined action. [paper]")
     yes_frac_max: float = Field(0.5, ge=0, le=1, description='Largest share of rows whose action was kept because of "Yes". [ours]')
     critique: Literal["full", "verdict", "none"] = Field(
-        "full", description="What the refiner sees: the whole critique; the bare verdict; none = every action is rewritten, no critic at all. [ours, ablation]"
+        "full",
+        description="What the refiner sees: the whole critique; the bare verdict; none = every action is rewritten, no critic at all. [ours, ablation]",
     )
     gate: Literal["none", "evaluate", "reroll"] = Field(
-        "none", description="Keep a refined action only if the critic now says Yes (evaluate), or if rolling it out is no worse (reroll). [ours; paper: none]"
+        "none",
+        description="Keep a refined action only if the critic now says Yes (evaluate), or if rolling it out is no worse (reroll). [ours; paper: none]",
     )
     gate_rollouts: int = Field(8, ge=1, description="Rollouts an action, for gate = reroll. [ours]")
 
@@ -136,13 +138,17 @@ def refine_all(context: Context, roles: Roles, judged: Sequence[Refinement]) -> 
         context.engine, prompts, adapter=adapter, temperature=s.judge_temperature, max_tokens=s.max_action_tokens, seed=mix(context.seed, "refine")
     )
     rewritten = [
-        replace(r, teacher=(ids, tuple(prompt)), raw=reply, learned=reply)
-        for r, prompt, (ids, reply) in zip(todo, prompts, replies, strict=True)
+        replace(r, teacher=(ids, tuple(prompt)), raw=reply, learned=reply) for r, prompt, (ids, reply) in zip(todo, prompts, replies, strict=True)
     ]
     if config.correct:
         prompts = [roles.prompt("corrector", text=r.raw.text) for r in rewritten if r.raw]
         replies = ask(
-            context.engine, prompts, adapter=adapter, temperature=s.judge_temperature, max_tokens=s.max_action_tokens, seed=mix(context.seed, "correct")
+            context.engine,
+            prompts,
+            adapter=adapter,
+            temperature=s.judge_temperature,
+            max_tokens=s.max_action_tokens,
+            seed=mix(context.seed, "correct"),
         )
         rewritten = [replace(r, learned=reply) for r, (_, reply) in zip(rewritten, replies, strict=True)]
     rewritten = [replace(r, dropped=unreadable(r.learned)) for r in rewritten if r.learned]

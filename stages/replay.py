@@ -171,16 +171,19 @@ def _selection(table: str, run_ids: Sequence[str], where: str) -> tuple[str, lis
 
 
 def _check_schema(connection: DuckDBPyConnection, path: Path, *, create: bool) -> None:
-    if not connection.execute("select 1 from duckdb_tables() where table_name = 'schema_version'").fetchone():
-        if create:
-            connection.execute(schema_sql())
-            return
-        raise TurnwiseError(f"{path} was wanted as a replay, but it has none of its tables. Move it away and start again")
-    ((version,),) = connection.execute("select max(version) from schema_version").fetchall()
+    import duckdb
+
+    try:
+        # Asked straight away: a look into DuckDB's own list of tables costs more than opening the file.
+        ((version,),) = connection.execute("select max(version) from schema_version").fetchall()
+    except duckdb.CatalogException as error:
+        if not create:
+            raise TurnwiseError(f"{path} was wanted as a replay, but it has none of its tables. Move it away and start again") from error
+        connection.execute(schema_sql())
+        return
     if version > SCHEMA_VERSION:
-        raise UsageError(
-            f"the replay {path} has schema {version}, but this turnwise reads only up to {SCHEMA_VERSION}. Update turnwise, or use another folder"
-        )
+        found = f"has schema {version}, but this turnwise reads only up to {SCHEMA_VERSION}"
+        raise UsageError(f"the replay {path} {found}. Update turnwise, or use another folder")
 
 
 def _sentence(error: Exception, path: Path) -> Exception:

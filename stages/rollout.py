@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +16,22 @@ from stages import envs
 from stages.contract import Context
 from stages.llm.roles import Roles, mix
 from stages.react import parse_react
-from stages.types import Ask, Completion, Engine, EngineUnavailable, Env, Episode, Malformed, Message, Outcome, Request, Scenario, SimulatorError, Turn
+from stages.types import (
+    Ask,
+    Completion,
+    Engine,
+    EngineUnavailable,
+    Env,
+    Episode,
+    Malformed,
+    Message,
+    Outcome,
+    Request,
+    Scenario,
+    SimulatorError,
+    Turn,
+    TurnwiseError,
+)
 
 
 @dataclass(frozen=True)
@@ -143,9 +158,7 @@ def _act(r: _Running, ids: tuple[int, ...], completion: Completion, seconds: flo
     truncated = not terminated and (truncated or len(r.turns) + 1 >= s.max_turns)
     r.messages += [reply, *observation]
     text = "\n".join(str(m["content"]) for m in observation)
-    r.turns.append(
-        Turn(len(r.turns), state_len, ids, completion, thought, action, text, reward, terminated, truncated, malformed, seconds)
-    )
+    r.turns.append(Turn(len(r.turns), state_len, ids, completion, thought, action, text, reward, terminated, truncated, malformed, seconds))
     if failed:
         return Outcome.POLICY_FAILED, f"{r.malformed} unreadable replies"
     return (Outcome.SCORED if terminated else Outcome.TRUNCATED if truncated else None), ""
@@ -172,3 +185,26 @@ def environment(context: Context) -> Callable[[], Env]:
 
         ask = chat(model.url, model.path)
     return envs.make_env(task.env, task.options, ask)
+
+
+def check_environment(episodes: Sequence[Episode]) -> None:
+    if not any(e.outcome.trainable for e in episodes):
+        raise TurnwiseError(f"no episode could be scored: {episodes[0].outcome} on all {len(episodes)}, first error: {episodes[0].error}")
+
+
+def summary(episodes: Sequence[Episode], stage: str) -> dict[str, float]:
+    """Counts and means over episodes; rates over those that the policy answers for."""
+    counts = Counter(e.outcome for e in episodes)
+    ours = [e for e in episodes if e.outcome.trainable]
+    turns = sum(len(e.turns) for e in ours)
+    tokens = sum(len(t.completion.token_ids) for e in ours for t in e.turns)
+    return {
+        f"{stage}/episodes": float(len(episodes)),
+        f"{stage}/win_rate": sum(e.total_reward >= 1 for e in ours) / len(ours),
+        f"{stage}/return": sum(e.total_reward for e in ours) / len(ours),
+        f"{stage}/turns": turns / len(ours),
+        f"{stage}/tokens": float(tokens),
+        f"{stage}/env_steps": float(turns),
+        f"{stage}/malformed_frac": sum(t.malformed for e in ours for t in e.turns) / max(turns, 1),
+        **{f"{stage}/{outcome}": float(counts[outcome]) for outcome in Outcome},
+    }

@@ -19,7 +19,10 @@ class TaskConfig(Config):
     options: dict[str, Any] = Field(default_factory=dict, description="Arguments of the environment's own config; see its docstring. [ours]")
     max_turns: int = Field(8, ge=1, description="Turns after which an episode is truncated. [ours]")
     malformed_allowance: int = Field(1, ge=0, description="Unreadable replies that an episode may hold before it counts as policy_failed. [ours]")
-    oracle: Literal["rule", "engine", "openai"] = Field("rule", description="Who answers inside the environment, where it needs somebody: a rule, the run's own engine, or an OpenAI-compatible endpoint. [ours]")
+    oracle: Literal["rule", "engine", "openai"] = Field(
+        "rule",
+        description="Who answers inside the environment, where it needs somebody: a rule, the run's own engine, or an OpenAI-compatible endpoint. [ours]",
+    )
 
 
 class ModelConfig(Config):
@@ -38,7 +41,9 @@ class RolesConfig(Config):
     """How the roles are prompted and sampled."""
 
     prompts: str = Field("service_desk", description="Folder of stages/llm/prompts. [ours]")
-    frozen: Literal["base", "adapter"] = Field("adapter", description="Who runs combine, evaluator, refiner and corrector: the base model, or the trained adapter. [paper: adapter]")
+    frozen: Literal["base", "adapter"] = Field(
+        "adapter", description="Who runs combine, evaluator, refiner and corrector: the base model, or the trained adapter. [paper: adapter]"
+    )
     policy_temperature: float = Field(1.0, ge=0, description="Sampling temperature of the policy while collecting. [ours]")
     target_temperature: float = Field(1.0, ge=0, description="Of the bootstrapped futures f' in targets. [ours]")
     future_temperature: float = Field(1.0, ge=0, description="Of the futures that the evaluator reads. [ours]")

@@ -37,7 +37,9 @@ class TargetsConfig(Config):
     alpha: float = Field(0.6, ge=0, description="Priority p ~ (loss + eps)^alpha. [paper: prioritised by the critic's loss; exponent ours]")
     eps: float = Field(0.01, gt=0, description="So that no transition is ever given up. [ours]")
     beta: float = Field(0.0, ge=0, le=1, description="Importance weights (N p)^-beta undo the preference; 0 = none. [ours]")
-    terminal_frac: float | None = Field(None, ge=0, le=1, description="Share of terminal transitions, by priority within each kind; None = as drawn. [ours]")
+    terminal_frac: float | None = Field(
+        None, ge=0, le=1, description="Share of terminal transitions, by priority within each kind; None = as drawn. [ours]"
+    )
     correct: bool = Field(True, description="CoT correction of the combined future. [paper]")
 
 
@@ -144,7 +146,9 @@ def bellman_backup(context: Context, roles: Roles, drawn: Sequence[Backup]) -> l
 
     if context.config.correct:
         prompts = [roles.prompt("corrector", text=backups[i].combined.text) for i in live]  # type: ignore[union-attr]
-        replies = ask(context.engine, prompts, adapter=judge, temperature=s.judge_temperature, max_tokens=s.max_future_tokens, seed=mix(seed, "correct"))
+        replies = ask(
+            context.engine, prompts, adapter=judge, temperature=s.judge_temperature, max_tokens=s.max_future_tokens, seed=mix(seed, "correct")
+        )
         for i, (_, reply) in zip(live, replies, strict=True):
             backups[i] = replace(backups[i], target=reply)
     return [checked(b) for b in backups]

@@ -115,7 +115,7 @@ def make_part(rows: Sequence[TrainRow], pad_id: int, device: Any) -> Part:
 def mixed_nll(model: Any, parts: Mapping[str, Part]) -> tuple[Tensor, dict[str, float], dict[str, Tensor]]:
     """Weighted mean NLL a token over all rows of all kinds: (loss, "nll/<kind>" a token, row NLL (B,) by kind).
 
-        L = sum_kinds sum_i w_i |y_i| nll_i / sum_kinds sum_i w_i |y_i|
+    L = sum_kinds sum_i w_i |y_i| nll_i / sum_kinds sum_i w_i |y_i|
     """
     total, count, metrics, by_row = torch.zeros(()), torch.zeros(()), {}, {}
     for kind, part in parts.items():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal
@@ -136,7 +136,7 @@ class ServiceDesk:
         self._data: dict[str, Any] = {}
         self._chosen: list[str] = []
         self._over = True
-        self.tools = [
+        self.tools: Sequence[Mapping[str, Any]] = [
             {
                 "type": "function",
                 "function": {
@@ -154,7 +154,7 @@ class ServiceDesk:
     def step(self, message: Message) -> Step:
         if self._over:
             raise RuntimeError("service_desk: step was called after the end of the episode; call reset first")
-        _, action = parse_react(str(message["content"]))
+        _, action = parse_react(str(message.get("content") or ""))
         tool, _, choices = self._steps[len(self._chosen)]
         words = action.split()
         if len(words) != 2 or words[0] != tool or words[1] not in choices:
@@ -177,7 +177,7 @@ def broken_rules(
     return [rule for rule, option in zip(needed, chosen, strict=False) if rule.option != option]
 
 
-def truth(options: dict[str, Any], scenario: Scenario, actions: Sequence[str]) -> Truth:
+def truth(options: Mapping[str, Any], scenario: Scenario, actions: Sequence[str]) -> Truth:
     """The truth about the last of `actions` (texts such as "check photo"), given those before it."""
     opts = Options(**options)
     broken = broken_rules(steps_of(opts), rule_book(opts), dict(scenario.data), [action.split()[-1] for action in actions])
@@ -186,33 +186,26 @@ def truth(options: dict[str, Any], scenario: Scenario, actions: Sequence[str]) -
     return Truth(not cause, float(not broken), cause, tuple(str(rule) for rule in broken))
 
 
-def make(options: dict[str, Any], ask: Ask | None = None) -> Callable[[], Env]:
+def make(options: Mapping[str, Any], ask: Ask | None = None) -> Callable[[], Env]:
     opts = Options(**options)
     return lambda: ServiceDesk(opts)
 
 
-def scenarios(options: dict[str, Any], split: str, n: int | None, seed: int) -> list[Scenario]:
-    """n customers of a split (None = all), in an order that depends on the seed alone, every (request, tier) equally often."""
+def scenarios(options: Mapping[str, Any], split: str, n: int | None, seed: int) -> list[Scenario]:
+    """n customers of a split, every (request, tier) equally often, in an order that depends on the seed alone; None = every customer once."""
     opts = Options(**options)
     pairs = list(product(REQUESTS[: opts.requests], TIERS[: opts.tiers]))
     random.Random(f"held out {opts.rules_seed}").shuffle(pairs)
-    held_out, open_pairs = pairs[: opts.held_out_pairs], pairs[opts.held_out_pairs :]
-    wanted = held_out if split == "pairs" else open_pairs
+    wanted = pairs[: opts.held_out_pairs] if split == "pairs" else pairs[opts.held_out_pairs :]
     people = list(product(CUSTOMERS["test" if split == "pairs" else split], ITEMS))
-    total = len(wanted) * len(people) if n is None else n
+    if n is None:
+        return [_scenario(split, *person, *pair) for person in people for pair in wanted]
     rng = random.Random(f"service_desk {split} {seed}")
-    found = []
-    for i in range(total):
-        if i % len(wanted) == 0:
-            rng.shuffle(wanted)
-        if n is not None or i % len(wanted) == 0:
-            name, item = rng.choice(people) if n is not None else people[i // len(wanted)]
-        request, tier = wanted[i % len(wanted)]
-        found.append(_scenario(split, name, tier, request, item))
-    return found
+    rounds = [rng.sample(wanted, len(wanted)) for _ in range(-(-n // len(wanted)))] if wanted else []
+    return [_scenario(split, *rng.choice(people), *pair) for pair in [pair for order in rounds for pair in order][:n]]
 
 
-def _scenario(split: str, name: str, tier: str, request: str, item: str) -> Scenario:
+def _scenario(split: str, name: str, item: str, request: str, tier: str) -> Scenario:
     content = opening(name, tier, request, item)
     digest = hashlib.sha256(content.encode()).hexdigest()
     data = {"name": name, "tier": tier, "request": request, "item": item, "auditor": AUDITORS[int(digest, 16) % len(AUDITORS)]}

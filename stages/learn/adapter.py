@@ -48,7 +48,8 @@ def load_state(model: Any, state: dict[str, torch.Tensor]) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    return load_file(path / WEIGHTS)
+    tensors: dict[str, torch.Tensor] = load_file(path / WEIGHTS)
+    return tensors
 
 
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:

@@ -34,7 +34,7 @@ def fit(
         if not torch.isfinite(value):
             raise FloatingPointError(f"the loss of step {step} is {float(value.detach())}; lower the learning rate or look at the rows of this batch")
         optimiser.zero_grad(set_to_none=True)
-        value.backward()
+        value.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(parameters, clip)
         optimiser.step()
         history.append({**metrics, "loss": float(value.detach()), "grad_norm": float(norm)})

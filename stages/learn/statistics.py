@@ -52,14 +52,12 @@ def spearman(x: ArrayLike, y: ArrayLike) -> float:
     Pairs with a NaN are left out. NaN where it is not defined: fewer than 2 pairs, or x or y constant.
     x, y: (n,). Raises ValueError if their shapes differ.
     """
-    from scipy.stats import rankdata  # type: ignore[import-untyped,unused-ignore]
-
     a, b = _pair(x, y)
     known = ~(np.isnan(a) | np.isnan(b))
     a, b = a[known], b[known]
     if a.size < 2 or np.all(a == a[0]) or np.all(b == b[0]):
         return math.nan
-    return float(np.corrcoef(rankdata(a), rankdata(b))[0, 1])
+    return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])
 
 
 def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
@@ -70,14 +68,12 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
     NaN if one class is missing. scores: (n,), labels: (n,) of 0/1. Raises ValueError on other labels, NaN scores, other shapes.
     Source: Mann and Whitney 1947.
     """
-    from scipy.stats import rankdata
-
     s, y = _scored(scores, labels)
     n_pos = int(y.sum())
     n_neg = y.size - n_pos
     if n_pos == 0 or n_neg == 0:
         return math.nan
-    return float((rankdata(s)[y == 1].sum() - n_pos * (n_pos + 1) / 2) / (n_pos * n_neg))
+    return float((_ranks(s)[y == 1].sum() - n_pos * (n_pos + 1) / 2) / (n_pos * n_neg))
 
 
 def calibration(scores: ArrayLike, labels: ArrayLike, bins: int) -> list[Row]:
@@ -134,6 +130,12 @@ def _units(text: str, n: int) -> set[tuple[str, ...]]:
     words = _WORD.findall(text.lower())
     runs = (tuple(words[i : i + n]) for i in range(len(words) - n + 1))
     return {run for run in runs if any(word not in _FUNCTION_WORD_SET for word in run)}
+
+
+def _ranks(x: np.ndarray) -> np.ndarray:
+    """1 for the smallest; equal values share the mean of their ranks."""
+    _, value, counts = np.unique(x, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[value])
 
 
 def _pair(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:

@@ -55,10 +55,9 @@ class HfEngine:
         self._loaded: dict[str, Path] = {}
         self._batch = batch
         stops = self._base.generation_config.eos_token_id
-        self._stops = set(stops) if isinstance(stops, list) else {stops}
-        if self._tokenizer.eos_token_id is not None:
-            self._stops.add(self._tokenizer.eos_token_id)
-        self._pad_id = self._tokenizer.pad_token_id if self._tokenizer.pad_token_id is not None else self._tokenizer.eos_token_id
+        self._stops = {*(stops if isinstance(stops, list) else [stops]), self._tokenizer.eos_token_id} - {None}
+        # Any token serves as padding: it stands to the left, masked.
+        self._pad_id = self._tokenizer.pad_token_id or 0
 
     def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
         return tuple(self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=True, return_dict=False))
@@ -68,6 +67,7 @@ class HfEngine:
 
     def load_adapter(self, name: str, path: Path) -> None:
         if self._loaded.get(name) == path:
+            self._loaded[name] = self._loaded.pop(name)  # the newest again: what a stage asks for must outlive what it asks for next
             return
         check_adapter(path, self.model_hash)
         from peft import PeftModel
@@ -174,7 +174,7 @@ def sample(logits_BV: Tensor, temperature_B1: Tensor, uniform_B: Tensor) -> Tens
     """
     greedy = logits_BV.argmax(1)
     cumulative = (logits_BV.double() / temperature_B1.clamp(min=1e-6)).softmax(1).cumsum(1)
-    drawn = torch.searchsorted(cumulative, (uniform_B[:, None] * cumulative[:, -1:])).squeeze(1).clamp(max=logits_BV.shape[1] - 1)
+    drawn = torch.searchsorted(cumulative, uniform_B[:, None] * cumulative[:, -1:], right=True).squeeze(1).clamp(max=logits_BV.shape[1] - 1)
     return torch.where(temperature_B1[:, 0] > 0, drawn, greedy)
 
 
