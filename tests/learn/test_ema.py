@@ -32,7 +32,8 @@ def test_neither_argument_changes() -> None:
     target, source = {"a": np.array([1.0])}, {"a": np.array([2.0])}
     new = ema_update(target, source, 0.5)
     new["a"] += 100
-    assert target["a"] == 1.0 and source["a"] == 2.0
+    assert target["a"] == 1.0
+    assert source["a"] == 2.0
 
 
 def test_torch_tensors_agree_with_numpy_and_carry_no_gradient() -> None:

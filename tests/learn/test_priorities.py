@@ -68,6 +68,7 @@ def test_a_batch_holds_no_index_twice_and_none_of_probability_0() -> None:
     p = np.array([0.0, 1.0, 1e-12, 5.0, 0.0, 2.0])
     drawn = sample_without_replacement(np.random.default_rng(0), p, 4)
     assert sorted(drawn) == [1, 2, 3, 5]
+    assert sample_without_replacement(np.random.default_rng(0), p, 0).size == 0
 
 
 def test_the_same_seed_draws_the_same_batch() -> None:
@@ -78,7 +79,7 @@ def test_the_same_seed_draws_the_same_batch() -> None:
 
 @pytest.mark.parametrize(("p", "n"), [([1.0, 0.0], 2), ([1.0, -1.0], 1), ([np.nan, 1.0], 1), ([1.0, 1.0], -1)])
 def test_impossible_draws_are_refused(p: list[float], n: int) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"p must be|different indices"):
         sample_without_replacement(np.random.default_rng(0), np.array(p), n)
 
 
