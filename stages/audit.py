@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import random
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stages.contract import Context
 from stages.critique import Judgement, judge
@@ -16,9 +20,13 @@ from stages.llm.roles import Roles, ask, mix
 from stages.react import parse_react
 from stages.types import Episode, Malformed, Row, Turn
 
+_BAD_END = re.compile(r"\b(fails?|failed|lost|loses?)\b", re.IGNORECASE)
+
 
 @dataclass(frozen=True)
 class Audit:
+    """metrics that are defined (a correlation with a constant is none), rows of `judgements`, files by artifact path."""
+
     metrics: dict[str, float]
     rows: list[Row]
     files: dict[str, Path]
@@ -46,6 +54,7 @@ def audit(context: Context, roles: Roles, episodes: Sequence[Episode], n_turns: 
     cases = [Case(e, t, a, w, own) for (e, t, a, own), w in zip(pairs, words, strict=True)]
     metrics = against_returns(cases) | against_truth(context, cases)
     metrics["audit/malformed_frac"] = sum(c.judgement.verdict == "malformed" for c in cases) / max(len(cases), 1)
+    metrics = {name: value for name, value in metrics.items() if not math.isnan(value)}
     return Audit(metrics, [row(c) for c in cases], report(context.workdir, cases))
 
 
@@ -64,9 +73,9 @@ def base_actions(context: Context, roles: Roles, turns: Sequence[tuple[Episode, 
 
 
 def predicted(case: Case) -> float:
-    """Share of the predicted futures that end well, by the words the roles use for it."""
+    """Share of the predicted futures that end well, by the words that the roles use for a bad end."""
     futures = case.judgement.futures
-    return sum("fail" not in f.lower() for f in futures) / len(futures)
+    return sum(not _BAD_END.search(f) for f in futures) / len(futures)
 
 
 def against_returns(cases: Sequence[Case]) -> dict[str, float]:
@@ -91,11 +100,16 @@ def against_returns(cases: Sequence[Case]) -> dict[str, float]:
 def against_truth(context: Context, cases: Sequence[Case]) -> dict[str, float]:
     """Where the environment's module has `truth`: verdicts against right or wrong, futures against exact Q*, the cause named."""
     task = context.run.task
-    truth = getattr(importlib.import_module(f"stages.envs.{task.env}"), "truth", None)
-    read = [c for c in cases if c.judgement.verdict != "malformed" and readable(c.action)]
-    if truth is None or not read:
+    truth: Any = getattr(importlib.import_module(f"stages.envs.{task.env}"), "truth", None)
+    read, facts = [], []
+    for c in cases if truth else ():
+        # An action that the environment would not understand is neither right nor wrong.
+        with suppress(Malformed):
+            if c.judgement.verdict != "malformed":
+                facts.append(truth(task.options, c.episode.scenario, [*past_actions(c), c.action]))
+                read.append(c)
+    if not read:
         return {}
-    facts = [truth(task.options, c.episode.scenario, [*past_actions(c), c.action]) for c in read]
     yes = [float(c.judgement.verdict == "yes") for c in read]
     wrong = [(c, f) for c, f in zip(read, facts, strict=True) if not f.optimal]
     return {
@@ -111,10 +125,6 @@ def against_truth(context: Context, cases: Sequence[Case]) -> dict[str, float]:
 
 def past_actions(case: Case) -> list[str]:
     return [t.action for t in case.episode.turns[: case.turn.index] if not t.malformed]
-
-
-def readable(action: str) -> bool:
-    return len(action.split()) == 2
 
 
 def names_cause(future: str, cause: str) -> bool:

@@ -30,7 +30,7 @@ def run(context: Context) -> Outputs:
     config: CollectConfig = context.config
     task, roles = context.run.task, context.run.roles
     wanted = config.first_episodes if context.iteration == 0 else config.episodes
-    scenarios = envs.scenarios(task.env, task.options, config.split, wanted // config.group, context.seed)
+    scenarios = envs.scenarios(task.env, task.options, config.split, max(1, wanted // config.group), context.seed)
     scenarios = [s for s in scenarios for _ in range(config.group)]
     bar = context.progress("collect episodes", len(scenarios))
     settings = RolloutSettings(

@@ -86,9 +86,10 @@ def run(context: Context) -> Outputs:
 
 
 def policy_rows(context: Context) -> list[TrainRow]:
-    """What the policy is anchored on: the last refinements; before there are any, its own readable actions."""
-    if run_id := context.latest("refine"):
-        return target_rows([r for r in context.replay.rows("targets", [run_id]) if r["role"] == "policy"])
+    """What the policy is anchored on: the last refinements; where there are none, its own readable actions."""
+    run_id = context.latest("refine")
+    if run_id and (refined := [r for r in context.replay.rows("targets", [run_id]) if r["role"] == "policy"]):
+        return target_rows(refined)
     return [TrainRow(t.prompt_ids, t.action_ids, key=t.key) for t in transitions(context.replay, context.inputs["collect"][-1:]) if not t.malformed]
 
 

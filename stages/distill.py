@@ -21,7 +21,6 @@ from stages.learn.adapter import load_state, save_adapter, trainable_state
 from stages.learn.fit import fit, lr_factor
 from stages.learn.losses import kl_to_base
 from stages.training import fit_metrics, general_rows, mean_nll, mixed_batches, mixed_nll, pad_id, target_rows, trainable
-from stages.types import MissingInput
 
 
 class DistillConfig(Config):
@@ -42,12 +41,10 @@ class DistillConfig(Config):
 
 
 def run(context: Context) -> Outputs:
-    """Artifact `adapter`. Raises MissingInput where refine left nothing to learn."""
+    """Artifact `adapter`; where refine left nothing to learn (the critic says Yes to all), it is the critic's adapter as it came in."""
     config: DistillConfig = context.config
     rng = random.Random(context.seed)
     rows = target_rows([r for r in context.replay.rows("targets", context.inputs["refine"]) if r["role"] == "policy"])
-    if not rows:
-        raise MissingInput(f"distill needs refined actions of run {context.latest('refine')}, found 0; see its counts of dropped rows")
     rng.shuffle(rows)
     n_held_out = int(len(rows) * config.held_out)
     held_out, rows = rows[:n_held_out], rows[n_held_out:]
@@ -76,7 +73,7 @@ def run(context: Context) -> Outputs:
     if best[1]:
         load_state(model, best[1])
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
-    metrics = fit_metrics("distill", history)
+    metrics = fit_metrics("distill", history) | {"distill/rows": float(len(rows)), "distill/held_out_rows": float(len(held_out))}
     if by_epoch:
         metrics |= {"distill/held_out_nll": best[0], "distill/best_epoch": float(by_epoch.index(best[0]) + 1)}
     curves = {f"distill/step_{name}": [h[name] for h in history if name in h] for name in ("nll/successor", "nll/policy", "grad_norm")}

@@ -22,7 +22,7 @@ from stages.contract import Config, Context, Outputs, Stage
 from stages.critique import Judgement, judge
 from stages.gate import reroll_gate
 from stages.learn.statistics import leak_rate
-from stages.llm.roles import Roles, ask, history_text, load_roles, mix
+from stages.llm.roles import Roles, ask, check_student, history_text, load_roles, mix
 from stages.react import parse_react
 from stages.transitions import Transition, transitions
 from stages.types import Completion, Malformed, Message, MissingInput, Row
@@ -85,7 +85,7 @@ def run(context: Context) -> Outputs:
     kept = cap_yes(refined, config.yes_frac_max, rng)
     return Outputs(
         metrics(judged, refined, kept),
-        {"judgements": [judgement_row(r) for r in refined], "targets": [target_row(context, r) for r in kept]},
+        {"judgements": [judgement_row(r) for r in refined], "targets": [target_row(context, roles, r, n) for n, r in enumerate(kept)]},
     )
 
 
@@ -178,7 +178,7 @@ def cap_yes(refined: Sequence[Refinement], most: float, rng: random.Random) -> l
     """The rows to be learned, with at most the share `most` of kept actions: otherwise a pleased critic teaches nothing but itself."""
     yes = [r for r in refined if not r.dropped and r.kept_action]
     no = [r for r in refined if not r.dropped and not r.kept_action]
-    allowed = len(yes) if most >= 1 else int(most * len(no) / (1 - most))
+    allowed = len(yes) if most >= 1 else int(most * len(no) / (1 - most) + 1e-9)  # 0.7 * 3 / (1 - 0.7) is 6.9999...
     return no + (rng.sample(yes, allowed) if allowed < len(yes) else yes)
 
 
@@ -208,14 +208,17 @@ def judgement_row(r: Refinement) -> Row:
     }  # fmt: skip
 
 
-def target_row(context: Context, r: Refinement) -> Row:
+def target_row(context: Context, roles: Roles, r: Refinement, number: int) -> Row:
     """The student's prompt is the policy's own; the teacher's is the refiner's, which holds the critique."""
-    assert r.learned is not None and r.raw is not None
+    assert r.learned is not None and r.raw is not None and r.judgement is not None
     ids, messages = r.teacher
+    student = context.engine.decode(r.prompt_ids)
+    known = "\n".join([*(str(m["content"]) for m in r.state.state), roles.templates["policy"]])
+    check_student(student, known, [r.judgement.critique, *r.judgement.futures])
     return {
-        "target_id": f"{r.state.episode_id}-{r.state.turn}-{context.iteration}", "role": "policy", "episode_id": r.state.episode_id,
+        "target_id": f"{r.state.episode_id}-{r.state.turn}-{context.iteration}-{number}", "role": "policy", "episode_id": r.state.episode_id,
         "turn": r.state.turn, "terminal": False, "student_ids": list(r.prompt_ids), "completion_ids": list(r.learned.token_ids),
-        "teacher_ids": list(ids), "student_prompt": context.engine.decode(r.prompt_ids), "teacher_prompt": json.dumps([m["content"] for m in messages]),
+        "teacher_ids": list(ids), "student_prompt": student, "teacher_prompt": json.dumps([m["content"] for m in messages]),
         "raw": r.raw.text, "completion": r.learned.text, "weight": 1.0, "info": {"kept": r.kept_action},
     }  # fmt: skip
 

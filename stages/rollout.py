@@ -188,6 +188,9 @@ def environment(context: Context) -> Callable[[], Env]:
 
 
 def check_environment(episodes: Sequence[Episode]) -> None:
+    """Raises TurnwiseError where not one episode says anything about the policy."""
+    if not episodes:
+        raise TurnwiseError("no episode was run: the environment has no scenario for this split and these task.options")
     if not any(e.outcome.trainable for e in episodes):
         raise TurnwiseError(f"no episode could be scored: {episodes[0].outcome} on all {len(episodes)}, first error: {episodes[0].error}")
 
@@ -200,6 +203,7 @@ def summary(episodes: Sequence[Episode], stage: str) -> dict[str, float]:
     tokens = sum(len(t.completion.token_ids) for e in ours for t in e.turns)
     return {
         f"{stage}/episodes": float(len(episodes)),
+        f"{stage}/retries": float(sum(e.attempts - 1 for e in episodes)),
         f"{stage}/win_rate": sum(e.total_reward >= 1 for e in ours) / len(ours),
         f"{stage}/return": sum(e.total_reward for e in ours) / len(ours),
         f"{stage}/turns": turns / len(ours),

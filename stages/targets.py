@@ -23,7 +23,7 @@ from pydantic import Field
 from stages.contract import Config, Context, Outputs, Stage
 from stages.learn.priorities import importance_weights, priorities, sample_without_replacement
 from stages.learn.statistics import leak_rate
-from stages.llm.roles import Roles, ask, history_text, load_roles, mix, parse_future
+from stages.llm.roles import Roles, ask, check_student, history_text, load_roles, mix, parse_future
 from stages.react import parse_react
 from stages.transitions import Transition, transitions
 from stages.types import Completion, Malformed, Message, MissingInput, Row
@@ -142,8 +142,9 @@ def bellman_backup(context: Context, roles: Roles, drawn: Sequence[Backup]) -> l
     prompts = [teacher_prompt(roles, backups[i]) for i in live]
     replies = ask(context.engine, prompts, adapter=judge, temperature=s.judge_temperature, max_tokens=s.max_future_tokens, seed=mix(seed, "combine"))
     for i, prompt, (ids, reply) in zip(live, prompts, replies, strict=True):
-        backups[i] = replace(backups[i], teacher=(ids, tuple(prompt)), combined=reply, target=reply)
+        backups[i] = checked(replace(backups[i], teacher=(ids, tuple(prompt)), combined=reply, target=reply))
 
+    live = [i for i in live if not backups[i].dropped]
     if context.config.correct:
         prompts = [roles.prompt("corrector", text=backups[i].combined.text) for i in live]  # type: ignore[union-attr]
         replies = ask(
@@ -185,21 +186,11 @@ def checked(b: Backup) -> Backup:
     return b
 
 
-def check_student(student: str, state: str, privileged: Sequence[str]) -> None:
-    """The invariant of the two information sets: nothing that only the teacher knew stands in the student prompt.
-
-    Raises AssertionError. A privileged text that the state holds already (the same observation twice) is no leak.
-    """
-    for text in privileged:
-        if text and text in student and text not in state:
-            raise AssertionError(f"the student prompt holds what only the teacher may know: {text!r}")
-
-
 def target_row(context: Context, roles: Roles, b: Backup) -> Row:
     assert b.combined is not None and b.target is not None
     prompt = successor_prompt(roles, b.t.state, b.t.action or "unreadable")
     text, state = prompt[0]["content"], history_text(b.t.state)
-    check_student(text, f"{state}\n{b.t.action}", [b.t.observation, b.future if b.future != "none" else ""])
+    check_student(text, f"{state}\n{b.t.action}\n{roles.templates['successor']}", [b.t.observation, b.future if b.future != "none" else ""])
     ids, messages = b.teacher
     return {
         "target_id": f"{b.t.episode_id}-{b.t.turn}-{context.iteration}", "role": "successor", "episode_id": b.t.episode_id, "turn": b.t.turn,

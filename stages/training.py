@@ -20,7 +20,7 @@ from stages.contract import Context
 from stages.learn.adapter import new_adapter, open_adapter
 from stages.learn.batches import Batch, pad_rows
 from stages.learn.losses import completion_nll
-from stages.llm.hf import load_base
+from stages.llm.hf import check_adapter, load_base
 from stages.llm.roles import mix
 from stages.types import Row, UsageError
 
@@ -77,10 +77,11 @@ def read_jsonl(path: str) -> list[dict[str, Any]]:
 
 
 def trainable(context: Context, start: Path | None) -> Any:
-    """The base model with the adapter of folder `start`, or a fresh one, in training mode."""
+    """The base model with the adapter of folder `start`, or a fresh one, in training mode. Raises UsageError for an adapter of another base."""
     model = context.run.model
     base, _ = load_base(model.path, model.dtype)
     if start is not None:
+        check_adapter(start, context.engine.model_hash)
         return open_adapter(base, start).train()
     # The seed of the run, not of the stage: every stage of a run that starts afresh starts from the same adapter.
     return new_adapter(base, rank=model.lora_rank, alpha=model.lora_alpha, seed=mix("adapter", context.run.seed) % 2**31).train()

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from stages.contract import Config
 from stages.react import parse_react
-from stages.types import Ask, Env, Malformed, Message, Scenario, Step
+from stages.types import Ask, Env, Malformed, Message, Scenario, Step, UsageError
 
 REQUESTS = ("refund", "exchange", "cancel", "upgrade", "delay", "invoice", "delivery", "warranty")
 TIERS = ("gold", "silver", "bronze", "basic", "staff", "guest")
@@ -156,17 +156,22 @@ class ServiceDesk:
             raise RuntimeError("service_desk: step was called after the end of the episode; call reset first")
         _, action = parse_react(str(message.get("content") or ""))
         tool, _, choices = self._steps[len(self._chosen)]
-        words = action.split()
-        if len(words) != 2 or words[0] != tool or words[1] not in choices:
-            raise Malformed(f"not understood. use {tool} now.")
-        self._chosen.append(words[1])
-        text = done(words[1])
+        self._chosen.append(option_of(action, tool, choices))
+        text = done(self._chosen[-1])
         if len(self._chosen) < len(self._steps):
             return Step(({"role": "user", "content": text},))
         self._over = True
         broken = broken_rules(self._steps, self._book, self._data, self._chosen)
         text = f"{text} {audit(self._data['auditor'], broken)}"
         return Step(({"role": "user", "content": text},), float(not broken), terminated=True, info={"broken": [str(rule) for rule in broken]})
+
+
+def option_of(action: str, tool: str, choices: Sequence[str]) -> str:
+    """The option that the action chooses at the step of `tool`. Raises Malformed."""
+    words = action.split()
+    if len(words) != 2 or words[0] != tool or words[1] not in choices:
+        raise Malformed(f"not understood. use {tool} now.")
+    return words[1]
 
 
 def broken_rules(
@@ -178,10 +183,12 @@ def broken_rules(
 
 
 def truth(options: Mapping[str, Any], scenario: Scenario, actions: Sequence[str]) -> Truth:
-    """The truth about the last of `actions` (texts such as "check photo"), given those before it."""
+    """The truth about the last of `actions` (texts such as "check photo"), given those before it. Raises Malformed as the desk would."""
     opts = Options(**options)
-    broken = broken_rules(steps_of(opts), rule_book(opts), dict(scenario.data), [action.split()[-1] for action in actions])
-    tool = actions[-1].split()[0]
+    steps = steps_of(opts)
+    chosen = [option_of(action, tool, choices) for action, (tool, _, choices) in zip(actions, steps, strict=False)]
+    broken = broken_rules(steps, rule_book(opts), dict(scenario.data), chosen)
+    tool = steps[len(actions) - 1][0]
     cause = next((str(rule) for rule in broken if rule.tool == tool), "")
     return Truth(not cause, float(not broken), cause, tuple(str(rule) for rule in broken))
 
@@ -194,6 +201,8 @@ def make(options: Mapping[str, Any], ask: Ask | None = None) -> Callable[[], Env
 def scenarios(options: Mapping[str, Any], split: str, n: int | None, seed: int) -> list[Scenario]:
     """n customers of a split, every (request, tier) equally often, in an order that depends on the seed alone; None = every customer once."""
     opts = Options(**options)
+    if split not in (*CUSTOMERS, "pairs"):
+        raise UsageError(f"there is no split {split!r} of service_desk. Splits: {', '.join(CUSTOMERS)}, pairs.")
     pairs = list(product(REQUESTS[: opts.requests], TIERS[: opts.tiers]))
     random.Random(f"held out {opts.rules_seed}").shuffle(pairs)
     wanted = pairs[: opts.held_out_pairs] if split == "pairs" else pairs[opts.held_out_pairs :]

@@ -24,7 +24,7 @@ def fit(
     """One AdamW step a batch on the model's trainable parameters; returns the metrics of every step.
 
     loss(model, batch) -> (scalar, metrics). after_step(step) runs once the parameters have moved (EMA, progress).
-    Raises FloatingPointError at the first loss that is not finite, before it reaches the weights.
+    Raises FloatingPointError at the first loss or gradient that is not finite, before it reaches the weights.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=weight_decay)
@@ -36,6 +36,8 @@ def fit(
         optimiser.zero_grad(set_to_none=True)
         value.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(parameters, clip)
+        if not torch.isfinite(norm):
+            raise FloatingPointError(f"the gradient of step {step} is not finite, though the loss is {float(value.detach())}; lower the learning rate")
         optimiser.step()
         history.append({**metrics, "loss": float(value.detach()), "grad_norm": float(norm)})
         if after_step:

@@ -18,9 +18,15 @@ from stages.react import parse_react
 from stages.types import Completion, Engine, Malformed, Message, Request, UsageError
 
 ROLES = ("policy", "successor", "combine", "evaluator", "refiner", "corrector")
-FIELDS = frozenset({"system", "history", "action", "thought", "observation", "reward", "future", "futures", "evaluation", "text"})
-# The student's prompts are what a role sees at run time: s', the reward and the critique have no field in them.
-STUDENT_FIELDS = {"policy": frozenset[str](), "successor": frozenset({"history", "action", "thought"})}
+# What each role is told. policy and successor are the students: s', the reward and the critique have no field in their prompts.
+FIELDS = {
+    "policy": frozenset[str](),
+    "successor": frozenset({"history", "action", "thought"}),
+    "combine": frozenset({"history", "action", "thought", "observation", "reward", "future"}),
+    "evaluator": frozenset({"history", "action", "thought", "futures"}),
+    "refiner": frozenset({"system", "history", "action", "thought", "evaluation"}),
+    "corrector": frozenset({"text"}),
+}
 FOLDER = Path(__file__).parent / "prompts"
 
 
@@ -45,7 +51,7 @@ class Roles:
 
     def policy(self, messages: Sequence[Message]) -> list[Message]:
         """The policy's prompt: the conversation, its system message followed by the role's instructions."""
-        suffix = self.templates["policy"].strip()
+        suffix = self.templates["policy"].format().strip()
         if not suffix:
             return list(messages)
         head, *rest = messages
@@ -80,10 +86,24 @@ def load_roles(name: str, folder: Path = FOLDER) -> Roles:
         if not path.is_file():
             raise UsageError(f"roles.prompts: {name} lacks {role}.md; add it to {path.parent.name}/")
         templates[role] = path.read_text()
-        used = {field for _, field, _, _ in Formatter().parse(templates[role]) if field is not None}
-        if unknown := used - STUDENT_FIELDS.get(role, FIELDS):
+        try:
+            used = {field for _, field, _, _ in Formatter().parse(templates[role]) if field is not None}
+        except ValueError as error:
+            raise UsageError(f"{name}/{role}.md: {error}; write {{{{ and }}}} for braces that are no field") from error
+        if unknown := used - FIELDS[role]:
             raise UsageError(f"{name}/{role}.md uses the field {{{sorted(unknown)[0]}}}, which this role may not see")
     return Roles(name, templates)
+
+
+def check_student(student: str, known: str, privileged: Sequence[str]) -> None:
+    """The invariant of the two information sets: nothing that only the teacher knew stands in the student prompt.
+
+    known: what the student may see, its template included; a privileged text that stands there, too (the same observation
+    twice), is no leak. Raises AssertionError.
+    """
+    for text in privileged:
+        if text and text in student and text not in known:
+            raise AssertionError(f"the student prompt holds what only the teacher may know: {text!r}")
 
 
 def history_text(messages: Sequence[Message]) -> str:

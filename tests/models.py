@@ -1,0 +1,144 @@
+"""Tiny models, a replay in memory and contexts, for tests of what learns.
+
+The models are Llama- and Qwen2-shaped with random weights of a spread that makes their predictions far from uniform.
+The base in a folder has the project's own kind of tokenizer, and a vocabulary that holds the scripted engine's bytes too,
+so that a stage can be run on scripted replies and real gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from stages.contract import Config, Context, Outputs, Stage
+from stages.envs import service_desk as desk
+from stages.llm.scripted import VOCABULARY, ScriptedEngine
+from stages.sections import ModelConfig, RolesConfig, TaskConfig
+from stages.types import Completion, Engine, Request, Row
+
+torch.set_num_threads(1)
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "max_position_embeddings": 4096, "initializer_range": 0.4, "bos_token_id": None,
+}  # fmt: skip
+
+
+def tiny_llama(vocabulary: int = 40, seed: int = 0, **changes: Any) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(**(SMALL | {"vocab_size": vocabulary, "pad_token_id": 0, "eos_token_id": 1} | changes))).eval()
+
+
+def tiny_qwen2(vocabulary: int = 40, seed: int = 0) -> Any:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(seed)
+    # No padding token and no tied weights: as different from the shipped base as a Qwen2 can be.
+    return Qwen2ForCausalLM(Qwen2Config(**(SMALL | {"vocab_size": vocabulary, "eos_token_id": 1, "tie_word_embeddings": False}))).eval()
+
+
+def shake(model: Any, seed: int = 0, spread: float = 0.3) -> Any:
+    """Random values in the adapter's tensors, so that it does something: a fresh one has B = 0."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(spread * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def save_base(folder: Path, seed: int = 0) -> Path:
+    """A folder that AutoModelForCausalLM and AutoTokenizer load; it holds the words of service_desk."""
+    from stages.corpus import words
+    from stages.llm.roles import load_roles
+    from stages.pretrain import make_tokenizer
+
+    known = words(load_roles("service_desk"), 300)
+    tokenizer = make_tokenizer([*known, *(f"w{i}" for i in range(VOCABULARY))])
+    model = tiny_llama(len(tokenizer), seed, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+class Memory:
+    """`contract.Reader` over dicts, for stages that are run one after the other by hand."""
+
+    def __init__(self) -> None:
+        self.tables: dict[tuple[str, str], list[Row]] = {}
+        self.files: dict[tuple[str, str], Path] = {}
+
+    def rows(self, table: str, run_ids: Sequence[str], *, where: str = "") -> list[Row]:
+        return [row for run_id in run_ids for row in self.tables.get((table, run_id), [])]
+
+    def keep(self, run_id: str, outputs: Outputs) -> None:
+        for table, rows in outputs.rows.items():
+            self.tables[table, run_id] = [{**row, "run_id": run_id} for row in rows]
+        for path, file in outputs.files.items():
+            self.files[run_id, path] = file
+
+
+class NoBar:
+    def advance(self, n: int = 1) -> None:
+        pass
+
+
+class Recorder(ScriptedEngine):
+    """The scripted engine, with all that it ever produced."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.completions: list[Completion] = []
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        found = super().generate(requests)
+        self.completions += found
+        return found
+
+    def produced(self, *, adapter: str | None = None, head: str = "") -> list[tuple[Request, Completion]]:
+        """Requests to the role whose prompt begins with `head`, by one adapter, and what came of them."""
+        pairs = zip(self.requests, self.completions, strict=True)
+        return [(r, c) for r, c in pairs if r.adapter == adapter and self.decode(r.prompt_ids).removeprefix("<user>\n").startswith(head)]
+
+
+@dataclass
+class Bench:
+    """Runs stages by hand: what `execute` does, without stores. Every run gets the id "<stage><iteration>" unless named."""
+
+    base: Path
+    workdir: Path
+    engine: Engine = field(default_factory=Recorder)
+    memory: Memory = field(default_factory=Memory)
+    seed: int = 0
+    task: TaskConfig = TaskConfig(options={"requests": 2, "tiers": 2})
+    roles: RolesConfig = RolesConfig(max_action_tokens=400, max_future_tokens=400)
+
+    def context(self, config: Config, inputs: Mapping[str, Sequence[str]], *, name: str = "run", iteration: int = 0, seed: int = 0) -> Context:
+        run = SimpleNamespace(seed=self.seed, task=self.task, model=ModelConfig(path=str(self.base), lora_rank=2, lora_alpha=4.0), roles=self.roles)
+        workdir = self.workdir / name
+        workdir.mkdir(parents=True, exist_ok=True)
+        return Context(
+            config, run, iteration, seed, inputs, self.memory, self.engine, lambda run_id, path: self.memory.files[run_id, path],
+            workdir, lambda what, total: NoBar(),
+        )  # fmt: skip
+
+    def run(
+        self, stage: Stage, config: Config, inputs: Mapping[str, Sequence[str]], *, name: str = "", iteration: int = 0, seed: int = 0
+    ) -> Outputs:
+        name = name or f"{stage.name}{iteration}"
+        outputs = stage.run(self.context(config, inputs, name=name, iteration=iteration, seed=seed))
+        self.memory.keep(name, outputs)
+        return outputs
+
+
+def everywhere(options: Mapping[str, Any]) -> list[Any]:
+    """One customer of every (request, tier) of a desk."""
+    opts = desk.Options(**options)
+    return desk.scenarios(dict(options), "train", opts.requests * opts.tiers, 0)
