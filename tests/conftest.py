@@ -20,6 +20,14 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "mlflow.db"
 
 
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny base model with random weights and the project's tokenizer."""
+    from models import save_base
+
+    return save_base(tmp_path_factory.mktemp("base"))
+
+
 @pytest.fixture
 def home(tmp_path: Path, empty_store: Path) -> Path:
     """A project folder with an initialised, empty store."""

@@ -69,6 +69,8 @@ def group_advantages(returns_G: Tensor, *, eps: float = 1e-6) -> Tensor:
     Source: GRPO, arXiv 2402.03300, section 4.1."""
     if returns_G.ndim != 1 or len(returns_G) < 2:
         raise ValueError(f"a group needs at least two returns in one dimension, found shape {tuple(returns_G.shape)}")
+    if bool((returns_G == returns_G[0]).all()):
+        return torch.zeros_like(returns_G)  # 0.1 three times has a rounded mean that is not 0.1
     centred = returns_G - returns_G.mean()
     return centred / (returns_G.std(correction=0) + eps)
 

@@ -1,0 +1,107 @@
+"""The training loop by hand: AdamW with clipping, what stops it, and the learning rate of an iteration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stages.learn.fit import fit, lr_factor
+
+
+class Dot(nn.Module):
+    """w . x with w = (0.5, -1.0), and a parameter that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([0.5, -1.0]))
+        self.fixed = nn.Parameter(torch.tensor([3.0]), requires_grad=False)
+
+
+def dot(model: Any, x: Tensor) -> tuple[Tensor, dict[str, float]]:
+    value = (model.w * x).sum()
+    return value, {"seen": float(x[0])}
+
+
+def adamw_by_hand(w: list[float], gradients: list[list[float]], lr: float, clip: float, decay: float) -> list[float]:
+    m, v, w = [0.0, 0.0], [0.0, 0.0], list(w)
+    for t, gradient in enumerate(gradients, 1):
+        norm = math.sqrt(sum(g * g for g in gradient))
+        scale = min(1.0, clip / (norm + 1e-6))
+        for i, g in enumerate(gradient):
+            g *= scale
+            m[i] = 0.9 * m[i] + 0.1 * g
+            v[i] = 0.95 * v[i] + 0.05 * g * g
+            step = (m[i] / (1 - 0.9**t)) / (math.sqrt(v[i] / (1 - 0.95**t)) + 1e-8)
+            w[i] = w[i] * (1 - lr * decay) - lr * step
+    return w
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_steps_equal_adamw_by_hand_with_clipping(decay: float) -> None:
+    """The gradient of w . x is x: (3, 4) has norm 5 and is clipped to 1, (0.1, -0.2) is not."""
+    model, gradients = Dot(), [[3.0, 4.0], [0.1, -0.2], [0.0, 2.0]]
+    one = Dot()
+    fit(one, [torch.tensor(gradients[0])], dot, lr=0.01, clip=1.0, weight_decay=decay)
+    assert one.w.tolist() == pytest.approx(adamw_by_hand([0.5, -1.0], gradients[:1], 0.01, 1.0, decay), abs=1e-6)
+    history = fit(model, [torch.tensor(g) for g in gradients], dot, lr=0.01, clip=1.0, weight_decay=decay)
+    assert model.w.tolist() == pytest.approx(adamw_by_hand([0.5, -1.0], gradients, 0.01, 1.0, decay), abs=1e-6)
+    assert model.fixed.tolist() == [3.0]
+    assert [h["grad_norm"] for h in history] == pytest.approx([5.0, math.sqrt(0.05), 2.0])
+    assert history[0]["loss"] == pytest.approx(0.5 * 3 - 4)
+    assert [h["seen"] for h in history] == pytest.approx([3.0, 0.1, 0.0])
+
+
+def test_after_step_sees_the_weights_that_have_moved() -> None:
+    model, seen = Dot(), []
+    fit(model, [torch.ones(2)] * 3, dot, lr=0.1, after_step=lambda step: seen.append((step, float(model.w.detach()[0]))))
+    assert [step for step, _ in seen] == [0, 1, 2]
+    assert 0.5 > seen[0][1] > seen[1][1] > seen[2][1] == float(model.w.detach()[0])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_raises_before_the_weights_move(bad: float) -> None:
+    model = Dot()
+    fit(model, [torch.ones(2)], dot, lr=0.1)
+    before = model.w.detach().clone()
+
+    def batches() -> Iterator[Tensor]:
+        yield torch.tensor([bad, 0.0])
+        raise AssertionError("a second batch was asked for")
+
+    with pytest.raises(FloatingPointError, match="the loss of step 0 is"):
+        fit(model, batches(), dot, lr=0.1)
+    assert torch.equal(model.w.detach(), before)
+
+
+def test_a_gradient_that_is_not_finite_raises_before_the_weights_move() -> None:
+    """sqrt(0) is 0, its slope is infinite: the loss alone does not show it."""
+    model = Dot()
+
+    def root(model: Any, x: Tensor) -> tuple[Tensor, dict[str, float]]:
+        return (model.w * x).sum().abs().sqrt(), {}
+
+    with pytest.raises(FloatingPointError, match="gradient of step 0"):
+        fit(model, [torch.zeros(2)], root, lr=0.1)
+    assert model.w.tolist() == [0.5, -1.0]
+
+
+def test_no_batches_are_no_steps() -> None:
+    model = Dot()
+    assert fit(model, [], dot, lr=0.1) == []
+    assert model.w.tolist() == [0.5, -1.0]
+
+
+def test_lr_factor_is_flat_then_linear_then_flat() -> None:
+    found = [lr_factor(i, start=4, end=8, final=0.2) for i in (0, 4, 5, 6, 7, 8, 9, 100)]
+    assert found == pytest.approx([1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
+
+
+def test_lr_factor_without_a_ramp_is_a_step() -> None:
+    assert [lr_factor(i, start=3, end=3, final=0.5) for i in (2, 3, 4)] == [1.0, 1.0, 0.5]
+    assert [lr_factor(i, start=3, end=0, final=0.5) for i in (0, 3, 4)] == [1.0, 1.0, 0.5]
+    assert lr_factor(500, start=1000, end=1000, final=1.0) == 1.0
