@@ -10,7 +10,6 @@ process that serves them works in the project folder, and each run is a process 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -64,5 +63,6 @@ def deployments(chosen: Sequence[str]) -> list[RunnerDeployment]:
     return [*made, RunnerDeployment.from_flow(rerun, "rerun", entrypoint_type=EntrypointType.MODULE_PATH)]
 
 
-if __name__ == "__main__":
-    serve(*deployments(sys.argv[1:] or presets.names()), print_starting_message=False)
+def work(chosen: Sequence[str]) -> None:
+    """Register the deployments and run what falls due, until stopped."""
+    serve(*deployments(chosen), print_starting_message=False)

@@ -5,10 +5,12 @@ Used by the command line and by deployments alike; `plain` leaves Prefect out.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -39,20 +41,23 @@ class Launcher:
         """Run `body`, as a flow run shown with its parameters."""
         if self.server is None:
             return body()
-        from flows.server import use_server
-
-        use_server(self.server.wait(), self.home)
-        from flows.orchestrate import run_as_flow
-
-        return run_as_flow(body, name, parameters)
+        done: T = self._prefect().run_as_flow(body, name, parameters)
+        return done
 
     def step(self, inner: Step) -> Step:
         """A step that runs `inner`, as a task of the flow that it is called in."""
         if self.server is None and not self.in_flow:
             return inner
-        from flows.orchestrate import prefect_step
+        step: Step = self._prefect().prefect_step(inner)
+        return step
 
-        return prefect_step(inner)
+    def _prefect(self) -> ModuleType:
+        """The module that imports Prefect, once the server answers: Prefect reads its address when it is imported."""
+        if self.server is not None:
+            from flows.server import use_server
+
+            use_server(self.server.wait(), self.home)
+        return importlib.import_module("flows.orchestrate")
 
 
 @contextmanager

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from prefect import Flow, Task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
+from prefect.events.worker import EventsWorker
 from prefect.logging import get_run_logger
+from prefect.logging.handlers import APILogHandler
 
 from stages.types import EngineUnavailable, SimulatorError
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 FLOW_NAME = "turnwise"
 RETRIES = 2
 RETRY_DELAY_S = 10
+FLUSH_TIMEOUT_S = 5.0
 
 T = TypeVar("T")
 
@@ -56,7 +59,12 @@ def run_as_flow(body: Callable[[], T], name: str, parameters: dict[str, Any]) ->
     def pipeline(parameters: dict[str, Any]) -> T:
         return body()
 
-    return Flow(fn=pipeline, name=FLOW_NAME, flow_run_name=name, validate_parameters=False, persist_result=False)(parameters)
+    try:
+        return Flow(fn=pipeline, name=FLOW_NAME, flow_run_name=name, validate_parameters=False, persist_result=False)(parameters)
+    finally:
+        # Both are sent by threads that would outlive the server: what they still hold is sent before it may be stopped.
+        APILogHandler().flush()
+        EventsWorker.drain_all(timeout=FLUSH_TIMEOUT_S)
 
 
 def _infrastructure(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:

@@ -57,7 +57,9 @@ def serve(args: Namespace) -> int:
 
         def start_worker() -> Leashed:
             log = home / "data" / "prefect" / "deployments.log"
-            return Leashed([sys.executable, "-m", "flows.deployments", *chosen], log=log, env=os.environ, cwd=home)
+            # Not `-m`: the flows would then belong to `__main__`, where a run in a process of its own does not find them.
+            command = [sys.executable, "-c", "import sys; from flows.deployments import work; work(sys.argv[1:])", *chosen]
+            return Leashed(command, log=log, env=os.environ, cwd=home)
 
         schedule = {f"turnwise/{preset}": cron or "by hand" for preset, cron in crons.items()}
         workspace.tracking.initialise()
@@ -89,6 +91,8 @@ def _supervise(server: Server, start: Callable[[], Leashed], *, until: Callable[
             if server.owned is not None and not server.owned.running():
                 raise TurnwiseError(f"the Prefect server ended; it said: {server.owned.tail()}. Start the command again.")
             time.sleep(POLL_S if told else 0.2)
+    except KeyboardInterrupt:
+        return  # the way to end it
     finally:
         service.stop()
 

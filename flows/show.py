@@ -138,8 +138,8 @@ def _judgement(row: Row) -> Text:
     """A judgement is of a freshly sampled action in the turn's state, which need not be the action that was taken."""
     style = {"yes": "green", "no": "red"}.get(row["verdict"], "yellow")
     parts = [_labelled("judged action", row["action"], style="cyan")]
-    parts += [_labelled("future", future) for future in row["futures"]]
-    parts.append(_labelled("critique", row["critique"], style=style))
+    parts += [Text(future) for future in row["futures"]]  # begins with "Future:"
+    parts.append(Text(row["critique"], style=style))  # begins with "Optimality:"
     if row["refined"] and row["refined"] != row["action"]:
         parts.append(_labelled("refined to", row["refined"], style="bold"))
     return Text("\n").join(parts)

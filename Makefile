@@ -1,0 +1,79 @@
+# Every target does its own set-up: a plain python3 with venv and pip is enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+SEED ?= 0
+
+# uv reads none of pip's configuration, so what pip was told through the environment is passed on.
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+export UV_LINK_MODE ?= copy
+export DO_NOT_TRACK := 1
+
+.PHONY: help setup demo test check format docs tiny ui pretrain constraints clean
+
+help:
+	@echo "make demo         train on the service desk and show the curve"
+	@echo "make test         run all tests"
+	@echo "make check        format, lint, types, import rules, fresh documents"
+	@echo "make ui           MLflow's page and a Prefect server on loopback"
+	@echo "make tiny         every stage once, in seconds"
+	@echo "make pretrain     make the base model in data/base again"
+	@echo "make docs         write docs/reference.md from the code"
+	@echo "make format       format the code and mend what ruff can"
+	@echo "make constraints  resolve constraints.txt anew (needs uv)"
+	@echo "make setup        only the environment and the stores; make clean removes the environment"
+
+setup: $(STAMP)
+
+# uv installs in 3 minutes what takes pip 8; byte code is compiled, since otherwise every start pays for it again.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "turnwise needs Python 3.11 or newer, found " + sys.version.split()[0] + "; name one: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	@if $(BIN)/python -m pip install --quiet --constraint constraints.txt uv && \
+	    env $(if $(UV_DEFAULT_INDEX),,-u UV_DEFAULT_INDEX) $(if $(UV_FIND_LINKS),,-u UV_FIND_LINKS) \
+	    $(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --constraint constraints.txt --editable '.[dev]'; \
+	then echo "installed with uv"; \
+	else echo "uv could not install it; pip does, in about 8 minutes" && \
+	    $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'; fi
+	@$(BIN)/python -m compileall -q flows stages
+	@$(BIN)/turnwise init
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/turnwise run demo --set seed=$(SEED)
+
+tiny: $(STAMP)
+	$(BIN)/turnwise run tiny --set seed=$(SEED)
+
+ui: $(STAMP)
+	$(BIN)/turnwise ui
+
+pretrain: $(STAMP)
+	$(BIN)/turnwise pretrain
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m flows.reference --check
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: $(STAMP)
+	$(BIN)/python -m flows.reference
+
+# Resolved together with vLLM, so that the pins also hold where the extra `vllm` is installed; pins that still fit are kept.
+constraints:
+	uv pip compile pyproject.toml --extra dev --extra vllm --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
+	    --no-annotate --custom-compile-command "make constraints" --output-file constraints.txt
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info
