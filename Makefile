@@ -20,7 +20,7 @@ help:
 	@echo "make ui           MLflow's page and a Prefect server on loopback"
 	@echo "make tiny         every stage once, in seconds"
 	@echo "make pretrain     make the base model in data/base again"
-	@echo "make docs         write docs/reference.md from the code"
+	@echo "make docs         write docs/cli.md from the command line"
 	@echo "make format       format the code and mend what ruff can"
 	@echo "make constraints  resolve constraints.txt anew (needs uv)"
 	@echo "make setup        only the environment and the stores; make clean removes the environment"
@@ -61,14 +61,14 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m flows.reference --check
+	$(BIN)/python docs/generate.py --check
 
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 docs: $(STAMP)
-	$(BIN)/python -m flows.reference
+	$(BIN)/python docs/generate.py
 
 # Resolved together with vLLM, so that the pins also hold where the extra `vllm` is installed; pins that still fit are kept.
 constraints:
