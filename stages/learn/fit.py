@@ -37,7 +37,9 @@ def fit(
         value.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(parameters, clip)
         if not torch.isfinite(norm):
-            raise FloatingPointError(f"the gradient of step {step} is not finite, though the loss is {float(value.detach())}; lower the learning rate")
+            raise FloatingPointError(
+                f"the gradient of step {step} is not finite, though the loss is {float(value.detach())}; lower the learning rate"
+            )
         optimiser.step()
         history.append({**metrics, "loss": float(value.detach()), "grad_norm": float(norm)})
         if after_step:

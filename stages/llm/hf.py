@@ -35,12 +35,17 @@ def model_hash(path: str) -> str:
 
 def load_base(path: str, dtype: str) -> tuple[Any, Any]:
     """(model in eval mode on the best device, tokenizer). Raises UsageError if the folder holds none."""
+    folder = Path(path)
+    if not folder.is_dir() and folder.parent != Path() and folder.parent.is_dir():
+        # Taken for a hub name it would be looked for in the network, for most of a minute.
+        raise UsageError(f"model.path: there is no folder {path!r}; the embedded base model is made by: turnwise pretrain")
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # no such model, or a file of it is cut or does not fit
         raise UsageError(f"model.path: no model that transformers can load at {path!r} ({str(error).splitlines()[0]})") from error
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 

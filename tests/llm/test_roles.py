@@ -1,0 +1,178 @@
+"""Roles: prompt files and their fields, what a student may see, hashes, and readers of the replies."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from string import Formatter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.llm.roles import FIELDS, FOLDER, ROLES, Roles, ask, check_student, history_text, load_roles, mix, parse_evaluation, parse_future
+from stages.llm.scripted import ScriptedEngine
+from stages.types import Malformed, Message, UsageError
+
+TASKS = sorted(path.name for path in FOLDER.iterdir() if path.is_dir())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the prompts that a test may spoil."""
+    return Path(shutil.copytree(FOLDER / "service_desk", tmp_path / "mine")).parent
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_role_of_every_task_has_a_prompt_that_fills_in(task: str) -> None:
+    roles = load_roles(task)
+    assert sorted(roles.templates) == sorted(ROLES) == sorted(FIELDS)
+    for role in ROLES[1:]:
+        fields = {name: f"<{name} {{braces}} of the text stay>" for name in FIELDS[role]}
+        (message,) = roles.prompt(role, **fields)
+        assert message["role"] == "user"
+        used = {name for _, name, _, _ in Formatter().parse(roles.templates[role]) if name}
+        assert used
+        assert all(fields[name] in message["content"] for name in used)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_evaluator_reads_the_futures_and_the_refiner_the_critique(task: str) -> None:
+    templates = load_roles(task).templates
+    for role, field in (
+        ("evaluator", "futures"),
+        ("refiner", "evaluation"),
+        ("combine", "observation"),
+        ("combine", "reward"),
+        ("combine", "future"),
+    ):
+        assert f"{{{field}}}" in templates[role]
+
+
+@pytest.mark.parametrize("field", ["observation", "reward", "future", "futures", "evaluation", "text", "system"])
+@pytest.mark.parametrize("role", ["policy", "successor"])
+def test_a_student_prompt_with_a_privileged_field_is_refused(folder: Path, role: str, field: str) -> None:
+    (folder / "mine" / f"{role}.md").write_text(f"Say something.\n{{{field}}}\n")
+    with pytest.raises(UsageError, match=rf"mine/{role}.md uses the field {{{field}}}, which this role may not see"):
+        load_roles("mine", folder)
+
+
+@pytest.mark.parametrize("text", ["{history.secret}", "{}", "{0}", "{evaluation!r}", "{history} {evaluation}"])
+def test_other_spellings_of_a_field_are_refused_too(folder: Path, text: str) -> None:
+    (folder / "mine" / "successor.md").write_text(text)
+    with pytest.raises(UsageError, match="may not see"):
+        load_roles("mine", folder)
+
+
+def test_a_role_is_not_given_what_belongs_to_another(folder: Path) -> None:
+    """The combine prompt has no critique: left in, it would fail only when the first target is made."""
+    (folder / "mine" / "combine.md").write_text("{observation} {evaluation}")
+    with pytest.raises(UsageError, match=r"combine.md uses the field {evaluation}"):
+        load_roles("mine", folder)
+
+
+def test_wrong_folders_files_and_braces_are_one_sentence(folder: Path) -> None:
+    with pytest.raises(UsageError, match="no prompt folder named 'yours'; known are mine"):
+        load_roles("yours", folder)
+    (folder / "mine" / "successor.md").write_text("Answer as {json")
+    with pytest.raises(UsageError, match=r"successor.md: .*write {{ and }} for braces") as caught:
+        load_roles("mine", folder)
+    assert "\n" not in str(caught.value)
+    (folder / "mine" / "successor.md").unlink()
+    with pytest.raises(UsageError, match=r"lacks successor.md"):
+        load_roles("mine", folder)
+
+
+def test_hashes_change_with_a_word_of_that_role_alone(folder: Path) -> None:
+    before = load_roles("mine", folder).hashes()
+    (folder / "mine" / "combine.md").write_text((folder / "mine" / "combine.md").read_text().replace("Merge", "Join"))
+    after = load_roles("mine", folder).hashes()
+    assert {role for role in ROLES if before[role] != after[role]} == {"combine"}
+
+
+def test_the_policy_prompt_is_the_conversation_with_its_instructions_in_the_system_message() -> None:
+    messages: list[Message] = [{"role": "system", "content": "Desk."}, {"role": "user", "content": "hello {name}"}]
+    assert Roles("x", {"policy": ""}).policy(messages) == messages
+    assert Roles("x", {"policy": "\nThink {{first}}.\n"}).policy(messages) == [{"role": "system", "content": "Desk.\n\nThink {first}."}, messages[1]]
+    assert messages[0]["content"] == "Desk."
+
+
+def test_history_hides_thoughts_and_the_system_message() -> None:
+    messages: list[Message] = [
+        {"role": "system", "content": "Secret orders."},
+        {"role": "user", "content": "Ana wants refund."},
+        {"role": "assistant", "content": "Thought: I guess photo. Action: check photo"},
+        {"role": "user", "content": "photo done."},
+        {"role": "assistant", "content": "no sense at all"},
+        {"role": "tool", "content": "not understood."},
+    ]
+    assert history_text(messages) == "Ana wants refund.\nAction: check photo\nphoto done.\nAction: unreadable\nnot understood."
+
+
+@given(thought=st.text(max_size=30).filter(lambda t: "action" not in t.lower()))
+def test_no_thought_reaches_the_history(thought: str) -> None:
+    said: list[Message] = [{"role": "assistant", "content": f"Thought: {thought}\nAction: close phone"}]
+    assert history_text(said) == "Action: close phone"
+
+
+@pytest.mark.parametrize("text", ["Future: then pass.", "  Future:then fail.", "Future: a\nb"])
+def test_futures_that_can_be_read(text: str) -> None:
+    assert parse_future(text) == text.strip()
+
+
+@pytest.mark.parametrize("text", ["", "Future:", "Future:  \n", "then pass.", "The Future: x", "Optimality: Yes."])
+def test_futures_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(Malformed, match="wanted 'Future: "):
+        parse_future(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "optimal"),
+    [
+        ("Optimality: Yes.", True),
+        ("Optimality: No. refund may need check photo.", False),
+        (" optimality:yes, it is", True),
+        ("Optimality: NO", False),
+    ],
+)
+def test_evaluations_that_can_be_read(text: str, optimal: bool) -> None:
+    found = parse_evaluation(text)
+    assert (found.optimal, found.text) == (optimal, text.strip())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Yes.", "Optimality:", "Optimality: Perhaps.", "Optimality: Yesterday", "Optimality: None", "I say Optimality: Yes"]
+)
+def test_evaluations_that_cannot_be_read(text: str) -> None:
+    with pytest.raises(Malformed, match="Optimality: Yes"):
+        parse_evaluation(text)
+
+
+def test_check_student_raises_on_a_planted_leak_and_on_nothing_else() -> None:
+    student, known = "Predict.\nAna wants refund. photo done.\nAction: close phone", "Predict.\nAna wants refund. photo done.\nclose phone"
+    check_student(student, known, ["Mia audits: fail.", ""])
+    check_student(student, known, ["photo done."])  # the observation stood in the state before
+    for leak in ("Mia audits: fail.", "Optimality: No.", "Future: then pass."):
+        with pytest.raises(AssertionError, match="only the teacher may know"):
+            check_student(f"{student}\n{leak}", known, ["x", leak])
+
+
+def test_ask_gives_every_row_a_seed_of_its_own_and_keeps_the_order() -> None:
+    engine = ScriptedEngine(lambda prompt, request: f"{prompt[-14:-12]} {request.seed}")
+    prompts: list[list[Message]] = [[{"role": "user", "content": f"q{i}"}] for i in range(5)]
+    found = ask(engine, prompts, adapter=None, temperature=0.3, max_tokens=50, seed=7)
+    assert [ids for ids, _ in found] == [engine.encode(p) for p in prompts]
+    assert [r.seed for r in engine.requests] == [mix(7, i) for i in range(5)]
+    assert len({r.seed for r in engine.requests}) == 5
+    assert {(r.max_tokens, r.temperature, r.adapter) for r in engine.requests} == {(50, 0.3, None)}
+    assert [c.text for _, c in found] == [f"{engine.decode(r.prompt_ids)[-14:-12]} {r.seed}" for r in engine.requests]
+    assert ask(engine, [], adapter=None, temperature=1.0, max_tokens=5, seed=0) == []
+    assert engine.calls == 1
+
+
+def test_mixed_seeds_are_fixed_numbers_of_63_bits_that_differ() -> None:
+    assert mix("a", 1) == 2057769193037142695  # whatever the machine, whatever PYTHONHASHSEED
+    seeds = {mix(a, b) for a in range(40) for b in range(40)}
+    assert len(seeds) == 1600
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert mix(1, 23) != mix(12, 3)
