@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
+from stages import envs
 from stages.contract import Config, Context, Outputs, Stage
 from stages.envs import service_desk as desk
 from stages.llm.scripted import VOCABULARY, ScriptedEngine
 from stages.sections import ModelConfig, RolesConfig, TaskConfig
-from stages.types import Completion, Engine, Request, Row
+from stages.types import Completion, Engine, Request, Row, Scenario
 
 torch.set_num_threads(1)
 
@@ -129,16 +130,18 @@ class Bench:
             workdir, lambda what, total: NoBar(),
         )  # fmt: skip
 
-    def run(
-        self, stage: Stage, config: Config, inputs: Mapping[str, Sequence[str]], *, name: str = "", iteration: int = 0, seed: int = 0
-    ) -> Outputs:
+    def run(self, stage: Stage, config: Config, inputs: Mapping[str, Sequence[str]], *, name: str = "", iteration: int = 0, seed: int = 0) -> Outputs:
         name = name or f"{stage.name}{iteration}"
         outputs = stage.run(self.context(config, inputs, name=name, iteration=iteration, seed=seed))
         self.memory.keep(name, outputs)
         return outputs
 
 
-def everywhere(options: Mapping[str, Any]) -> list[Any]:
+def scenarios_of(env: str, n: int, **options: Any) -> list[Scenario]:
+    return envs.scenarios(env, options, "train", n, 0)
+
+
+def everywhere(options: Mapping[str, Any]) -> list[Scenario]:
     """One customer of every (request, tier) of a desk."""
     opts = desk.Options(**options)
     return desk.scenarios(dict(options), "train", opts.requests * opts.tiers, 0)

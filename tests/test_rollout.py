@@ -1,0 +1,299 @@
+"""Rollouts: whose failure is whose, what is tried again, and that neither slots nor neighbours change an episode."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+
+from stages.contract import Config
+from stages.llm.roles import Roles
+from stages.llm.scripted import ScriptedEngine, draw
+from stages.rollout import RolloutSettings, check_environment, environment, rollout, summary
+from stages.sections import TaskConfig
+from stages.types import EngineUnavailable, Env, Episode, Malformed, Message, Outcome, Request, Scenario, SimulatorError, Step, TurnwiseError
+
+ROLES = Roles("toy", {"policy": ""})
+SETTINGS = RolloutSettings(adapter=None, temperature=1.0, max_tokens=100, max_turns=4, malformed_allowance=1, slots=8, attempts=3, seed=5)
+ERRORS: dict[str, Exception] = {
+    "raise": KeyError("door"), "simulator": SimulatorError("the user is silent"), "oracle down": EngineUnavailable("no oracle"),
+}  # fmt: skip
+
+
+class Toy:
+    """Plays the events of its scenario, one a turn: say, win, lose, cut, malformed, or an error; `first` events are those of earlier attempts."""
+
+    system = "Toy."
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    def __init__(self, tries: Counter[str]) -> None:
+        self._tries = tries
+        self._events: list[str] = []
+
+    def reset(self, scenario: Scenario) -> tuple[Message, ...]:
+        earlier = scenario.data.get("earlier", [])
+        attempt = self._tries[scenario.id]
+        self._tries[scenario.id] += 1
+        self._events = list(earlier[attempt] if attempt < len(earlier) else scenario.data["events"])
+        if self._events[0].startswith("reset "):
+            raise ERRORS[self._events[0].removeprefix("reset ")]
+        return ({"role": "user", "content": f"start {scenario.id}"},)
+
+    def step(self, message: Message) -> Step:
+        event = self._events.pop(0)
+        if event in ERRORS:
+            raise ERRORS[event]
+        if event == "malformed":
+            raise Malformed("say it again")
+        answer = ({"role": "user", "content": f"{event} after {message['content'][-6:]}"},)
+        return Step(answer, float(event == "win"), terminated=event in ("win", "lose"), truncated=event == "cut")
+
+
+def toy() -> Callable[[], Env]:
+    tries: Counter[str] = Counter()
+    return lambda: Toy(tries)
+
+
+def scenario(name: str, *events: str, earlier: Sequence[Sequence[str]] = ()) -> Scenario:
+    return Scenario("toy", "train", name, {"events": events, "earlier": earlier})
+
+
+def speak(prompt: str, request: Request) -> str:
+    return f"Thought: {request.seed % 97} Action: go {draw(request, [f'{i:02}' for i in range(90)])}"
+
+
+def one(*events: str, earlier: Sequence[Sequence[str]] = (), **changes: Any) -> Episode:
+    (episode,) = rollout(ScriptedEngine(speak), toy(), [scenario("s", *events, earlier=earlier)], ROLES, replace(SETTINGS, **changes))
+    return episode
+
+
+def without_time(episode: Episode) -> Episode:
+    return replace(episode, seconds=0.0, turns=tuple(replace(t, seconds=0.0) for t in episode.turns))
+
+
+@pytest.mark.parametrize(
+    ("events", "outcome", "turns", "reward"),
+    [
+        (["win"], Outcome.SCORED, 1, 1.0),
+        (["say", "say", "lose"], Outcome.SCORED, 3, 0.0),
+        (["say", "malformed", "win"], Outcome.SCORED, 3, 1.0),
+        (["malformed", "say", "malformed"], Outcome.POLICY_FAILED, 3, 0.0),
+        (["say", "cut"], Outcome.TRUNCATED, 2, 0.0),
+        (["say"] * 9, Outcome.TRUNCATED, 4, 0.0),
+        (["say", "say", "say", "malformed"], Outcome.TRUNCATED, 4, 0.0),
+        (["say", "say", "say", "win"], Outcome.SCORED, 4, 1.0),  # over in its last turn is over, not cut
+        (["say", "malformed", "say", "malformed"], Outcome.POLICY_FAILED, 4, 0.0),  # failed in its last turn is failed, not cut
+        (["say", "raise"], Outcome.ENV_FAILED, 1, 0.0),
+        (["reset raise"], Outcome.ENV_FAILED, 0, 0.0),
+        (["say", "simulator"], Outcome.SIMULATOR_FAILED, 1, 0.0),
+        (["oracle down"], Outcome.SIMULATOR_FAILED, 0, 0.0),
+        (["reset simulator"], Outcome.SIMULATOR_FAILED, 0, 0.0),
+        (["reset oracle down"], Outcome.SIMULATOR_FAILED, 0, 0.0),
+    ],
+)
+def test_outcomes(events: list[str], outcome: Outcome, turns: int, reward: float) -> None:
+    episode = one(*events)
+    assert (episode.outcome, len(episode.turns), episode.total_reward) == (outcome, turns, reward)
+    ended = outcome in (Outcome.SCORED, Outcome.POLICY_FAILED)
+    flags = [(t.terminated, t.truncated) for t in episode.turns]
+    if outcome.trainable:
+        assert flags == [(False, False)] * (turns - 1) + [(ended, not ended)]
+        assert episode.attempts == 1
+    else:
+        assert flags == [(False, False)] * turns
+        assert episode.attempts == SETTINGS.attempts
+        assert episode.error
+
+
+def test_an_error_keeps_its_name() -> None:
+    assert one("raise").error == "KeyError: 'door'"
+    assert one("simulator").error == "the user is silent"
+
+
+def test_an_unreadable_reply_is_a_turn_that_is_told_what_was_wrong() -> None:
+    replies = iter(["mumble", "Action: go"])
+    engine = ScriptedEngine(lambda prompt, request: next(replies))
+    (episode,) = rollout(engine, toy(), [scenario("s", "win")], ROLES, SETTINGS)
+    assert [(t.malformed, t.action, t.observation) for t in episode.turns] == [
+        (True, "", "no 'Action:' in the reply"),
+        (False, "go", "win after on: go"),
+    ]
+    assert episode.outcome == Outcome.SCORED
+    assert [m["content"] for m in episode.messages[2:4]] == ["mumble", "no 'Action:' in the reply"]
+
+
+@pytest.mark.parametrize("allowance", [0, 1, 2])
+def test_malformed_allowance_is_how_many_are_forgiven(allowance: int) -> None:
+    for n in range(4):
+        episode = one(*["malformed"] * n, "win", malformed_allowance=allowance)
+        assert (episode.outcome == Outcome.SCORED) == (n <= allowance)
+        assert sum(t.malformed for t in episode.turns) == min(n, allowance + 1)
+
+
+def test_what_the_policy_did_not_cause_is_tried_again_from_the_start() -> None:
+    again = one("say", "win", earlier=[["say", "say", "simulator"], ["reset raise"]])
+    assert (again.outcome, again.attempts, len(again.turns), again.error) == (Outcome.SCORED, 3, 2, "")
+    assert again.messages[1]["content"] == "start s"
+    gone = one("say", "win", earlier=[["simulator"]] * 3)
+    assert (gone.outcome, gone.attempts) == (Outcome.SIMULATOR_FAILED, 3)
+
+
+def test_what_the_policy_caused_is_never_tried_again() -> None:
+    engine = ScriptedEngine(lambda prompt, request: "mumble")
+    (episode,) = rollout(engine, toy(), [scenario("s", "win")], ROLES, SETTINGS)
+    assert (episode.outcome, episode.attempts, engine.calls) == (Outcome.POLICY_FAILED, 1, 2)
+
+
+def test_another_attempt_draws_other_replies() -> None:
+    engine = ScriptedEngine(speak)
+    rollout(engine, toy(), [scenario("s", "win", earlier=[["raise"]] * 2)], ROLES, SETTINGS)
+    assert len({r.seed for r in engine.requests}) == len(engine.requests) == 3
+
+
+def test_a_policy_engine_that_is_down_ends_the_stage() -> None:
+    with pytest.raises(EngineUnavailable):
+        rollout(ScriptedEngine(speak, fail_on=[2]), toy(), [scenario("s", "say", "win")], ROLES, SETTINGS)
+
+
+MIXED = [
+    scenario("a", "say", "say", "win"),
+    scenario("b", "lose"),
+    scenario("c", "malformed", "malformed"),
+    scenario("d", *["say"] * 5),
+    scenario("e", "win", earlier=[["say", "raise"]]),
+    scenario("f", "reset raise"),
+    scenario("g", "say", "win"),
+]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 100])
+def test_slots_do_not_change_the_episodes(slots: int) -> None:
+    together = rollout(ScriptedEngine(speak), toy(), MIXED, ROLES, SETTINGS)
+    found = rollout(ScriptedEngine(speak), toy(), MIXED, ROLES, replace(SETTINGS, slots=slots))
+    assert [without_time(e) for e in found] == [without_time(e) for e in together]
+    assert [e.scenario.id for e in found] == list("abcdefg")
+    assert len({t.completion.text for e in found for t in e.turns}) > 5
+
+
+def test_neighbours_do_not_change_an_episode() -> None:
+    whole = rollout(ScriptedEngine(speak), toy(), MIXED, ROLES, SETTINGS)
+    beside_others = [MIXED[0], *(scenario("z", "win") for _ in MIXED[1:-1]), MIXED[-1]]
+    found = rollout(ScriptedEngine(speak), toy(), beside_others, ROLES, SETTINGS)
+    assert [without_time(found[i]) for i in (0, -1)] == [without_time(whole[i]) for i in (0, -1)]
+
+
+def test_one_scenario_many_times_is_many_different_episodes() -> None:
+    found = rollout(ScriptedEngine(speak), toy(), [MIXED[0]] * 6, ROLES, SETTINGS)
+    assert len({e.id for e in found}) == 6
+    assert len({e.turns[0].completion.text for e in found}) > 1
+    assert {e.id for e in found}.isdisjoint(e.id for e in rollout(ScriptedEngine(speak), toy(), [MIXED[0]] * 6, ROLES, replace(SETTINGS, seed=6)))
+
+
+def test_a_finished_episode_is_replaced_at_once() -> None:
+    """Two slots, one episode of 4 turns and four of 1: 4 calls; filled in pairs that wait for each other it would be 6."""
+    engine = ScriptedEngine(speak)
+    short = [scenario(f"s{i}", "win") for i in range(4)]
+    sizes = []
+    generate = engine.generate
+
+    def counted(requests: Sequence[Request]) -> Any:
+        sizes.append(len(requests))
+        return generate(requests)
+
+    engine.generate = counted  # type: ignore[method-assign]
+    rollout(engine, toy(), [scenario("long", "say", "say", "say", "win"), *short], ROLES, replace(SETTINGS, slots=2))
+    assert sizes == [2, 2, 2, 2]
+
+
+def test_every_episode_is_reported_done_once() -> None:
+    seen: list[int] = []
+    rollout(ScriptedEngine(speak), toy(), MIXED, ROLES, replace(SETTINGS, slots=2), done=seen.append)
+    assert seen == [1] * len(MIXED)
+
+
+def test_ids_and_log_probs_recorded_are_those_produced() -> None:
+    engine = models.Recorder(speak)
+    engine.load_adapter("mine", Path("x"))
+    settings = replace(SETTINGS, adapter="mine")
+    episodes = rollout(engine, toy(), MIXED, Roles("toy", {"policy": "Be brief."}), settings)
+    produced = {(r.prompt_ids, c.token_ids, c.log_probs) for r, c in zip(engine.requests, engine.completions, strict=True)}
+    for episode in episodes:
+        for turn in episode.turns:
+            assert (turn.prompt_ids, turn.completion.token_ids, turn.completion.log_probs) in produced
+            state: list[Message] = list(episode.messages[: turn.state_len])
+            state[0] = {"role": "system", "content": "Toy.\n\nBe brief."}
+            assert turn.prompt_ids == engine.encode(state)
+            assert episode.messages[turn.state_len] == {"role": "assistant", "content": turn.completion.text}
+            assert engine.decode(turn.completion.token_ids) == turn.completion.text
+    assert {r.adapter for r in engine.requests} == {"mine"} == {e.adapter for e in episodes}
+    assert {(r.max_tokens, r.temperature) for r in engine.requests} == {(100, 1.0)}
+
+
+def test_forced_replies_are_said_first_and_the_policy_goes_on() -> None:
+    engine = models.Recorder(speak)
+    forced = [["Thought: a Action: one", "Action: two"], []]
+    found = rollout(engine, toy(), [scenario("a", "say", "say", "say", "win"), scenario("b", "win")], ROLES, SETTINGS, forced=forced)
+    first, second = found
+    assert [t.action for t in first.turns[:2]] == ["one", "two"]
+    assert [t.completion.token_ids == () for t in first.turns] == [True, True, False, False]
+    assert first.turns[2].prompt_ids == engine.encode(first.messages[:6])
+    assert (first.outcome, first.total_reward) == (Outcome.SCORED, 1.0)
+    assert len(second.turns) == 1
+    assert all(t.completion.token_ids for t in second.turns)
+
+
+def test_forced_replies_can_end_an_episode_and_are_said_again_in_another_attempt() -> None:
+    engine = ScriptedEngine(speak)
+    ended, failed, again = rollout(
+        engine, toy(), [scenario("a", "win", "say"), scenario("b", "malformed", "malformed"), scenario("c", "say", "win", earlier=[["raise"]])],
+        ROLES, SETTINGS, forced=[["Action: x", "Action: never said"], ["mumble", "mumble"], ["Action: x", "Action: y"]],
+    )  # fmt: skip
+    assert engine.calls == 0
+    assert (ended.outcome, len(ended.turns)) == (Outcome.SCORED, 1)
+    assert failed.outcome == Outcome.POLICY_FAILED
+    assert (again.outcome, again.attempts, [t.action for t in again.turns]) == (Outcome.SCORED, 2, ["x", "y"])
+
+
+def test_summary_counts_and_takes_rates_over_what_the_policy_answers_for() -> None:
+    """By hand: a, b, c, d, e, g count (f failed by its environment): wins a, e, g; turns 3 + 1 + 2 + 4 + 1 + 2; malformed 2."""
+    episodes = rollout(ScriptedEngine(speak), toy(), MIXED, ROLES, SETTINGS)
+    found = summary(episodes, "x")
+    assert found["x/episodes"] == 7
+    assert found["x/retries"] == 1 + 2
+    assert found["x/win_rate"] == found["x/return"] == 3 / 6
+    assert found["x/env_steps"] == 13
+    assert found["x/turns"] == pytest.approx(13 / 6)
+    assert found["x/malformed_frac"] == pytest.approx(2 / 13)
+    counts = {outcome: found[f"x/{outcome}"] for outcome in Outcome}
+    assert counts == {"scored": 4, "policy_failed": 1, "truncated": 1, "env_failed": 1, "simulator_failed": 0}
+    # One token a character and one for the end, of every reply but the one that f's and e's failed attempts threw away.
+    assert found["x/tokens"] == sum(len(t.completion.text) + 1 for e in episodes if e.outcome.trainable for t in e.turns)
+
+
+def test_no_episode_or_none_that_counts_is_one_sentence() -> None:
+    check_environment(rollout(ScriptedEngine(speak), toy(), MIXED, ROLES, SETTINGS))
+    with pytest.raises(TurnwiseError, match=r"env_failed on all 2, first error: KeyError: 'door'"):
+        check_environment([one("raise"), one("reset raise")])
+    with pytest.raises(TurnwiseError, match="no scenario for this split"):
+        check_environment([])
+
+
+def test_an_oracle_on_the_run_s_engine_answers_as_the_base_and_leaves_no_row(base: Path, tmp_path: Path) -> None:
+    engine = models.Recorder(lambda prompt, request: "Yes" if "You are the oracle" in prompt else "Thought: . Action: Is it alive?")
+    engine.load_adapter("mine", Path("x"))
+    bench = models.Bench(
+        base, tmp_path, engine=engine, task=TaskConfig(env="twenty_questions", options={"questions": 3}, oracle="engine", max_turns=5)
+    )
+    make = environment(bench.context(Config(), {}))
+    scenarios = models.scenarios_of("twenty_questions", 2)
+    episodes = rollout(engine, make, scenarios, ROLES, replace(SETTINGS, adapter="mine"))
+    asked = [r for r in engine.requests if r.adapter is None]
+    assert len(asked) == 2  # the same question of each object: asked once, then remembered
+    recorded = {t.prompt_ids for e in episodes for t in e.turns}
+    assert recorded.isdisjoint(r.prompt_ids for r in asked)
+    assert all(t.observation.startswith("Yes.") for e in episodes for t in e.turns)
