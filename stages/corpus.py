@@ -16,7 +16,7 @@ from stages.envs import service_desk as desk
 from stages.llm.roles import Roles
 from stages.types import Message
 
-SHARE = {"policy": 0.06, "successor": 0.14, "combine": 0.20, "evaluator": 0.38, "refiner": 0.12, "corrector": 0.10}
+SHARE = {"policy": 0.08, "successor": 0.16, "combine": 0.24, "evaluator": 0.26, "refiner": 0.14, "corrector": 0.12}
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,6 @@ class Visit:
     chosen: tuple[tuple[str, str], ...]  # (tool, option)
     needed: tuple[desk.Rule, ...]
     choices: tuple[tuple[str, ...], ...]
-
-    @property
-    def system(self) -> str:
-        return desk.system_text([(tool, options) for (tool, _), options in zip(self.chosen, self.choices, strict=True)])
 
     def broken(self) -> list[desk.Rule]:
         return [rule for rule, (_, option) in zip(self.needed, self.chosen, strict=True) if rule.option != option]
@@ -74,8 +70,7 @@ def visit(rng: random.Random) -> Visit:
     skill = rng.choice((0.1, 0.5, 0.8, 1.0))
     chosen, needed, choices = [], [], []
     for tool in tools:
-        every = desk.OPTIONS_OF[tool]
-        options = tuple(rng.sample(every, rng.randint(2, len(every))))
+        options = desk.OPTIONS_OF[tool]
         rule = desk.Rule(desk.key_of(kinds[tool], request, tier), tool, rng.choice(options))
         needed.append(rule)
         choices.append(options)
@@ -98,7 +93,7 @@ def guess(v: Visit, k: int, rng: random.Random) -> desk.Rule:
 
 def policy(v: Visit, rng: random.Random, roles: Roles) -> Example:
     k = rng.randrange(len(v.chosen))
-    messages: list[Message] = [{"role": "system", "content": v.system}, {"role": "user", "content": v.opening}]
+    messages: list[Message] = [{"role": "system", "content": desk.SYSTEM}, {"role": "user", "content": v.opening}]
     for j, (_, option) in enumerate(v.chosen[:k]):
         messages.append({"role": "assistant", "content": act(desk.Rule(v.needed[j].key, v.needed[j].tool, option))})
         messages.append({"role": "user", "content": desk.done(option)})
@@ -130,26 +125,31 @@ def combine(v: Visit, rng: random.Random, roles: Roles) -> Example:
     return Example("combine", tuple(prompt), reply)
 
 
-def judge(action: tuple[str, str], futures: Sequence[Sequence[desk.Rule]]) -> str:
-    """The evaluator's right verdict: No if at least half of the futures blame this step for another option."""
-    blames = [rule for rules in futures for rule in rules if rule.tool == action[0] and rule.option != action[1]]
+def judge(tool: str, futures: Sequence[Sequence[desk.Rule]]) -> str:
+    """The evaluator's right verdict: No if at least half of the futures name a broken rule of this step.
+
+    It takes a future at its word: as no audit names a rule that was kept, a future that blames this step for the option
+    that was taken is not to be expected, and is blamed all the same.
+    """
+    blames = [rule for rules in futures for rule in rules if rule.tool == tool]
     if 2 * len(blames) < len(futures) or not blames:
         return "Optimality: Yes."
-    reason = Counter(blames).most_common(1)[0][0]
-    return f"Optimality: No. {may(reason)}"
+    return f"Optimality: No. {may(Counter(blames).most_common(1)[0][0])}"
 
 
 def evaluator(v: Visit, rng: random.Random, roles: Roles) -> Example:
     k, n = rng.randrange(len(v.chosen)), rng.choice((1, 1, 1, 1, 1, 1, 2, 3))
-    futures = []
-    for _ in range(n):
-        # A predicted future may be wrong in any way, so its rules are not those of the visit.
-        rules = [guess(v, j, rng) if rng.random() < 0.5 else v.needed[j] for j in range(len(v.chosen))]
-        futures.append([rule for rule in rules if rng.random() < 0.5])
+    # A predicted future may name any rule of any step as broken, so its rules are not those of the visit.
+    futures = [[rule for j in range(len(v.chosen)) for rule in [blame(v, j, rng)] if rng.random() < 0.5] for _ in range(n)]
     texts = [future(v.chosen[k:], rules) for rules in futures]
     tool, option = v.chosen[k]
     prompt = roles.prompt("evaluator", history=history(v, k), action=f"{tool} {option}", thought="", futures="\n".join(texts))
-    return Example("evaluator", tuple(prompt), judge((tool, option), futures))
+    return Example("evaluator", tuple(prompt), judge(tool, futures))
+
+
+def blame(v: Visit, k: int, rng: random.Random) -> desk.Rule:
+    """A rule that the option taken at step k breaks."""
+    return desk.Rule(v.needed[k].key, v.needed[k].tool, rng.choice([option for option in v.choices[k] if option != v.chosen[k][1]]))
 
 
 def refiner(v: Visit, rng: random.Random, roles: Roles) -> Example:
@@ -159,7 +159,7 @@ def refiner(v: Visit, rng: random.Random, roles: Roles) -> Example:
     rule = desk.Rule(v.needed[k].key, tool, rng.choice(others))
     # Without a reason ("Optimality: No.") any other option is as good: the ablation "refine without critique" asks that.
     evaluation = "Optimality: No." if rng.random() < 0.15 else f"Optimality: No. {may(rule)}"
-    prompt = roles.prompt("refiner", system=v.system, history=history(v, k), action=f"{tool} {option}", thought="", evaluation=evaluation)
+    prompt = roles.prompt("refiner", system=desk.SYSTEM, history=history(v, k), action=f"{tool} {option}", thought="", evaluation=evaluation)
     return Example("refiner", tuple(prompt), act(rule).replace("Thought: ", "Thought: as told, "))
 
 

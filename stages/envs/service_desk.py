@@ -26,10 +26,10 @@ from stages.types import Ask, Env, Malformed, Message, Scenario, Step, UsageErro
 REQUESTS = ("refund", "exchange", "cancel", "upgrade", "delay", "invoice", "delivery", "warranty")
 TIERS = ("gold", "silver", "bronze", "basic", "staff", "guest")
 OPTIONS_OF = {
-    "check": ("photo", "receipt", "passport", "address", "serial", "password"),
-    "give": ("voucher", "cash", "credit", "discount", "replacement", "apology", "points", "shipping"),
-    "log": ("ledger", "ticket", "diary", "archive", "board"),
-    "close": ("phone", "email", "letter", "chat"),
+    "check": ("photo", "receipt", "passport"),
+    "give": ("voucher", "cash", "credit", "discount"),
+    "log": ("ledger", "ticket", "diary"),
+    "close": ("phone", "email"),
 }
 ITEMS = ("lamp", "kettle", "chair", "radio", "camera", "clock", "desk", "scarf", "bike", "tent", "mirror", "guitar")
 AUDITORS = ("Mia", "Omar", "Lena", "Raj", "Zoe", "Finn", "Ida", "Hugo")
@@ -40,6 +40,8 @@ CUSTOMERS = {
     "test": ("Yann", "Zita", "Abel", "Bea", "Carl", "Dora", "Emil", "Faye"),
 }
 
+SYSTEM = "Service desk."
+
 Kind = Literal["request", "tier", "pair"]
 
 
@@ -49,11 +51,9 @@ class Options(Config):
     rules_seed: int = Field(7, description="Seed of the hidden rule book. [ours]")
     requests: int = Field(4, ge=1, le=len(REQUESTS), description="Number of requests. [ours]")
     tiers: int = Field(3, ge=1, le=len(TIERS), description="Number of customer tiers. [ours]")
-    checks: int = Field(3, ge=2, le=6, description="Options of step check, keyed on the request. [ours]")
-    gives: int = Field(4, ge=2, le=8, description="Options of step give. [ours]")
-    logs: int = Field(0, ge=0, le=5, description="Options of step log, keyed on the request; 0 = no such step. [ours]")
-    closes: int = Field(2, ge=2, le=4, description="Options of step close, keyed on the tier. [ours]")
     give_by: Kind = Field("pair", description="What step give is keyed on; `request` makes an easy desk. [ours]")
+    log: bool = Field(False, description="A fourth step, log, before the closing, keyed on the request. [ours]")
+    describe_tools: bool = Field(False, description="List tools and options in the system message, for a model that was not trained on this desk's language. [ours]")
     held_out_pairs: int = Field(0, ge=0, description="(request, tier) pairs that only the split `pairs` has. [ours]")
 
 
@@ -81,13 +81,8 @@ class Truth:
 
 def steps_of(options: Options) -> tuple[tuple[str, Kind, tuple[str, ...]], ...]:
     """(tool, what its rule is keyed on, its options), in the order in which the desk wants them."""
-    sizes: tuple[tuple[str, Kind, int], ...] = (
-        ("check", "request", options.checks),
-        ("give", options.give_by, options.gives),
-        ("log", "request", options.logs),
-        ("close", "tier", options.closes),
-    )
-    return tuple((tool, kind, OPTIONS_OF[tool][:size]) for tool, kind, size in sizes if size)
+    kinds: dict[str, Kind] = {"check": "request", "give": options.give_by, "log": "request", "close": "tier"}
+    return tuple((tool, kind, OPTIONS_OF[tool]) for tool, kind in kinds.items() if tool != "log" or options.log)
 
 
 def key_of(kind: Kind, request: str, tier: str) -> str:
@@ -104,11 +99,6 @@ def rule_book(options: Options) -> dict[tuple[str, str], Rule]:
         rng.shuffle(answers)
         book.update({(tool, key): Rule(key, tool, answer) for key, answer in zip(keys, answers, strict=True)})
     return book
-
-
-def system_text(tools: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """What the agent is told: the tools in their order, and the options of each."""
-    return " ".join(["Service desk.", *(f"{tool} {' '.join(choices)}." for tool, choices in tools)])
 
 
 def opening(name: str, tier: str, request: str, item: str) -> str:
@@ -131,7 +121,8 @@ class ServiceDesk:
 
     def __init__(self, options: Options) -> None:
         self._steps = steps_of(options)
-        self.system = system_text([(tool, choices) for tool, _, choices in self._steps])
+        lines = [f"{tool} {' or '.join(choices)}." for tool, _, choices in self._steps]
+        self.system = " ".join([SYSTEM, *(lines if options.describe_tools else ())])
         self._book = rule_book(options)
         self._data: dict[str, Any] = {}
         self._chosen: list[str] = []
