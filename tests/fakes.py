@@ -1,0 +1,77 @@
+"""Stages that learn nothing but behave like NLAC's: same names, same inputs; they note every call. For tests of the flows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flows import presets, registry
+from stages.contract import Config, Context, Outputs, Stage
+
+POLICIES = ("distill", "rft", "grpo")
+INPUTS = {
+    "collect": POLICIES,
+    "targets": ("collect", "critic", "distill"),
+    "critic": ("targets", "collect", "refine", "distill", "critic"),
+    "refine": ("collect", "critic"),
+    "distill": ("refine", "targets", "critic"),
+    "rft": ("collect", "rft"),
+    "grpo": ("collect", "grpo"),
+    "evaluate": (*POLICIES, "critic"),
+}
+MAKE_ADAPTERS = ("critic", "distill", "rft", "grpo")
+
+
+class FakeConfig(Config):
+    lr: float = 0.1
+    split: str = "validation"
+
+
+@dataclass
+class Stages:
+    """What was called, and what is to happen. win_rates: validation win rate by iteration, -1 the base model's."""
+
+    calls: list[tuple[str, int]] = field(default_factory=list)
+    inputs: dict[tuple[str, int], dict[str, list[str]]] = field(default_factory=dict)
+    splits: list[tuple[str, int]] = field(default_factory=list)
+    win_rates: dict[int, float] = field(default_factory=lambda: {-1: 0.1, 0: 0.3, 1: 0.5, 2: 0.5})
+    raises: dict[tuple[str, int], BaseException] = field(default_factory=dict)
+
+    def run(self, name: str, context: Context) -> Outputs:
+        if error := self.raises.pop((name, context.iteration), None):
+            raise error
+        self.calls.append((name, context.iteration))
+        self.inputs[name, context.iteration] = {key: list(runs) for key, runs in context.inputs.items()}
+        files = {}
+        if name in MAKE_ADAPTERS:
+            (context.workdir / "adapter").mkdir()
+            (context.workdir / "adapter" / "weights").write_text(f"{name} {context.iteration} {context.config.lr}")
+            files["adapter"] = context.workdir / "adapter"
+        if name == "evaluate":
+            self.splits.append((context.config.split, context.iteration))
+            rate = self.win_rates[context.iteration]
+            return Outputs({"evaluate/win_rate": rate, "evaluate/win_low": rate - 0.1, "evaluate/win_high": rate + 0.1})
+        return Outputs({f"{name}/episodes": 4.0, f"{name}/tokens": 10.0, f"{name}/lr": context.config.lr}, files=files)
+
+
+@contextmanager
+def fake_stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
+    """Put the fakes in place of the real stages."""
+    stages = Stages()
+    for name, inputs in INPUTS.items():
+
+        def run(context: Context, name: str = name) -> Outputs:
+            return stages.run(name, context)
+
+        module: Any = SimpleNamespace(STAGE=Stage(name, 1, FakeConfig, inputs=inputs, roles=(), run=run), __doc__=f"The fake {name}.")
+        monkeypatch.setitem(sys.modules, f"fake_{name}", module)
+    monkeypatch.setattr(registry, "STAGES", {name: f"fake_{name}" for name in INPUTS})
+    presets.run_config.cache_clear()
+    yield stages
+    presets.run_config.cache_clear()

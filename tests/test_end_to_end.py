@@ -1,0 +1,49 @@
+"""The command line over the real stages, on the scripted engine and a tiny model: run, show, rerun, export."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from models import save_base
+
+from flows import cli
+
+SMALL = {
+    "iterations": 1, "model.engine": "scripted", "model.path": "data/base", "model.lora_rank": 2, "roles.max_action_tokens": 400,
+    "roles.max_future_tokens": 400, "task.options.requests": 2, "task.options.tiers": 2, "collect.episodes": 4, "collect.first_episodes": 4,
+    "targets.transitions": 8, "refine.states": 8, "critic.batch": 4, "critic.policy_rows": 2, "distill.batch": 4, "distill.successor_rows": 2,
+    "evaluate.episodes": 4, "evaluate.audit_turns": 4,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_whole_run_can_be_shown_rerun_and_exported(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    save_base(home / "data" / "base")
+    monkeypatch.chdir(home)
+
+    def turnwise(*argv: str) -> str:
+        assert cli.main(argv) == 0
+        return capsys.readouterr().out
+
+    sets = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]
+    run: dict[str, Any] = json.loads(turnwise("run", "tiny", "--plain", "--quiet", "--json", *sets))
+    runs = run["iterations"][1]["runs"]
+    assert run["status"] == "FINISHED"
+    assert set(runs) == {"collect", "targets", "critic", "refine", "distill", "evaluate"}
+
+    episodes = json.loads(turnwise("show", runs["collect"], "--json"))["episodes"]
+    assert len(episodes) == 4
+    shown = [json.loads(turnwise("show", one["episode_id"], "--json")) for one in episodes]
+    assert any(one["judgements"] for one in shown) and any(one["targets"] for one in shown)
+    assert "what the critic said" in turnwise("show", episodes[0]["episode_id"])
+
+    again = json.loads(turnwise("rerun", "critic", "--of", run["run_id"], "--plain", "--quiet", "--json", "--set", "critic.lr=1e-3"))
+    assert again["rerun_of"] == runs["critic"]
+    assert again["run_id"] != runs["critic"] and set(again["metrics"]) == set(again["old_metrics"])
+
+    assert "episodes.parquet" in turnwise("export", run["run_id"], "rows")
+    assert "model.safetensors" in turnwise("export", run["run_id"], "merged", "--what", "merged")
+    assert json.loads(turnwise("verify", "--json")) == {"orphans": []}

@@ -1,0 +1,205 @@
+"""The chain of stages: who is handed what, what is reused, what a kill leaves, which adapter is the final one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fakes import Stages, fake_stages
+
+from flows import pipeline, presets, rerun
+from flows.plan import plan
+from stages.execute import StageRun, Workspace, silent
+from stages.types import EngineUnavailable, UsageError
+
+NLAC = ["collect", "targets", "critic", "refine", "distill", "evaluate"]
+
+
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
+    with fake_stages(monkeypatch) as found:
+        yield found
+
+
+def go(workspace: Workspace, **values: Any) -> pipeline.Summary:
+    run = presets.resolve({"preset": "test", "iterations": 2, **values})
+    return pipeline.run_pipeline(run, workspace, lambda parent: pipeline.plain_step(workspace, parent, silent))
+
+
+def test_stages_run_in_the_order_of_the_method(workspace: Workspace, stages: Stages) -> None:
+    go(workspace)
+    assert stages.calls == [("evaluate", -1), ("evaluate", -1), *((name, i) for i in (0, 1) for name in NLAC), ("evaluate", 1)]
+
+
+def test_each_stage_is_handed_the_runs_that_nlac_prescribes(workspace: Workspace, stages: Stages) -> None:
+    runs = [row["runs"] for row in go(workspace, iterations=3).iterations[1:]]
+    first, second, third = runs
+    assert stages.inputs["collect", 0] == {}
+    assert stages.inputs["targets", 0] == {"collect": [first["collect"]]}
+    assert stages.inputs["critic", 0] == {"targets": [first["targets"]], "collect": [first["collect"]]}
+    assert stages.inputs["collect", 2] == {"distill": [second["distill"]]}
+    assert stages.inputs["targets", 2] == {
+        "collect": [one["collect"] for one in runs], "critic": [first["critic"], second["critic"]], "distill": [second["distill"]],
+    }  # fmt: skip
+    assert stages.inputs["critic", 2] == {
+        "targets": [third["targets"]], "collect": [one["collect"] for one in runs], "refine": [second["refine"]],
+        "distill": [second["distill"]], "critic": [second["critic"]],
+    }  # fmt: skip
+    assert stages.inputs["refine", 2] == {"collect": [one["collect"] for one in runs], "critic": [third["critic"]]}
+    assert stages.inputs["distill", 2] == {"refine": [third["refine"]], "targets": [third["targets"]], "critic": [third["critic"]]}
+
+
+@pytest.mark.parametrize("method", ["rft", "grpo"])
+def test_a_baseline_acts_with_the_adapter_that_it_made(workspace: Workspace, stages: Stages, method: str) -> None:
+    first, second = [row["runs"] for row in go(workspace, method=method).iterations[1:]]
+    assert set(first) == {"collect", method, "evaluate"}
+    assert stages.inputs["collect", 1] == {method: [first[method]]}
+    assert stages.inputs["evaluate", 1] == {method: [second[method]]}
+
+
+def test_the_final_adapter_is_the_earliest_best_on_validation_and_is_judged_on_test(workspace: Workspace, stages: Stages) -> None:
+    summary = go(workspace, iterations=3)  # win rates .3, .5, .5
+    best = summary.iterations[2]["runs"]
+    assert summary.final["iteration"] == 1
+    assert summary.final["adapter"] == best["distill"]
+    assert stages.splits == [("test", -1), ("validation", -1), ("validation", 0), ("validation", 1), ("validation", 2), ("test", 1)]
+    assert stages.inputs["evaluate", 1] == {"distill": [best["distill"]], "critic": [best["critic"]]}
+
+
+def test_the_summary_has_the_documented_shape(workspace: Workspace, stages: Stages) -> None:
+    summary = dataclasses.asdict(go(workspace))
+    assert {"run_id", "preset", "status", "seconds", "base", "final", "iterations"} == set(summary)
+    assert (summary["preset"], summary["status"]) == ("test", "FINISHED")
+    assert (summary["base"]["win_rate"], summary["final"]["win_rate"]) == (0.1, 0.5)
+    assert [(row["iteration"], row["win_rate"]) for row in summary["iterations"]] == [(-1, 0.1), (0, 0.3), (1, 0.5)]
+    assert rerun.stored_summary(workspace, summary["run_id"]) == json.loads(json.dumps(summary))
+
+
+def test_the_parent_run_has_the_curves(workspace: Workspace, stages: Stages) -> None:
+    run_id = go(workspace).run_id
+    curve = workspace.tracking._client.get_metric_history(run_id, "evaluate/win_rate")
+    assert [(point.step, point.value) for point in curve] == [(0, 0.1), (1, 0.3), (2, 0.5)]
+    metrics = workspace.tracking.metrics(run_id)
+    assert metrics["final/win_rate"] == 0.5
+    assert metrics["pipeline/tokens"] == 2 * 5 * 10  # of both iterations' learning stages, evaluation left out
+
+
+def test_the_same_run_again_reuses_every_stage(workspace: Workspace, stages: Stages) -> None:
+    first = go(workspace)
+    stages.calls.clear()
+    second = go(workspace)
+    assert stages.calls == []
+    assert [row["runs"] for row in second.iterations] == [row["runs"] for row in first.iterations]
+    assert second.final == first.final
+
+
+def test_more_iterations_continue_a_finished_run(workspace: Workspace, stages: Stages) -> None:
+    go(workspace)
+    stages.calls.clear()
+    go(workspace, iterations=3)
+    assert stages.calls == [(name, 2) for name in NLAC]  # the best adapter is still iteration 1's, so the final stays
+
+
+def test_another_seed_shares_nothing(workspace: Workspace, stages: Stages) -> None:
+    go(workspace)
+    before = len(stages.calls)
+    go(workspace, seed=1)
+    assert len(stages.calls) == 2 * before
+
+
+@pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), "KILLED"), (EngineUnavailable("down"), "FAILED")])
+@pytest.mark.parametrize("stage", NLAC)
+def test_a_run_that_died_in_any_stage_goes_on_from_the_last_finished_one(
+    workspace: Workspace, stages: Stages, stage: str, error: BaseException, status: str
+) -> None:
+    stages.raises[stage, 1] = error
+    with pytest.raises(type(error)):
+        go(workspace)
+    (died,) = workspace.tracking.runs("pipeline", 5)
+    assert died.status == status
+    assert [row["iteration"] for row in rerun.stored_summary(workspace, died.run_id)["iterations"]] == [-1, 0]
+    stages.calls.clear()
+    summary = go(workspace)
+    assert stages.calls == [(name, 1) for name in NLAC[NLAC.index(stage) :]] + [("evaluate", 1)]
+    assert summary.final["win_rate"] == 0.5
+
+
+def test_evaluations_can_be_rarer_but_the_last_iteration_has_one(workspace: Workspace, stages: Stages) -> None:
+    summary = go(workspace, iterations=3, evaluate_every=2)
+    assert [row["win_rate"] for row in summary.iterations] == [0.1, None, 0.5, 0.5]
+
+
+def test_no_iterations_leave_only_the_base(workspace: Workspace, stages: Stages) -> None:
+    summary = go(workspace, iterations=0)
+    assert summary.final == {}
+    assert summary.base["win_rate"] == 0.1
+
+
+def test_a_plan_runs_nothing_and_tells_what_would_be_reused(workspace: Workspace, stages: Stages) -> None:
+    config = presets.resolve({"preset": "test", "iterations": 2})
+    assert [one["reuse"] for one in plan(config, workspace)] == [None] * 15
+    assert stages.calls == []
+    go(workspace)
+    assert all(one["reuse"] for one in plan(config, workspace))
+
+
+def test_a_changed_key_is_planned_from_its_stage_on(workspace: Workspace, stages: Stages) -> None:
+    go(workspace)
+    planned = plan(presets.resolve({"preset": "test", "iterations": 2}, ["critic.lr=0.5"]), workspace)
+    assert [(one["stage"], one["iteration"]) for one in planned if one["reuse"]] == [
+        ("evaluate", -1), ("evaluate", -1), ("collect", 0), ("targets", 0),
+    ]  # fmt: skip
+
+
+def again(workspace: Workspace, stage: str, of: str, *sets: str, force: bool = False, iteration: int | None = None) -> tuple[rerun.Rerun, StageRun]:
+    prepared = rerun.prepare(stage, of, workspace, sets=sets, iteration=iteration)
+    return prepared, rerun.rerun_step(prepared, workspace, silent, force)(prepared.call)
+
+
+def test_a_rerun_reads_the_stored_inputs_and_links_to_the_old_run(workspace: Workspace, stages: Stages) -> None:
+    summary = go(workspace)
+    stages.calls.clear()
+    prepared, done = again(workspace, "critic", summary.run_id[:10], "critic.lr=0.5")
+    old = summary.iterations[2]["runs"]
+    assert stages.calls == [("critic", 1)]
+    assert prepared.old == old["critic"]
+    assert stages.inputs["critic", 1]["targets"] == [old["targets"]]
+    assert workspace.tracking.tags(done.run_id)["rerun_of"] == old["critic"]
+    assert done.metrics["critic/lr"] == 0.5
+    assert len(workspace.tracking.runs("collect", 10)) == 2
+    assert workspace.tracking.metrics(old["critic"])["critic/lr"] == 0.1
+
+
+def test_a_rerun_can_name_an_iteration_or_the_stage_run_itself(workspace: Workspace, stages: Stages) -> None:
+    summary = go(workspace)
+    first = summary.iterations[1]["runs"]["critic"]
+    assert rerun.prepare("critic", summary.run_id, workspace, iteration=0).old == first
+    assert rerun.prepare("critic", first, workspace).old == first
+
+
+def test_a_forced_rerun_of_the_same_config_has_the_same_fingerprint(workspace: Workspace, stages: Stages) -> None:
+    summary = go(workspace)
+    prepared, done = again(workspace, "critic", summary.run_id, force=True)
+    assert not done.reused
+    assert workspace.tracking.tags(done.run_id)["fingerprint"] == workspace.tracking.tags(prepared.old)["fingerprint"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "of", "sets", "told"),
+    [
+        ("critc", "pipeline", [], "did you mean 'critic'"),
+        ("critic", "collect", [], "wanted a pipeline run or a run of critic"),
+        ("critic", "pipeline", ["collect.lr=1"], "does not read 'collect'"),
+        ("critic", "pipeline", ["critic.lrr=1"], "did you mean 'lr'"),
+        ("rft", "pipeline", [], "no finished iteration"),
+        ("critic", "ffffffffff", [], "no run starts with"),
+    ],
+)
+def test_a_rerun_that_cannot_be_is_told_in_a_sentence(workspace: Workspace, stages: Stages, stage: str, of: str, sets: list[str], told: str) -> None:
+    summary = go(workspace)
+    names = {"pipeline": summary.run_id, "collect": summary.iterations[1]["runs"]["collect"]}
+    with pytest.raises(UsageError, match=told):
+        rerun.prepare(stage, names.get(of, of), workspace, sets=sets)

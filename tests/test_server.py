@@ -1,0 +1,176 @@
+"""Prefect servers: found where one runs, started where none does, and gone when their owner is, however it went."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows import server
+from flows.leash import Leashed
+from stages.types import TurnwiseError
+
+ROOT = Path(__file__).parents[1]
+SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+
+
+@pytest.fixture(autouse=True)
+def no_other_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine has set or running is not to be found."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setattr(server, "DEFAULT_PORT", server.free_port())
+
+
+@pytest.fixture
+def answering() -> Iterator[str]:
+    """The API address of something that answers as a healthy Prefect server does."""
+
+    class Healthy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"true")
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    http = HTTPServer(("127.0.0.1", 0), Healthy)
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    yield server.api_url(http.server_port)
+    http.shutdown()
+    http.server_close()
+
+
+def until(true: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return true()
+
+
+def test_the_server_of_the_environment_comes_first(tmp_path: Path, answering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", answering)
+    assert server.find_server(tmp_path) == answering
+
+
+def test_a_server_of_the_environment_that_does_not_answer_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", server.api_url(server.free_port()))
+    with pytest.raises(TurnwiseError, match=r"nothing answers there\. Start it, unset the variable, or run with --plain"):
+        server.find_server(tmp_path)
+
+
+def test_a_kept_server_and_one_on_the_default_port_are_found(tmp_path: Path, answering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert server.find_server(tmp_path) is None
+    (tmp_path / "data" / "prefect").mkdir(parents=True)
+    (tmp_path / "data" / "prefect" / "server.json").write_text(json.dumps({"url": answering, "pid": 1}))
+    assert server.find_server(tmp_path) == answering
+    (tmp_path / "data" / "prefect" / "server.json").unlink()
+    monkeypatch.setattr(server, "DEFAULT_PORT", int(answering.rsplit(":", 1)[1].removesuffix("/api")))
+    assert server.find_server(tmp_path) == answering
+
+
+def test_a_server_that_was_found_is_left_running(tmp_path: Path, answering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", answering)
+    found = server.begin_server(tmp_path)
+    assert found.wait() == answering
+    found.stop()
+    assert server.healthy(answering)
+
+
+def test_a_server_that_cannot_start_is_told_with_its_last_words(tmp_path: Path) -> None:
+    dying = Leashed([sys.executable, "-c", "import sys; sys.exit('no disk')"], log=tmp_path / "log", env=os.environ)
+    with pytest.raises(TurnwiseError, match=r"ended while it started \(it said: no disk\).*--plain"):
+        server.Server(server.api_url(server.free_port()), dying).wait(30)
+
+
+def test_a_command_on_the_leash_ends_when_it_is_stopped(tmp_path: Path) -> None:
+    leashed = Leashed(SLEEP, log=tmp_path / "log", env=os.environ)
+    assert until(lambda: "up" in leashed.tail())
+    (child,) = psutil.Process(leashed.pid).children()
+    leashed.stop()
+    assert not leashed.running()
+    assert not child.is_running()
+
+
+def test_a_command_on_the_leash_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, time; from pathlib import Path; from flows.leash import Leashed\n"
+        f"Leashed({SLEEP!r}, log=Path({str(tmp_path / 'log')!r}), env=os.environ); time.sleep(600)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    try:
+        assert until(lambda: (tmp_path / "log").is_file() and "up" in (tmp_path / "log").read_text())
+        below = psutil.Process(owner.pid).children(recursive=True)
+        assert len(below) == 2  # the leash and the command
+    finally:
+        os.kill(owner.pid, signal.SIGKILL)
+        owner.wait()
+    assert until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in below))
+
+
+UNDER_PREFECT = """
+import json, os, sys
+from pathlib import Path
+import fakes, pytest
+from flows import cli, launch, server
+home = Path(sys.argv[1])
+server.DEFAULT_PORT = server.free_port()
+stopped = server.Server.stop
+def ask_then_stop(self):
+    from prefect.client.orchestration import get_client
+    with get_client(sync_client=True) as client:
+        (flow,) = client.read_flow_runs()
+        tasks = client.read_task_runs()
+        found = {"flow": [flow.name, flow.state_name], "tasks": sorted((one.name, one.state_name) for one in tasks),
+                 "logs": [log.message for log in client.read_logs()], "url": self.url}
+    (home / "found.json").write_text(json.dumps(found))
+    stopped(self)
+server.Server.stop = ask_then_stop
+with pytest.MonkeyPatch.context() as patch, fakes.fake_stages(patch) as stages:
+    patch.setattr("flows.workspace.model_hash", lambda run: "base")
+    patch.setattr("flows.workspace.make_engine", lambda run: None)
+    if sys.argv[2] == "interrupt":
+        stages.raises["critic", 0] = KeyboardInterrupt()
+    sys.exit(cli.main(["run", str(home / "preset.toml"), "--home", str(home), "--json"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "status", "states"), [("done", 0, {"Completed"}), ("interrupt", 1, {"Completed", "Crashed"})])
+def test_a_run_is_shown_by_a_server_that_ends_with_it(home: Path, how: str, status: int, states: set[str]) -> None:
+    (home / "data").mkdir(exist_ok=True)
+    (home / "preset.toml").write_text("iterations = 1\n")
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    ran = subprocess.run(
+        [sys.executable, "-c", UNDER_PREFECT, str(home), how],
+        capture_output=True,
+        text=True,
+        env={**env, "PYTHONPATH": path},
+        check=False,
+        timeout=240,
+    )
+    assert ran.returncode == status, ran.stderr
+    found = json.loads((home / "found.json").read_text())
+    assert {state for _, state in found["tasks"]} == states
+    assert found["flow"] == ["preset seed 0", "Completed" if status == 0 else "Crashed"]
+    assert any("collect 0: run" in message for message in found["logs"])
+    assert not server.healthy(found["url"])
+    if status == 0:
+        assert json.loads(ran.stdout)["status"] == "FINISHED"  # and nothing of Prefect's stands on stdout
+        assert [name for name, _ in found["tasks"]] == sorted(
+            ["collect 0", "critic 0", "distill 0", "evaluate 0", "evaluate base", "evaluate final", "evaluate start", "refine 0", "targets 0"]
+        )
+    else:
+        assert "interrupted; nothing is half-written" in ran.stderr
+        assert "Traceback" not in ran.stderr
