@@ -19,8 +19,9 @@ from stages import envs
 from stages.contract import Config, Context, Outputs, Stage
 from stages.envs import service_desk as desk
 from stages.llm.scripted import VOCABULARY, ScriptedEngine
+from stages.react import parse_react
 from stages.sections import ModelConfig, RolesConfig, TaskConfig
-from stages.types import Completion, Engine, Request, Row, Scenario
+from stages.types import Completion, Engine, Episode, Message, Outcome, Request, Row, Scenario, Turn
 
 torch.set_num_threads(1)
 
@@ -135,6 +136,27 @@ class Bench:
         outputs = stage.run(self.context(config, inputs, name=name, iteration=iteration, seed=seed))
         self.memory.keep(name, outputs)
         return outputs
+
+
+def make_episode(
+    engine: Engine, name: str, turns: Sequence[tuple[str, str]], outcome: Outcome, *, reward: float = 0.0, malformed: Sequence[int] = ()
+) -> Episode:
+    """An episode of Ana at the desk as rollout would have left it: (reply, observation) of each turn; the last one ends it."""
+    messages: list[Message] = [{"role": "system", "content": "Service desk."}, {"role": "user", "content": f"{name}, gold, wants refund for lamp."}]
+    found = []
+    for k, (text, observation) in enumerate(turns):
+        prompt, ids = engine.encode(messages), (*text.encode(), 256)
+        last = k == len(turns) - 1
+        thought, action = ("", "") if k in malformed else parse_react(text)
+        found.append(
+            Turn(
+                k, len(messages), prompt, Completion(text, ids, tuple(-0.1 for _ in ids), "stop"), thought, action, observation,
+                reward if last else 0.0, last and outcome in (Outcome.SCORED, Outcome.POLICY_FAILED), last and outcome == Outcome.TRUNCATED,
+                k in malformed, 0.1,
+            )
+        )  # fmt: skip
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": observation}]
+    return Episode(name, Scenario("service_desk", "train", name, {}), None, outcome, tuple(messages), tuple(found), 1.0)
 
 
 def scenarios_of(env: str, n: int, **options: Any) -> list[Scenario]:

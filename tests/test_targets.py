@@ -1,0 +1,360 @@
+"""The language Bellman backup against a table written by hand, and the two information sets.
+
+The engine is scripted: every role's reply names what it was told, so a target says how it was made.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+
+from stages import collect, refine, targets
+from stages.contract import Config, Outputs
+from stages.llm.roles import Roles, history_text, load_roles
+from stages.sections import RolesConfig, TaskConfig
+from stages.targets import Backup, TargetsConfig, draw, leaks, target_row
+from stages.transitions import Transition, episode_rows, transitions
+from stages.types import Completion, MissingInput, Outcome, Request, Scenario
+
+CHECK, CLOSE = ("Thought: t Action: check photo", "photo done."), ("Action: close phone", "phone done. Mia audits: fail. gold needs close email.")
+WON = ("Action: close email", "email done. Mia audits: pass.")
+EPISODES: list[tuple[str, list[tuple[str, str]], Outcome, float, list[int]]] = [
+    ("Lost", [CHECK, CLOSE], Outcome.SCORED, 0.0, []),
+    ("Won", [WON], Outcome.SCORED, 1.0, []),
+    ("Cut", [CHECK], Outcome.TRUNCATED, 0.0, []),
+    ("Failed", [("mumble", "say again"), ("mumble", "not understood.")], Outcome.POLICY_FAILED, 0.0, [0, 1]),
+    ("Broken", [CHECK], Outcome.ENV_FAILED, 0.0, []),
+]
+
+
+def field(prompt: str, name: str) -> str:
+    """The last line of that name: the history has actions, too."""
+    found: list[str] = re.findall(rf"^{name}: (.*)$", prompt, re.MULTILINE)
+    assert found, prompt
+    return found[-1]
+
+
+def role_play(prompt: str, request: Request) -> str:
+    asked = prompt.removesuffix("<assistant>\n")
+    if "<system>" in asked:
+        return "Thought: t Action: give fresh"
+    head = asked.removeprefix("<user>\n").split(".")[0]
+    if head == "Predict":
+        return f"Future: F({field(asked, 'Action')} after {asked.count('Action:')} by {request.adapter})"
+    if head == "Merge":
+        return f"Future: B({field(asked, 'Action')} | {field(asked, 'Then')} | {field(asked, 'Reward')} | {field(asked, 'Later')})"
+    return f"{asked.removeprefix('<user>').strip().removeprefix('Rewrite.').strip()} corrected"
+
+
+def bench_of(base: Path, tmp_path: Path, reply: Any = role_play, **roles: Any) -> models.Bench:
+    bench = models.Bench(base, tmp_path, engine=models.Recorder(reply))
+    bench.roles = RolesConfig(max_action_tokens=100, max_future_tokens=600, **roles)
+    for i, (name, turns, outcome, reward, malformed) in enumerate(EPISODES):
+        episode = models.make_episode(bench.engine, name, turns, outcome, reward=reward, malformed=malformed)
+        bench.memory.keep(f"collect{i}", Outputs({}, episode_rows([episode], 0)))
+    for run_id, folder in (("critic0", "target"), ("critic0", "adapter"), ("distill0", "adapter")):
+        bench.memory.files[run_id, folder] = tmp_path / run_id / folder
+    return bench
+
+
+INPUTS = {"collect": [f"collect{i}" for i in range(5)], "critic": ["critic0"], "distill": ["distill0"]}
+LATER = "Future: F(give fresh after 2 by critic0-target)"
+TABLE = {
+    ("Lost", 0): f"Future: B(check photo | photo done. | none | {LATER})",
+    ("Lost", 1): "Future: B(close phone | phone done. Mia audits: fail. gold needs close email. | 0 | none)",
+    ("Won", 0): "Future: B(close email | email done. Mia audits: pass. | 1 | none)",
+    ("Cut", 0): f"Future: B(check photo | photo done. | none | {LATER})",
+    ("Failed", 1): "Future: B(unreadable | not understood. | 0 | none)",
+}
+
+
+def made(bench: models.Bench, inputs: dict[str, list[str]] = INPUTS, **config: Any) -> dict[tuple[str, int], dict[str, Any]]:
+    outputs = bench.run(targets.STAGE, TargetsConfig(**config), inputs)
+    return {(row["episode_id"], row["turn"]): dict(row) for row in outputs.rows["targets"]}
+
+
+def test_targets_equal_the_table(base: Path, tmp_path: Path) -> None:
+    """Terminal: made from the reward and the last observation alone. Truncated: bootstrapped like any other. Mended replies: no target."""
+    rows = made(bench_of(base, tmp_path))
+    assert {key: row["raw"] for key, row in rows.items()} == TABLE
+    assert {key: row["completion"] for key, row in rows.items()} == {key: f"{text} corrected" for key, text in TABLE.items()}
+    assert {key: row["terminal"] for key, row in rows.items()} == {key: "none)" in text for key, text in TABLE.items()}
+    assert {row["role"] for row in rows.values()} == {"successor"}
+
+
+def test_without_correction_the_combined_future_is_the_target(base: Path, tmp_path: Path) -> None:
+    rows = made(bench_of(base, tmp_path), correct=False)
+    assert {key: row["completion"] for key, row in rows.items()} == TABLE
+
+
+def test_the_bootstrapped_action_is_fresh_and_not_the_stored_one(base: Path, tmp_path: Path) -> None:
+    """The stored next action of "Lost" is `close phone`; the successor is asked about `give fresh`, which nobody ever did."""
+    bench = bench_of(base, tmp_path)
+    rows = made(bench)
+    engine: Any = bench.engine
+    asked = [field(engine.decode(r.prompt_ids), "Action") for r, _ in engine.produced(adapter="critic0-target", head="Predict.")]
+    assert len(asked) == 2
+    prompts = [engine.decode(r.prompt_ids) for r, _ in engine.produced(adapter="critic0-target", head="Predict.")]
+    assert all(p.rsplit("Action: ", 1)[1].startswith("give fresh") and "close phone" not in p for p in prompts)
+    assert {row["info"]["next_action"] for key, row in rows.items() if not row["terminal"]} == {"give fresh"}
+
+
+@pytest.mark.parametrize(("frozen", "judge"), [("adapter", "critic0-target"), ("base", None)])
+def test_each_role_is_played_by_its_own_adapter(base: Path, tmp_path: Path, frozen: str, judge: str | None) -> None:
+    """a' by the policy, f' by the target network; combine and corrector by the target's parameters or by the base."""
+    bench = bench_of(base, tmp_path, frozen=frozen, policy_temperature=0.9, target_temperature=0.7, judge_temperature=0.1)
+    made(bench)
+    engine: Any = bench.engine
+    by_role: dict[str, list[Request]] = {"policy": [], "Predict": [], "Merge": [], "Rewrite": []}
+    for request in engine.requests:
+        text = engine.decode(request.prompt_ids)
+        by_role["policy" if "<system>" in text else text.removeprefix("<user>\n").split(".")[0]].append(request)
+    assert {role: len(asked) for role, asked in by_role.items()} == {"policy": 2, "Predict": 2, "Merge": 5, "Rewrite": 5}
+    assert {r.adapter for r in by_role["policy"]} == {"distill0-adapter"}
+    assert {r.adapter for r in by_role["Predict"]} == {"critic0-target"}
+    assert {r.adapter for r in [*by_role["Merge"], *by_role["Rewrite"]]} == {judge}
+    assert {role: {r.temperature for r in asked} for role, asked in by_role.items()} == {
+        "policy": {0.9},
+        "Predict": {0.7},
+        "Merge": {0.1},
+        "Rewrite": {0.1},
+    }
+    assert len({(r.prompt_ids, r.seed) for r in engine.requests}) == len(engine.requests)
+
+
+def test_before_the_first_critic_all_roles_are_the_base(base: Path, tmp_path: Path) -> None:
+    bench = bench_of(base, tmp_path)
+    rows = made(bench, {"collect": INPUTS["collect"]})
+    assert {r.adapter for r in bench.engine.requests} == {None}  # type: ignore[attr-defined]
+    assert rows["Cut", 0]["raw"] == TABLE["Cut", 0].replace("critic0-target", "None")
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "left"),
+    [
+        ("policy", {("Lost", 1), ("Won", 0), ("Failed", 1)}),
+        ("Predict", {("Lost", 1), ("Won", 0), ("Failed", 1)}),
+        ("Merge", set()),
+        ("Rewrite", set()),
+    ],
+)
+@pytest.mark.parametrize("how", ["garbage", "cut"])
+def test_a_reply_that_cannot_be_read_drops_its_target_and_is_counted(base: Path, tmp_path: Path, spoiled: str, left: set[Any], how: str) -> None:
+    """A cut action may still be one; a cut future never is."""
+
+    def reply(prompt: str, request: Request) -> str:
+        role = "policy" if "<system>" in prompt else prompt.removeprefix("<user>\n").split(".")[0]
+        good = role_play(prompt, request)
+        return good if role != spoiled else "mumble" if how == "garbage" else good + " and on" * 200
+
+    bench = bench_of(base, tmp_path, reply)
+    outputs = bench.run(targets.STAGE, TargetsConfig(), INPUTS)
+    found = {(row["episode_id"], row["turn"]) for row in outputs.rows["targets"]}
+    if (spoiled, how) == ("policy", "cut"):
+        assert found == set(TABLE)
+    else:
+        assert found == left
+        assert outputs.metrics["targets/dropped"] == 5 - len(left)
+
+
+def test_the_row_keeps_both_information_sets_and_the_ids_of_the_engine(base: Path, tmp_path: Path) -> None:
+    bench = bench_of(base, tmp_path)
+    engine: Any = bench.engine
+    rows = made(bench)
+    produced = {c.token_ids for c in engine.completions}
+    asked = {r.prompt_ids for r in engine.requests}
+    for key, row in rows.items():
+        assert tuple(row["completion_ids"]) in produced
+        assert engine.decode(row["completion_ids"]) == row["completion"]
+        assert tuple(row["teacher_ids"]) in asked
+        assert engine.decode(row["student_ids"]) == f"<user>\n{row['student_prompt']}\n<assistant>\n"
+        (teacher,) = json.loads(row["teacher_prompt"])
+        observation = dict(EPISODES_OBSERVATIONS)[key]
+        assert observation in teacher
+        assert observation not in row["student_prompt"]
+        assert row["info"]["reward"] == (1.0 if key == ("Won", 0) else 0.0)
+
+
+EPISODES_OBSERVATIONS = [((name, k), turn[1]) for name, turns, _, _, _ in EPISODES for k, turn in enumerate(turns)]
+
+
+def test_no_transition_at_all_is_a_missing_input(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(MissingInput, match="targets needs transitions from collect"):
+        made(bench_of(base, tmp_path), {"collect": ["collect4"]})
+
+
+def desks() -> list[dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    sizes = [("requests", 1, 8), ("tiers", 1, 6), ("log", 0, 1), ("describe_tools", 0, 1), ("rules_seed", 0, 99)]
+    return [{name: int(rng.integers(low, high + 1)) for name, low, high in sizes} for _ in range(12)]
+
+
+@pytest.mark.parametrize("options", desks(), ids=lambda o: "-".join(map(str, o.values())))
+def test_student_prompts_are_history_and_action_and_nothing_else(base: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    """Over random desks: each student prompt equals one built from the state alone, and holds no audit, future, reward or critique."""
+    bench = models.Bench(base, tmp_path, task=TaskConfig(options=options))
+    bench.run(collect.STAGE, collect.CollectConfig(first_episodes=12), {})
+    bench.memory.files["critic0", "adapter"] = bench.memory.files["critic0", "target"] = tmp_path
+    inputs = {"collect": ["collect0"], "critic": ["critic0"]}
+    found = bench.run(targets.STAGE, TargetsConfig(transitions=30), inputs).rows["targets"]
+    refined = bench.run(refine.STAGE, refine.RefineConfig(states=20, yes_frac_max=1.0), inputs).rows["targets"]
+    assert len(found) > 15
+    assert len(refined) > 10
+    by_key = {t.key: t for t in transitions(bench.memory, ["collect0"])}
+    for row in found:
+        t = by_key[row["episode_id"], row["turn"]]
+        assert row["student_prompt"] == f"Predict.\n{history_text(t.state)}\nAction: {t.action}"
+        assert row["student_ids"] == list(bench.engine.encode([{"role": "user", "content": row["student_prompt"]}]))
+        for word in ("audits", "needs", "Future:", "Reward", "Optimality", "Thought:"):
+            assert word not in row["student_prompt"]
+    for row in refined:
+        t = by_key[row["episode_id"], row["turn"]]
+        assert row["student_ids"] == list(bench.engine.encode(t.state)) == list(t.prompt_ids)
+        for word in ("audits", "needs", "Future:", "Reward", "Optimality", "Improve"):
+            assert word not in row["student_prompt"]
+
+
+class Told(Roles):
+    """Roles whose successor is told something that it must not know."""
+
+    leak = ""
+
+    def prompt(self, role: str, **fields: str) -> list[dict[str, Any]]:
+        if role == "successor":
+            fields = fields | {"history": f"{fields['history']}\n{self.leak}"}
+        return super().prompt(role, **fields)
+
+
+def backup(**changes: Any) -> Backup:
+    state = ({"role": "user", "content": "Ana wants refund."},)
+    done = Completion("Future: then fail.", (70, 256), (-1.0, -1.0), "stop")
+    t = Transition(
+        "e", 0, Scenario("service_desk", "train", "s", {}), state, state, "close phone", "", "Mia audits: fail.", 0.0, True, False, (), (), 0.0, ()
+    )
+    return Backup(t, 1.0, **({"combined": done, "target": done} | changes))
+
+
+@pytest.mark.parametrize("leak", ["Mia audits: fail.", "Future: then Raj says pass."])
+def test_a_planted_leak_in_the_student_prompt_raises_when_the_row_is_built(base: Path, tmp_path: Path, leak: str) -> None:
+    context = bench_of(base, tmp_path).context(Config(), {})
+    roles = Told("x", load_roles("service_desk").templates)
+    target_row(context, roles, backup(future="Future: then Raj says pass."))
+    object.__setattr__(roles, "leak", leak)
+    with pytest.raises(AssertionError, match="only the teacher may know"):
+        target_row(context, roles, backup(future="Future: then Raj says pass."))
+
+
+def test_leak_measure_on_planted_leaks_by_hand() -> None:
+    """Four targets. Before: two name the auditor, three say a word of s' that x lacks. After correction: none and one."""
+    roles = load_roles("service_desk")
+    texts = [
+        ("Future: phone then Mia says fail.", "Future: phone then fail."),  # "fail" stays: it is what is to be learned
+        ("Future: phone then Mia audits.", "Future: phone then end."),
+        ("Future: phone then audits.", "Future: phone then end."),
+        ("Future: phone then end.", "Future: phone then end."),
+    ]
+    rows = [backup(combined=Completion(a, (1,), (0.0,), "stop"), target=Completion(b, (1,), (0.0,), "stop")) for a, b in texts]
+    found = leaks(roles, rows)
+    assert found["targets/leak_before"] == 3 / 4
+    assert found["targets/leak_after"] == 1 / 4
+    assert found["targets/leak_name_before"] == 2 / 4
+    assert found["targets/leak_name_after"] == 0
+    assert leaks(roles, []) == {}
+
+
+def test_leak_against_other_rows_is_the_chance_level() -> None:
+    """Each target names its own auditor: 1 against its own s', 0 against the s' of another row."""
+    rows = []
+    for name in ("Mia", "Omar", "Lena"):
+        b = backup(target=Completion(f"Future: then {name} says so.", (1,), (0.0,), "stop"))
+        rows.append(Backup(replace(b.t, observation=f"{name} audits."), 1.0, combined=b.target, target=b.target))
+    found = leaks(load_roles("service_desk"), rows)
+    assert (found["targets/leak_after"], found["targets/leak_shuffled"]) == (1.0, 0.0)
+
+
+def pool(n: int, terminal: int = 0) -> list[Transition]:
+    t = backup().t
+    return [replace(t, episode_id=f"e{i}", terminal=i < terminal) for i in range(n)]
+
+
+def test_the_draw_follows_priorities() -> None:
+    """One of four, 8,000 times: shares within 5 standard errors of (loss + eps)^alpha; uniform would be 2,000 each."""
+    config = TargetsConfig(transitions=1, alpha=0.6, eps=0.01)
+    losses = {("e0", 0): 0.1, ("e1", 0): 1.0, ("e2", 0): 4.0}  # e3 is new: it counts with the largest
+    weights = [(loss + 0.01) ** 0.6 for loss in (0.1, 1.0, 4.0, 4.0)]
+    n, rng = 8000, np.random.default_rng(0)
+    counts = Counter(draw(pool(4), losses, config, rng)[0].t.episode_id for _ in range(n))
+    for i, weight in enumerate(weights):
+        p = weight / sum(weights)
+        assert abs(counts[f"e{i}"] - n * p) < 5 * math.sqrt(n * p * (1 - p))
+
+
+def test_alpha_0_draws_uniformly_and_no_transition_comes_twice() -> None:
+    losses = {(f"e{i}", 0): 10.0**i for i in range(6)}
+    rng = np.random.default_rng(0)
+    counts: Counter[str] = Counter()
+    for _ in range(2000):
+        ids = [b.t.episode_id for b in draw(pool(6), losses, TargetsConfig(transitions=3, alpha=0.0), rng)]
+        assert len(set(ids)) == 3
+        counts.update(ids)
+    assert all(abs(count - 1000) < 5 * math.sqrt(2000 * 0.25) for count in counts.values())
+    assert len(draw(pool(6), losses, TargetsConfig(transitions=50), rng)) == 6
+
+
+@pytest.mark.parametrize(("frac", "terminal"), [(0.0, 0), (0.25, 5), (0.5, 10), (1.0, 12)])
+def test_terminal_share_is_what_the_config_says_as_far_as_there_are_any(frac: float, terminal: int) -> None:
+    drawn = draw(pool(60, terminal=12), {}, TargetsConfig(transitions=20, terminal_frac=frac), np.random.default_rng(0))
+    assert sum(b.t.terminal for b in drawn) == terminal
+    assert len(drawn) == 20
+
+
+def test_all_terminal_is_drawn_whatever_the_share() -> None:
+    """Single-step tasks have no other transitions."""
+    drawn = draw(pool(30, terminal=30), {}, TargetsConfig(transitions=20, terminal_frac=0.5), np.random.default_rng(0))
+    assert len(drawn) == 20
+
+
+def test_importance_weights_undo_the_preference() -> None:
+    """beta = 1: the weighted mean of a draw of one is the uniform mean, 1.5, within 5 standard errors; unweighted it is 2.6."""
+    losses = {(f"e{i}", 0): float(i) ** 2 for i in range(4)}
+    rng = np.random.default_rng(0)
+    values = []
+    for _ in range(6000):
+        (b,) = draw(pool(4), losses, TargetsConfig(transitions=1, alpha=1.0, eps=0.1, beta=1.0), rng)
+        values.append(b.weight * int(b.t.episode_id[1:]))
+    assert abs(np.mean(values) - 1.5) < 5 * np.std(values) / math.sqrt(len(values))
+    assert {b.weight for b in draw(pool(4), losses, TargetsConfig(transitions=4, beta=0.0), rng)} == {1.0}
+
+
+def test_the_newest_loss_of_a_transition_counts(base: Path, tmp_path: Path) -> None:
+    bench = bench_of(base, tmp_path)
+    for i, loss in enumerate((9.0, 0.5)):
+        bench.memory.keep(f"critic{i}", Outputs({}, {"priorities": [{"episode_id": "Cut", "turn": 0, "loss": loss, "step": 0}]}))
+    context = bench.context(TargetsConfig(), {"critic": ["critic0", "critic1"]})
+    assert targets.known_losses(context) == {("Cut", 0): 0.5}
+    assert targets.known_losses(bench.context(TargetsConfig(), {})) == {}
+
+
+def test_old_transitions_leave_the_replay(base: Path, tmp_path: Path) -> None:
+    rows = made(bench_of(base, tmp_path), replay_size=3)
+    assert set(rows) == {("Cut", 0), ("Failed", 1)}
+
+
+def test_the_same_seed_makes_the_same_targets_and_another_seed_others(base: Path, tmp_path: Path) -> None:
+    bench = models.Bench(base, tmp_path)
+    bench.run(collect.STAGE, collect.CollectConfig(first_episodes=20), {})
+
+    def rows(seed: int) -> list[Any]:
+        return list(bench.run(targets.STAGE, TargetsConfig(transitions=10), {"collect": ["collect0"]}, seed=seed).rows["targets"])
+
+    assert rows(1) == rows(1)
+    assert rows(1) != rows(2)
