@@ -2,190 +2,36 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import inspect
 import re
-import shlex
+import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
+from documents import (
+    CHECKED,
+    CODE,
+    DOCS,
+    FENCE,
+    PAGES,
+    ROOT,
+    SPAN,
+    blocks,
+    command_problem,
+    commands,
+    config_keys,
+    generator,
+    in_module,
+    load_file,
+    problem,
+    spans,
+    text_of,
+)
+from toys import run_chain
 
-from stages.types import UsageError
-
-ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs"
-PAGES = [path for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))) if path.is_file()]
-# Every word in backticks of these must be something that can be looked up.
-CHECKED = ("architecture.md", "paper-map.md", "extending.md")
-CODE = [path for folder in ("flows", "stages") for path in sorted((ROOT / folder).rglob("*.py"))]
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-INDENTED = re.compile(r"(?:^(?: {4,}.*|[ ]*)\n)+", re.MULTILINE)
-SPAN = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")
-IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
-
-
-def text_of(page: Path) -> str:
-    return page.read_text(encoding="utf-8")
-
-
-def blocks(page: str, language: str) -> list[str]:
-    """The fenced code of a page of docs/, in order."""
-    return [code for kind, code in FENCE.findall(text_of(DOCS / page)) if kind == language]
-
-
-def spans(page: Path) -> list[str]:
-    """What stands in backticks outside of code blocks."""
-    return [" ".join(span.split()) for span in SPAN.findall(FENCE.sub("", text_of(page)))]
-
-
-@cache
-def words_of_the_code() -> frozenset[str]:
-    """Every identifier of flows and stages, and every word of a string in them (table names, metrics, artifact paths)."""
-    found: set[str] = set()
-    for path in CODE:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            for name in ("name", "id", "attr", "arg", "asname", "module"):
-                if isinstance(value := getattr(node, name, None), str):
-                    found.update(value.split("."))
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 200:
-                found.update(IDENTIFIER.findall(node.value))
-    return frozenset(found)
-
-
-@cache
-def tests_of(path: Path) -> frozenset[str]:
-    return frozenset(node.name for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.FunctionDef))
-
-
-@cache
-def definitions(path: Path) -> frozenset[str]:
-    """Names that a module defines, and Class.name of what its classes hold."""
-    found: set[str] = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        found.update(_defined(node))
-        if isinstance(node, ast.ClassDef):
-            found.update(f"{node.name}.{inner}" for part in node.body for inner in _defined(part))
-    return frozenset(found)
-
-
-def _defined(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        yield node.name
-    for target in [node.target] if isinstance(node, ast.AnnAssign) else node.targets if isinstance(node, ast.Assign) else []:
-        yield from (one.id for one in ast.walk(target) if isinstance(one, ast.Name))
-
-
-@cache
-def config_keys() -> dict[str, Any]:
-    """Every dotted key of a run's config, with its field."""
-    from flows.presets import run_config
-    from stages.contract import Config
-
-    found: dict[str, Any] = {}
-    for name, field in run_config().model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, Config):
-            found |= {name: field, **{f"{name}.{key}": one for key, one in inner.model_fields.items()}}
-        else:
-            found[name] = field
-    return found
-
-
-def in_module(name: str) -> bool:
-    """`targets.draw`, `learn.ema.ema_update` (below stages/), `flows.pipeline.best_of`: a module of ours and what it defines."""
-    parts = name.split(".")
-    for base in (ROOT, ROOT / "stages"):
-        for n in range(len(parts), 0, -1):
-            module = base.joinpath(*parts[:n]).with_suffix(".py")
-            if module.is_file():
-                return n == len(parts) or ".".join(parts[n:]) in definitions(module)
-    return False
-
-
-def problem(span: str) -> str:
-    """What is wrong with something in backticks; "" if it exists."""
-    if span.startswith(("turnwise ", "make ")):
-        return command_problem(span)
-    if "::" in span:
-        file, _, test = span.partition("::")
-        return "" if (ROOT / file).is_file() and test in tests_of(ROOT / file) else "no such test"
-    if span.startswith("--"):
-        return "" if f"`{span.split('=')[0].split()[0]}" in text_of(DOCS / "cli.md") else "no such option"
-    key, equals, _ = span.partition("=")
-    if equals:
-        return set_problem(span.replace(" ", "")) if key.strip() in config_keys() else "no such config key"
-    if span in config_keys() or (ROOT / span).exists() or in_module(span):
-        return ""
-    if "/" in span and span.endswith((".py", ".md", ".toml")):
-        return "no such file"
-    # A name, Class.name, table or metric (`refine/dropped`): all its words are words of the code.
-    unknown = [word for word in IDENTIFIER.findall(span) if word not in words_of_the_code()]
-    if unknown or not re.fullmatch(r"[\w./]+", span):
-        return f"the code knows no {', '.join(unknown) or 'such thing; write it without backticks'}"
-    return ""
-
-
-def command_problem(line: str) -> str:
-    """What is wrong with a command; upper-case words stand for what the reader fills in."""
-    if line.startswith("make "):
-        makefile = ROOT / "Makefile"
-        targets = re.findall(r"^([\w-]+):", makefile.read_text(), re.MULTILINE) if makefile.is_file() else []
-        missing = [word for word in line.split()[1:] if word.islower() and word not in targets]
-        return f"no target {missing[0]} in the Makefile" if missing else ""
-    from flows import cli, presets
-
-    words = shlex.split(line, comments=True)[1:]
-    if words[-1:] == ["..."]:
-        words = words[:-1]
-    if len(words) == 1 and words[0] in cli_commands():
-        return ""  # the command itself is spoken of
-    try:
-        args = cli.build_parser().parse_args(words)
-        if args.command == "run" and not args.preset.isupper() and not args.preset.endswith(".toml"):
-            presets.load(args.preset, args.set)
-        elif args.command in ("run", "rerun", "pretrain"):
-            presets.resolve({}, args.set)
-    except SystemExit:
-        return "the command line does not take it"
-    except UsageError as error:
-        return str(error)
-    return ""
-
-
-@cache
-def cli_commands() -> frozenset[str]:
-    from flows.cli import build_parser
-
-    return frozenset(generator().subcommands(build_parser()))
-
-
-def set_problem(item: str) -> str:
-    from flows import presets
-
-    try:
-        presets.resolve({}, [item])
-    except UsageError as error:
-        return str(error)
-    return ""
-
-
-def load_file(path: Path, name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@cache
-def generator() -> ModuleType:
-    return load_file(DOCS / "generate.py", "docs_generate")
+from stages.execute import Workspace, execute
 
 
 def test_the_command_reference_is_what_the_parser_says() -> None:
@@ -196,7 +42,8 @@ def test_the_command_reference_is_what_the_parser_says() -> None:
 
 @pytest.mark.parametrize("page", CHECKED)
 def test_what_stands_in_backticks_exists(page: str) -> None:
-    wrong = {span: said for span in spans(DOCS / page) if (said := problem(span))}
+    text = text_of(DOCS / page)
+    wrong = {span: said for span in spans(DOCS / page) if (said := problem(span, text))}
     assert not wrong
 
 
@@ -226,9 +73,7 @@ def test_commands_and_presets_are_ones_that_there_are(page: Path) -> None:
     from flows import presets
 
     text = text_of(page)
-    lines = [line.strip().removeprefix("$ ") for line in text.replace("\\\n", " ").splitlines()]
-    lines += spans(page)
-    wrong = {line: said for line in lines if re.match(r"turnwise [a-z]+ ", line) and (said := command_problem(line))}
+    wrong = {line: said for line in commands(page) if (said := command_problem(line))}
     assert not wrong
     named = re.findall(r"presets?(?: |/)`?([a-z]\w*)(?:`|\.toml)", text)
     assert not set(named) - set(presets.names())
@@ -242,7 +87,7 @@ def test_architecture_has_a_phrase_for_every_file() -> None:
 
 def test_every_row_of_the_paper_map_has_code_and_a_test() -> None:
     for line in text_of(DOCS / "paper-map.md").splitlines():
-        if line.startswith("| ") and not re.match(r"\| (?:what|key|--)", line) and line.count("|") == 5:
+        if line.startswith("| ") and not re.match(r"\| (?:what|key|--)", line) and len(re.findall(r"(?<!\\)\|", line)) == 5:
             assert "`tests/" in line, f"no test: {line}"
             assert any(in_module(span) or (ROOT / span).exists() for span in SPAN.findall(line) if "::" not in span), f"no code: {line}"
 
@@ -252,3 +97,79 @@ def test_every_default_of_the_paper_is_in_the_paper_map() -> None:
     stated = [key for key, field in config_keys().items() if re.search(r"\[[^\]]*paper[^\]]*\]", field.description or "")]
     assert stated
     assert not [key for key in stated if key not in named]
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The environment of extending.md, lying beside the others."""
+    from stages import envs
+
+    file = tmp_path / "higher_lower.py"
+    file.write_text(blocks("extending.md", "python")[0], encoding="utf-8")
+    monkeypatch.setattr(envs, "__path__", [*envs.__path__, str(tmp_path)])
+    yield file
+    sys.modules.pop("stages.envs.higher_lower", None)
+    vars(envs).pop("higher_lower", None)
+
+
+def test_the_environment_of_the_page_keeps_the_contract(example: Path) -> None:
+    contract = load_file(ROOT / "tests" / "envs" / "test_contract.py", "contract_of_the_example")
+    contract.ACTIONS["higher_lower"] = ["1"]
+    ran = 0
+    for name, test in vars(contract).items():
+        parameters = [*inspect.signature(test).parameters] if name.startswith("test_") else []
+        if parameters == ["name"]:
+            test("higher_lower")
+        elif parameters == ["name", "split"]:
+            for split in contract.SPLITS:
+                test("higher_lower", split)
+        ran += parameters[:1] == ["name"]
+    assert ran >= 8
+
+
+def test_the_environment_of_the_page_is_won_by_halving_and_lost_by_guessing_blindly(example: Path) -> None:
+    from stages import envs
+    from stages.llm.roles import load_roles
+    from stages.llm.scripted import ScriptedEngine
+    from stages.rollout import RolloutSettings, rollout, summary
+    from stages.types import Request
+
+    def halve(prompt: str, request: Request) -> str:
+        low, high = 1, 100
+        for guess, hint in re.findall(r"Action: (\d+).*?(Higher|Lower)", prompt, re.DOTALL):
+            low, high = (int(guess) + 1, high) if hint == "Higher" else (low, int(guess) - 1)
+        return f"Thought: between {low} and {high}.\nAction: {(low + high) // 2}"
+
+    scenarios = envs.scenarios("higher_lower", {}, "train", 40, 0)
+    settings = RolloutSettings(None, 1.0, 100, 12, 0, 16, 1, 0)
+    rates = []
+    for reply in (halve, lambda prompt, request: "Action: 1"):
+        episodes = rollout(ScriptedEngine(reply), envs.make_env("higher_lower", {}), scenarios, load_roles("service_desk"), settings)
+        rates.append(summary(episodes, "x")["x/win_rate"])
+    assert rates[0] == 1.0  # 7 guesses are enough for 100 numbers
+    assert rates[1] <= 1 / 40
+
+
+def test_the_preset_of_the_page_is_read(tmp_path: Path) -> None:
+    from flows import presets
+
+    file = tmp_path / "game.toml"
+    file.write_text(blocks("extending.md", "toml")[0], encoding="utf-8")
+    assert presets.load(str(file)).task.env == "higher_lower"
+
+
+def test_the_stage_of_the_page_runs(workspace: Workspace, tmp_path: Path) -> None:
+    file = tmp_path / "lengths.py"
+    file.write_text(blocks("extending.md", "python")[1], encoding="utf-8")
+    stage = load_file(file, "lengths").STAGE
+    (turns, *_) = run_chain(workspace)
+    run = SimpleNamespace(seed=0, lengths=stage.config(long=4))
+    done = execute(stage, run=run, inputs={"collect": [turns.run_id]}, iteration=0, workspace=workspace)
+    assert done.metrics == {"lengths/mean": 4.0, "lengths/long_frac": 1.0}
+
+
+def test_the_fields_of_the_page_are_those_of_the_roles() -> None:
+    from stages.llm.roles import FIELDS
+
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| .* \|$", text_of(DOCS / "extending.md"), re.MULTILINE)
+    assert {role: frozenset(re.findall(r"`(\w+)`", fields)) for role, fields in rows} == FIELDS
