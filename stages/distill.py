@@ -74,7 +74,7 @@ def run(context: Context) -> Outputs:
         load_state(model, best[1])
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     metrics = fit_metrics("distill", history) | {"distill/rows": float(len(rows)), "distill/held_out_rows": float(len(held_out))}
-    if by_epoch:
+    if best[1]:
         metrics |= {"distill/held_out_nll": best[0], "distill/best_epoch": float(by_epoch.index(best[0]) + 1)}
     curves = {f"distill/step_{name}": [h[name] for h in history if name in h] for name in ("nll/successor", "nll/policy", "grad_norm")}
     return Outputs(metrics, {}, {"adapter": context.workdir / "adapter"}, curves)

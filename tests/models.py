@@ -7,18 +7,20 @@ so that a stage can be run on scripted replies and real gradients.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from stages import envs
 from stages.contract import Config, Context, Outputs, Stage
 from stages.envs import service_desk as desk
-from stages.llm.scripted import VOCABULARY, ScriptedEngine
+from stages.llm.scripted import END_ID, VOCABULARY, ScriptedEngine
 from stages.react import parse_react
 from stages.sections import ModelConfig, RolesConfig, TaskConfig
 from stages.types import Completion, Engine, Episode, Message, Outcome, Request, Row, Scenario, Turn
@@ -136,6 +138,59 @@ class Bench:
         outputs = stage.run(self.context(config, inputs, name=name, iteration=iteration, seed=seed))
         self.memory.keep(name, outputs)
         return outputs
+
+
+def rows_of(batch: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(prompt ids, completion ids) of every row of a padded batch."""
+    found = []
+    for ids, completion in zip(batch.ids.tolist(), batch.completion.tolist(), strict=True):
+        start = completion.index(True)
+        found.append((tuple(ids[:start]), tuple(token for token, chosen in zip(ids, completion, strict=True) if chosen)))
+    return found
+
+
+def capture(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Every row that reaches a loss from now on, in whatever stage. Held-out rows do so with gradients off and are left out."""
+    from stages import grpo, training
+
+    trained: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    for module, name in ((training, "completion_nll"), (grpo, "completion_log_probs")):
+
+        def spy(model: Any, batch: Any, real: Any = getattr(module, name)) -> Any:
+            if torch.is_grad_enabled():
+                trained.extend(rows_of(batch))
+            return real(model, batch)
+
+        monkeypatch.setattr(module, name, spy)
+    return trained
+
+
+def right_action(prompt: str, options: Mapping[str, Any]) -> str:
+    """What the desk's hidden rules want next, read off a policy's or a critic's prompt."""
+    opts = desk.Options(**options)
+    tier, request = re.findall(r"\w+, (\w+), wants (\w+) for", prompt)[-1]
+    tool, kind, _ = desk.steps_of(opts)[min(prompt.count(" done."), len(desk.steps_of(opts)) - 1)]
+    return f"{tool} {desk.rule_book(opts)[tool, desk.key_of(kind, request, tier)].option}"
+
+
+def wrong_action(prompt: str, options: Mapping[str, Any]) -> str:
+    tool, right = right_action(prompt, options).split()
+    return f"{tool} {next(option for option in desk.OPTIONS_OF[tool] if option != right)}"
+
+
+def role_of(prompt: str) -> str:
+    """Which role a prompt of service_desk is put to."""
+    heads = {"Predict": "successor", "Merge": "combine", "Judge": "evaluator", "Improve": "refiner", "Rewrite": "corrector"}
+    return "policy" if prompt.startswith("<system>") else heads[prompt.removeprefix("<user>\n").split(".")[0]]
+
+
+def successor_row(name: str, prompt: str, completion: str, *, weight: float = 1.0, role: str = "successor", turn: int = 0) -> Row:
+    """A row of table `targets` made of the scripted engine's bytes; its teacher's ids must never be trained on."""
+    return {
+        "target_id": name, "role": role, "episode_id": name, "turn": turn, "terminal": False, "student_ids": list(prompt.encode()),
+        "completion_ids": [*completion.encode(), END_ID], "teacher_ids": list(f"secret {prompt}".encode()), "student_prompt": prompt,
+        "teacher_prompt": "[]", "raw": completion, "completion": completion, "weight": weight, "info": {},
+    }  # fmt: skip
 
 
 def make_episode(

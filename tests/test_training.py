@@ -1,0 +1,161 @@
+"""What the training stages share: rows to batches and back, the mixed loss, and files of general rows."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+
+from stages.contract import Config
+from stages.learn.adapter import new_adapter
+from stages.training import TrainRow, fit_metrics, general_rows, make_part, mean_nll, mixed_batches, mixed_nll, target_rows, trainable
+from stages.types import UsageError
+
+
+def train_row(seed: int, weight: float = 1.0) -> TrainRow:
+    rng = random.Random(seed)
+    prompt, completion = ([rng.randrange(40) for _ in range(rng.randint(1, 9))] for _ in range(2))
+    return TrainRow(tuple(prompt), tuple(completion), weight, (f"e{seed}", 0))
+
+
+ROWS = [train_row(i, weight=0.5 + i % 3) for i in range(11)]
+
+
+def slow_nll(model: Any, row: TrainRow) -> torch.Tensor:
+    """-log p of the whole completion, one token after the other through the whole model."""
+    total = torch.zeros(())
+    for t, token in enumerate(row.completion_ids):
+        logits = model(input_ids=torch.tensor([[*row.prompt_ids, *row.completion_ids[:t]]])).logits[0, -1]
+        total = total - (logits[token] - torch.log(torch.exp(logits).sum()))
+    return total
+
+
+def test_target_rows_are_the_student_s_prompt_and_never_the_teacher_s() -> None:
+    rows = [models.successor_row(f"e{i}", f"prompt {i}", f"reply {i}", weight=0.1 * i, turn=i) for i in range(3)]
+    for i, (row, found) in enumerate(zip(rows, target_rows(rows), strict=True)):
+        assert found == TrainRow(tuple(row["student_ids"]), tuple(row["completion_ids"]), 0.1 * i, (f"e{i}", i))
+
+
+def test_a_batch_gives_back_the_ids_that_went_in() -> None:
+    part = make_part(ROWS, 0, "cpu")
+    assert models.rows_of(part.batch) == [(r.prompt_ids, r.completion_ids) for r in ROWS]
+    assert part.batch.n_completion.tolist() == [len(r.completion_ids) for r in ROWS]
+    assert part.weights_B.tolist() == pytest.approx([r.weight for r in ROWS])
+
+
+def test_mixed_nll_and_its_gradient_equal_a_loop() -> None:
+    """L = sum_i w_i |y_i| nll_i / sum_i w_i |y_i| over the rows of all kinds; |y_i| nll_i is what the loop adds up."""
+    model = models.shake(new_adapter(models.tiny_llama(), rank=2, alpha=4.0, seed=0))
+    parts = {"successor": make_part(ROWS[:6], 0, "cpu"), "policy": make_part(ROWS[6:], 0, "cpu")}
+    loss, metrics, by_row = mixed_nll(model, parts)
+    totals = [slow_nll(model, row) for row in ROWS]
+    weights = [row.weight for row in ROWS]
+    tokens = sum(w * len(row.completion_ids) for w, row in zip(weights, ROWS, strict=True))
+    slow = torch.stack([w * t for w, t in zip(weights, totals, strict=True)]).sum() / tokens
+    assert float(loss.detach()) == pytest.approx(float(slow.detach()), abs=1e-5)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    for fast, loop in zip(torch.autograd.grad(loss, parameters), torch.autograd.grad(slow, parameters), strict=True):
+        assert torch.allclose(fast, loop, atol=1e-4 * max(1.0, float(loop.abs().max())))
+    for kind, rows in (("successor", range(6)), ("policy", range(6, 11))):
+        share = sum(weights[i] * len(ROWS[i].completion_ids) for i in rows)
+        assert metrics[f"nll/{kind}"] == pytest.approx(sum(weights[i] * float(totals[i].detach()) for i in rows) / share, abs=1e-5)
+        expected = [float(totals[i].detach()) / len(ROWS[i].completion_ids) for i in rows]
+        assert by_row[kind].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_row_of_weight_0_is_as_good_as_absent() -> None:
+    model = models.tiny_llama()
+    with_it, _, _ = mixed_nll(model, {"a": make_part([*ROWS[:3], train_row(99, weight=0.0)], 0, "cpu")})
+    without, _, _ = mixed_nll(model, {"a": make_part(ROWS[:3], 0, "cpu")})
+    assert float(with_it.detach()) == pytest.approx(float(without.detach()), abs=1e-6)
+
+
+def test_mean_nll_equals_a_loop_whatever_the_batch_and_leaves_the_mode() -> None:
+    model = models.tiny_llama().train()
+    slow = sum(float(slow_nll(model, row).detach()) for row in ROWS) / sum(len(row.completion_ids) for row in ROWS)
+    assert mean_nll(model, ROWS, pad_id=0) == pytest.approx(slow, abs=1e-5)
+    assert mean_nll(model, ROWS, pad_id=3, size=2) == pytest.approx(slow, abs=1e-5)
+    assert model.training
+
+
+def batches_of(kinds: dict[str, tuple[list[TrainRow], int]], epochs: int = 1, seed: int = 0) -> list[dict[str, list[TrainRow]]]:
+    found = mixed_batches(kinds, main="main", epochs=epochs, rng=random.Random(seed), pad_id=0, device="cpu")
+    return [{kind: list(part.rows) for kind, part in batch.items()} for batch in found]
+
+
+def test_every_main_row_comes_once_an_epoch_in_another_order() -> None:
+    found = batches_of({"main": (ROWS, 4)}, epochs=3)
+    assert [len(b["main"]) for b in found] == [4, 4, 3] * 3
+    epochs = [[row.key for b in found[3 * e : 3 * e + 3] for row in b["main"]] for e in range(3)]
+    assert all(sorted(keys) == sorted(row.key for row in ROWS) for keys in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_every_step_holds_rows_of_every_kind_without_repeats() -> None:
+    others = [train_row(100 + i) for i in range(5)]
+    found = batches_of({"main": (ROWS, 4), "other": (others, 3), "few": (others[:2], 3), "none": ([], 3), "off": (others, 0)}, epochs=20)
+    seen: Counter[Any] = Counter()
+    for batch in found:
+        assert set(batch) == {"main", "other", "few"}
+        assert len({row.key for row in batch["other"]}) == 3
+        assert len(batch["few"]) == 2
+        seen.update(row.key for row in batch["other"])
+    assert len(seen) == 5
+
+
+def test_batches_depend_on_the_seed_alone() -> None:
+    assert batches_of({"main": (ROWS, 4)}, seed=1) == batches_of({"main": (ROWS, 4)}, seed=1)
+    assert batches_of({"main": (ROWS, 4)}, seed=1) != batches_of({"main": (ROWS, 4)}, seed=2)
+    assert batches_of({"main": ([], 4), "other": (ROWS, 4)}) == []
+
+
+def test_a_fresh_adapter_is_the_same_in_every_stage_of_a_run_and_another_in_another_run(base: Path, tmp_path: Path) -> None:
+    def first(run_seed: int, stage_seed: int) -> torch.Tensor:
+        model = trainable(models.Bench(base, tmp_path, seed=run_seed).context(Config(), {}, seed=stage_seed), None)
+        assert model.training
+        found: torch.Tensor = next(p for p in model.parameters() if p.requires_grad).detach()
+        return found
+
+    assert torch.equal(first(0, 1), first(0, 2))
+    assert not torch.equal(first(0, 1), first(1, 1))
+
+
+def test_general_rows_are_the_file_s_text_and_end_with_the_end_token(base: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    row = {"role": "evaluator", "messages": [{"role": "user", "content": "Judge. w1"}], "reply": "Optimality: No. w2"}
+    file = tmp_path / "general.jsonl"
+    file.write_text(json.dumps(row) + "\n" + json.dumps(row | {"role": "policy", "reply": "w3"}) + "\n")
+    first, second = general_rows(str(base), str(file))
+    assert tokenizer.decode(first.completion_ids) == "Optimality: No. w2 <|end|>"
+    assert first.completion_ids[-1] == second.completion_ids[-1] == tokenizer.eos_token_id
+    assert tokenizer.decode(first.prompt_ids) == "<|user|> Judge. w1 <|assistant|>"
+    assert (first.key, second.key) == (("general", "evaluator"), ("general", "policy"))
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"role": "x", "messages": []}', "3", '{"role": "x", "messages": 3, "reply": ""}'])
+def test_a_broken_line_of_general_rows_is_named(base: Path, tmp_path: Path, line: str) -> None:
+    good = json.dumps({"role": "x", "messages": [], "reply": "y"})
+    (tmp_path / "general.jsonl").write_text(f"{good}\n{line}\n")
+    with pytest.raises(UsageError, match=r"general.jsonl, line 2: wanted an object with role, messages and reply") as caught:
+        general_rows(str(base), str(tmp_path / "general.jsonl"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_of_general_rows_is_one_sentence(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="found none; make it with: turnwise pretrain"):
+        general_rows(str(base), str(tmp_path / "none.jsonl"))
+
+
+def test_fit_metrics_are_first_values_and_means_of_the_last_five() -> None:
+    history = [{"loss": float(i), **({"kl": 1.0} if i else {})} for i in range(8)]
+    found = fit_metrics("x", history)
+    assert found == {"x/steps": 8.0, "x/loss_first": 0.0, "x/loss": 5.0, "x/kl_first": 1.0, "x/kl": 1.0}
+    assert fit_metrics("x", []) == {"x/steps": 0.0}
