@@ -2,7 +2,7 @@
 
     turnwise run demo --set critic.lr=1e-4 --set roles.frozen=adapter
 
-Order: default < TOML < --set. A key that nobody knows is an error that names the nearest right one.
+Order: default < the preset that it `extends` < TOML < --set. A key that nobody knows is an error that names the nearest right one.
 """
 
 from __future__ import annotations
@@ -69,12 +69,29 @@ def load(preset: str, sets: Sequence[str] = ()) -> RunConfig:
 
     Raises UsageError: unknown preset, section or key with the nearest right one; a value that does not fit, with its key.
     """
-    path = check_exists(preset)
+    return resolve({**_read(check_exists(preset)), "preset": Path(preset).stem}, sets)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The plain values of a preset file, laid over those of the preset that it `extends`, if any."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"The preset {path.name} is not readable TOML: {error}.") from None
-    return resolve({**values, "preset": path.stem}, sets)
+    parent = values.pop("extends", None)
+    if parent is None:
+        return values
+    if parent == path.stem:
+        raise UsageError(f"The preset {path.name} extends itself; name another one.")
+    return _laid_over(_read(check_exists(str(parent))), values)
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _laid_over(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
 
 
 def resolve(values: Mapping[str, Any], sets: Sequence[str] = ()) -> RunConfig:
