@@ -119,17 +119,12 @@ def against_truth(context: Context, cases: Sequence[Case]) -> dict[str, float]:
         "audit/future_q_spearman": spearman([predicted(c) for c in read], [f.q for f in facts]),
         "audit/no_if_right": mean([1 - y for y, f in zip(yes, facts, strict=True) if f.optimal]),
         "audit/no_if_wrong": mean([1 - y for y, f in zip(yes, facts, strict=True) if not f.optimal]),
-        "audit/cause_named": mean([float(any(names_cause(t, f.cause) for t in c.judgement.futures)) for c, f in wrong]),
+        "audit/cause_named": mean([float(any(f.named_in(t) for t in c.judgement.futures)) for c, f in wrong]),
     }
 
 
 def past_actions(case: Case) -> list[str]:
     return [t.action for t in case.episode.turns[: case.turn.index] if not t.malformed]
-
-
-def names_cause(future: str, cause: str) -> bool:
-    """The future holds every word of the cause in its order, "needs" or "may need" alike."""
-    return cause.replace("needs", "may need") in future or cause in future
 
 
 def mean(values: Sequence[float]) -> float:

@@ -53,7 +53,9 @@ class Options(Config):
     tiers: int = Field(3, ge=1, le=len(TIERS), description="Number of customer tiers. [ours]")
     give_by: Kind = Field("pair", description="What step give is keyed on; `request` makes an easy desk. [ours]")
     log: bool = Field(False, description="A fourth step, log, before the closing, keyed on the request. [ours]")
-    describe_tools: bool = Field(False, description="List tools and options in the system message, for a model that was not trained on this desk's language. [ours]")
+    describe_tools: bool = Field(
+        False, description="List tools and options in the system message, for a model that was not trained on this desk's language. [ours]"
+    )
     held_out_pairs: int = Field(0, ge=0, description="(request, tier) pairs that only the split `pairs` has. [ours]")
 
 
@@ -77,6 +79,10 @@ class Truth:
     q: float  # exact Q*(s, a): 1 while nothing is broken yet and the rest can still be done right, else 0
     cause: str  # the rule that the action breaks, "" if none
     broken: tuple[str, ...]  # every rule broken so far
+
+    def named_in(self, future: str) -> bool:
+        """The future tells the cause, as a fact ("needs") or as a possibility ("may need")."""
+        return bool(self.cause) and (self.cause in future or self.cause.replace("needs", "may need") in future)
 
 
 def steps_of(options: Options) -> tuple[tuple[str, Kind, tuple[str, ...]], ...]:
