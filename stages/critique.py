@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stages.contract import Context
-from stages.llm.roles import Roles, ask, history_text, mix, parse_evaluation, parse_future
-from stages.types import Malformed, Message
+from stages.llm.roles import Roles, ask, complete_future, history_text, mix, parse_evaluation
+from stages.types import Completion, Malformed, Message
 
 
 @dataclass(frozen=True)
@@ -30,23 +30,23 @@ def judge(context: Context, roles: Roles, pairs: Sequence[tuple[Sequence[Message
     replies = ask(
         context.engine, prompts, adapter=adapter, temperature=s.future_temperature, max_tokens=s.max_future_tokens, seed=mix(seed, "future")
     )
-    futures = [[reply.text for _, reply in replies[i * k : (i + 1) * k]] for i in range(len(pairs))]
+    futures = [[reply for _, reply in replies[i * k : (i + 1) * k]] for i in range(len(pairs))]
     prompts = [
-        roles.prompt("evaluator", history=history_text(state), action=action, thought="", futures="\n".join(texts))
-        for (state, action), texts in zip(pairs, futures, strict=True)
+        roles.prompt("evaluator", history=history_text(state), action=action, thought="", futures="\n".join(reply.text for reply in group))
+        for (state, action), group in zip(pairs, futures, strict=True)
     ]
     judge_adapter = None if s.frozen == "base" else adapter
     verdicts = ask(
         context.engine, prompts, adapter=judge_adapter, temperature=s.judge_temperature, max_tokens=s.max_future_tokens, seed=mix(seed, "verdict")
     )
-    return [judgement(texts, reply.text) for texts, (_, reply) in zip(futures, verdicts, strict=True)]
+    return [judgement(group, reply.text) for group, (_, reply) in zip(futures, verdicts, strict=True)]
 
 
-def judgement(futures: Sequence[str], critique: str) -> Judgement:
+def judgement(futures: Sequence[Completion], critique: str) -> Judgement:
     try:
         for future in futures:
-            parse_future(future)
+            complete_future(future)
         verdict = "yes" if parse_evaluation(critique).optimal else "no"
     except Malformed:
         verdict = "malformed"
-    return Judgement(tuple(futures), critique, verdict)
+    return Judgement(tuple(future.text for future in futures), critique, verdict)

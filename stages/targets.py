@@ -23,7 +23,7 @@ from pydantic import Field
 from stages.contract import Config, Context, Outputs, Stage
 from stages.learn.priorities import importance_weights, priorities, sample_without_replacement
 from stages.learn.statistics import leak_rate
-from stages.llm.roles import Roles, ask, check_student, history_text, load_roles, mix, parse_future
+from stages.llm.roles import Roles, ask, check_student, complete_future, history_text, load_roles, mix
 from stages.react import parse_react
 from stages.transitions import Transition, transitions
 from stages.types import Completion, Malformed, Message, MissingInput, Row
@@ -166,13 +166,6 @@ def teacher_prompt(roles: Roles, b: Backup) -> list[Message]:
         "combine", history=history_text(b.t.state), action=b.t.action or "unreadable", thought=b.t.thought, observation=b.t.observation,
         reward=f"{b.t.reward:g}" if b.t.terminal else "none", future=b.future,
     )  # fmt: skip
-
-
-def complete_future(reply: Completion) -> str:
-    """The future, if it begins as one and was not cut off. Raises Malformed."""
-    if reply.finish_reason != "stop":
-        raise Malformed("the future was cut at max_future_tokens")
-    return parse_future(reply.text)
 
 
 def checked(b: Backup) -> Backup:

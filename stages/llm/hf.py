@@ -41,7 +41,9 @@ def load_base(path: str, dtype: str) -> tuple[Any, Any]:
         raise UsageError(f"model.path: there is no folder {path!r}; the embedded base model is made by: turnwise pretrain")
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # a bar for every load of a few MB, terminal or not
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))

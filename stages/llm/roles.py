@@ -134,6 +134,13 @@ def parse_future(text: str) -> str:
     return text.strip()
 
 
+def complete_future(reply: Completion) -> str:
+    """The future of a reply that was not cut off: without its end nobody knows how it ends. Raises Malformed."""
+    if reply.finish_reason != "stop":
+        raise Malformed("the future was cut at max_future_tokens")
+    return parse_future(reply.text)
+
+
 def parse_evaluation(text: str) -> Evaluation:
     """ "Optimality: Yes ..." or "Optimality: No. <reason>". Raises Malformed."""
     match = re.match(r"\s*Optimality:\s*(Yes|No)\b", text, re.IGNORECASE)

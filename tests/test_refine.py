@@ -1,0 +1,364 @@
+"""Refinement: who is asked what, which action is learned, the cap on Yes, the two gates and the ablations.
+
+The engine is scripted with the desk's own rules, so that it is known which action is right: the fresh action is wrong for
+customers named in WRONG, the critic sees it or not, and the refiner does what the critique says.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+
+from stages import collect, refine
+from stages.collect import CollectConfig
+from stages.llm.roles import Roles, load_roles
+from stages.llm.scripted import GARBAGE, draw
+from stages.refine import RefineConfig, Refinement, cap_yes
+from stages.sections import RolesConfig, TaskConfig
+from stages.transitions import transitions
+from stages.types import Completion, MissingInput, Outcome, Request, SimulatorError
+
+OPTIONS = {"requests": 3, "tiers": 2}
+
+
+@dataclass
+class Play:
+    """A scripted model. `fresh` and `better`: right or wrong actions; `critic`: "truth", "yes", "no" or "garbage"."""
+
+    fresh: str = "wrong"
+    better: str = "right"
+    critic: str = "truth"
+    spoiled: dict[str, str] = field(default_factory=dict)  # role -> another reply
+
+    def __call__(self, prompt: str, request: Request) -> str:
+        role = models.role_of(prompt)
+        if role in self.spoiled:
+            return self.spoiled[role]
+        if role == "corrector":
+            return prompt.removeprefix("<user>\nRewrite.\n").removesuffix("\n<assistant>\n").replace("as told, ", "")
+        if role == "successor":
+            return f"Future: then {draw(request, ['fail', 'pass', 'end', 'more'])}. {prompt.rsplit('Action: ', 1)[1].splitlines()[0]}"
+        if role == "evaluator":
+            return self.verdict(prompt)
+        kind = self.better if role == "refiner" else self.fresh if request.adapter == "critic0-adapter" else "right"
+        action = self.action(prompt, kind)
+        return f"Thought: as told, x. Action: {action}" if role == "refiner" else f"Thought: {request.seed % 10}. Action: {action}"
+
+    @staticmethod
+    def action(prompt: str, kind: str) -> str:
+        return (models.right_action if kind == "right" else models.wrong_action)(prompt, OPTIONS)
+
+    def verdict(self, prompt: str) -> str:
+        if self.critic == "garbage":
+            return GARBAGE
+        # service_desk's evaluator is not told the customer; the future repeats the action, whose option is known here.
+        right = self.critic == "yes" if self.critic != "truth" else "RIGHT" in prompt
+        return "Optimality: Yes. fine." if right else "Optimality: No. another may be needed."
+
+
+class Seeing(Play):
+    """The successor says whether the action is right, so that the evaluator can."""
+
+    def __call__(self, prompt: str, request: Request) -> str:
+        if models.role_of(prompt) == "successor" and not self.spoiled:
+            state, action = prompt.rsplit("Action: ", 1)
+            return f"Future: {'RIGHT' if action.splitlines()[0] == models.right_action(state, OPTIONS) else 'BROKEN'} {request.seed}."
+        return super().__call__(prompt, request)
+
+
+def bench_of(base: Path, tmp_path: Path, play: Any, episodes: int = 12, **roles: Any) -> models.Bench:
+    """Episodes of a policy that does everything right, and a critic to be loaded."""
+    bench = models.Bench(base, tmp_path, engine=models.Recorder(play), task=TaskConfig(options=OPTIONS))
+    bench.roles = RolesConfig(max_action_tokens=400, max_future_tokens=400, **roles)
+    bench.run(collect.STAGE, CollectConfig(first_episodes=episodes), {})
+    for folder in ("adapter", "target"):
+        bench.memory.files["critic0", folder] = tmp_path
+    engine: Any = bench.engine
+    engine.requests.clear(), engine.completions.clear()
+    return bench
+
+
+INPUTS = {"collect": ["collect0"], "critic": ["critic0"]}
+
+
+def run(bench: models.Bench, seed: int = 0, **config: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, float]]:
+    outputs = bench.run(refine.STAGE, RefineConfig(**({"states": 20, "yes_frac_max": 1.0} | config)), INPUTS, seed=seed)
+    return [dict(r) for r in outputs.rows["targets"]], [dict(r) for r in outputs.rows["judgements"]], dict(outputs.metrics)
+
+
+def asked(bench: models.Bench) -> dict[str, list[tuple[str, Request, Completion]]]:
+    engine: Any = bench.engine
+    found: dict[str, list[tuple[str, Request, Completion]]] = {}
+    for request, completion in zip(engine.requests, engine.completions, strict=True):
+        prompt = engine.decode(request.prompt_ids)
+        found.setdefault(models.role_of(prompt), []).append((prompt, request, completion))
+    return found
+
+
+def test_no_teaches_the_refined_action_as_the_engine_produced_it(base: Path, tmp_path: Path) -> None:
+    bench = bench_of(base, tmp_path, Seeing())
+    rows, judgements, metrics = run(bench)
+    said = asked(bench)
+    corrected = {c.token_ids for _, _, c in said["corrector"]}
+    fresh = {r.prompt_ids for _, r, _ in said["policy"]}
+    states = {t.key: t for t in transitions(bench.memory, ["collect0"])}
+    assert len(rows) == len({(r["episode_id"], r["turn"]) for r in rows}) == 20
+    for row in rows:
+        state = states[row["episode_id"], row["turn"]]
+        assert tuple(row["completion_ids"]) in corrected
+        assert tuple(row["student_ids"]) in fresh
+        assert row["student_ids"] == list(bench.engine.encode(state.state)) == list(state.prompt_ids)
+        assert row["completion"] == f"Thought: x. Action: {models.right_action(row['student_prompt'], OPTIONS)}"
+        assert row["raw"] == row["completion"].replace("x.", "as told, x.")
+        assert "Optimality: No." in row["teacher_prompt"]
+        assert row["role"] == "policy"
+    assert {j["verdict"] for j in judgements} == {"no"}
+    assert metrics["refine/yes_rate"] == 0.0
+    assert metrics["refine/changed_frac"] == 1.0
+
+
+def test_yes_teaches_the_fresh_action_and_asks_nobody_to_refine_it(base: Path, tmp_path: Path) -> None:
+    bench = bench_of(base, tmp_path, Seeing(fresh="right"))
+    rows, judgements, metrics = run(bench)
+    said = asked(bench)
+    assert "refiner" not in said
+    assert "corrector" not in said
+    assert {tuple(r["completion_ids"]) for r in rows} == {c.token_ids for _, _, c in said["policy"]}
+    assert all(r["teacher_ids"] == [] and r["info"] == {"kept": True} for r in rows)
+    assert {j["verdict"] for j in judgements} == {"yes"}
+    assert (metrics["refine/yes_rate"], metrics["refine/changed_frac"]) == (1.0, 0.0)
+
+
+def test_the_action_is_fresh_and_not_the_stored_one(base: Path, tmp_path: Path) -> None:
+    """The stored actions are right, those of the critic's adapter wrong: every judged action is a wrong one."""
+    bench = bench_of(base, tmp_path, Seeing())
+    stored = {t.key: t.action for t in transitions(bench.memory, ["collect0"])}
+    _, judgements, _ = run(bench)
+    assert all(j["action"].split("Action: ")[1] != stored[j["episode_id"], j["turn"]] for j in judgements)
+
+
+@pytest.mark.parametrize(("frozen", "judge"), [("adapter", "critic0-adapter"), ("base", None)])
+def test_each_role_is_played_by_its_own_adapter(base: Path, tmp_path: Path, frozen: str, judge: str | None) -> None:
+    bench = bench_of(base, tmp_path, Seeing(), frozen=frozen, policy_temperature=0.9, future_temperature=0.7, judge_temperature=0.1)
+    run(bench)
+    adapters = {role: {r.adapter for _, r, _ in found} for role, found in asked(bench).items()}
+    assert adapters == {
+        "policy": {"critic0-adapter"},
+        "successor": {"critic0-adapter"},
+        "evaluator": {judge},
+        "refiner": {judge},
+        "corrector": {judge},
+    }
+    temperatures = {role: {r.temperature for _, r, _ in found} for role, found in asked(bench).items()}
+    assert temperatures == {"policy": {0.9}, "successor": {0.7}, "evaluator": {0.1}, "refiner": {0.1}, "corrector": {0.1}}
+
+
+def test_the_evaluator_reads_all_k_futures_of_its_own_pair(base: Path, tmp_path: Path) -> None:
+    bench = bench_of(base, tmp_path, Play(critic="no"))
+    _, judgements, _ = run(bench, futures=4)
+    said = asked(bench)
+    assert len(said["successor"]) == 4 * 20
+    assert len({r.seed for _, r, _ in said["successor"]}) == 80
+    for (prompt, _, _), judgement in zip(said["evaluator"], judgements, strict=True):
+        assert prompt.count("Future:") == 4
+        action = judgement["action"].split("Action: ")[1]
+        assert prompt.startswith(f"<user>\nJudge.\nAction: {action}\n" + "\n".join(judgement["futures"]))
+        assert all(future.endswith(action) for future in judgement["futures"])
+    assert any(len(set(j["futures"])) > 1 for j in judgements)
+
+
+def test_m_refinements_are_m_rows_with_ids_of_their_own(base: Path, tmp_path: Path) -> None:
+    bench = bench_of(base, tmp_path, Seeing())
+    rows, judgements, _ = run(bench, refinements=3)
+    assert set(Counter((r["episode_id"], r["turn"]) for r in rows).values()) == {3}
+    assert len({r["target_id"] for r in rows}) == len(rows) == len(judgements) == 60
+    assert len({r.seed for _, r, _ in asked(bench)["refiner"]}) == 60
+
+
+def test_without_correction_the_refiner_s_words_are_learned(base: Path, tmp_path: Path) -> None:
+    rows, _, metrics = run(bench_of(base, tmp_path, Seeing()), correct=False)
+    assert all(r["completion"] == r["raw"] and "as told" in r["completion"] for r in rows)
+    assert metrics["refine/leak_before"] == metrics["refine/leak_after"]
+
+
+@pytest.mark.parametrize(
+    ("critique", "roles", "told"),
+    [
+        ("full", {"policy", "successor", "evaluator", "refiner", "corrector"}, "Optimality: No. another may be needed."),
+        ("verdict", {"policy", "successor", "evaluator", "refiner", "corrector"}, "Optimality: No."),
+        ("none", {"policy", "refiner", "corrector"}, "Optimality: No."),
+    ],
+)
+def test_what_the_refiner_is_told_in_each_ablation(base: Path, tmp_path: Path, critique: str, roles: set[str], told: str) -> None:
+    """none: no critic is asked at all, and every action is rewritten, right ones too."""
+    bench = bench_of(base, tmp_path, Seeing(fresh="right" if critique == "none" else "wrong"))
+    rows, _, _ = run(bench, critique=critique)
+    said = asked(bench)
+    assert set(said) == roles
+    assert {prompt.splitlines()[-2] for prompt, _, _ in said["refiner"]} == {told}
+    assert len(rows) == 20
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "verdicts"),
+    [
+        ({"policy": GARBAGE}, {"malformed"}),
+        ({"policy": "Action: check photo " + "and " * 200}, {"malformed"}),  # cut at max_action_tokens
+        ({"evaluator": "I like it."}, {"malformed"}),
+        ({"successor": "all is well"}, {"malformed"}),
+        ({"successor": "Future: and " + "so on " * 200}, {"malformed"}),  # cut: how it ends is not known
+        ({"refiner": GARBAGE}, {"no"}),
+        ({"corrector": GARBAGE}, {"no"}),
+        ({"corrector": "Action: check photo " + "and " * 200}, {"no"}),
+    ],
+)
+def test_what_cannot_be_read_is_dropped_counted_and_kept_in_the_judgements(
+    base: Path, tmp_path: Path, spoiled: dict[str, str], verdicts: set[str]
+) -> None:
+    bench = bench_of(base, tmp_path, Seeing())
+    engine: Any = bench.engine
+    engine._reply = Seeing(spoiled=spoiled)
+    rows, judgements, metrics = run(bench)
+    assert rows == []
+    assert metrics["refine/dropped"] == len(judgements) == 20
+    assert {j["verdict"] for j in judgements} == verdicts
+    assert all(j["info"]["dropped"] for j in judgements)
+
+
+def refinement(kept: bool, dropped: str = "") -> Refinement:
+    action, other = Completion("a", (1,), (0.0,), "stop"), Completion("b", (2,), (0.0,), "stop")
+    state: Any = None
+    return Refinement(state, (1,), action, learned=action if kept else other, dropped=dropped)
+
+
+@pytest.mark.parametrize("most", [0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0])
+def test_yes_rows_are_at_most_their_share_and_as_many_as_that_allows(most: float) -> None:
+    for yes in (0, 1, 5, 40):
+        for no in (0, 1, 3, 10):
+            everything = [refinement(True) for _ in range(yes)] + [refinement(False) for _ in range(no)] + [refinement(True, "gate")]
+            kept = cap_yes(everything, most, random.Random(0))
+            n_yes = sum(r.kept_action for r in kept)
+            assert not any(r.dropped for r in kept)
+            assert len(kept) - n_yes == no
+            assert n_yes <= most * len(kept) + 1e-9
+            assert n_yes == yes or n_yes + 1 > most * (len(kept) + 1) + 1e-9
+
+
+@pytest.mark.parametrize(("better", "n"), [("right", 20), ("wrong", 0)])
+def test_gate_evaluate_keeps_what_the_critic_then_says_yes_to(base: Path, tmp_path: Path, better: str, n: int) -> None:
+    rows, judgements, metrics = run(bench_of(base, tmp_path, Seeing(better=better)), gate="evaluate")
+    assert len(rows) == n
+    assert metrics["refine/dropped"] == 20 - n
+    assert {j["info"]["dropped"] for j in judgements} == ({""} if n else {"gate"})
+
+
+def test_without_a_gate_worse_actions_are_learned(base: Path, tmp_path: Path) -> None:
+    rows, _, _ = run(bench_of(base, tmp_path, Seeing(better="wrong")))
+    assert len(rows) == 20
+
+
+def test_gates_leave_kept_actions_alone(base: Path, tmp_path: Path) -> None:
+    for gate in ("evaluate", "reroll"):
+        rows, _, _ = run(bench_of(base, tmp_path / gate, Seeing(fresh="right")), gate=gate)
+        assert len(rows) == 20
+
+
+class Rolling(Seeing):
+    """Fresh and refined actions as asked, everything after them by a policy that is right: only the action decides the return."""
+
+    def __call__(self, prompt: str, request: Request) -> str:
+        if models.role_of(prompt) == "policy" and self.rolling:
+            return f"Action: {models.right_action(prompt, OPTIONS)}"
+        if models.role_of(prompt) == "corrector":
+            self.rolling = True  # the last role that is asked before the gate
+        return super().__call__(prompt, request)
+
+    rolling = False
+
+
+@pytest.mark.parametrize(
+    ("fresh", "better", "n"),
+    [("wrong", "right", 20), ("right", "wrong", 0), ("wrong", "wrong", 20), ("right", "right", 20)],
+)
+def test_gate_reroll_keeps_what_is_no_worse(base: Path, tmp_path: Path, fresh: str, better: str, n: int) -> None:
+    """Stored states are of episodes without a mistake, so the action alone decides: 1 against 0, 0 against 1, or equal."""
+    play = Rolling(better=better, critic="no")
+    play.verdict = lambda prompt: "Optimality: No. x."  # type: ignore[method-assign]
+    bench = bench_of(base, tmp_path, play)
+    play.fresh, play.rolling = fresh, False
+    rows, judgements, metrics = run(bench, gate="reroll", gate_rollouts=2)
+    assert len(rows) == n
+    assert metrics["refine/dropped"] == 20 - n
+    assert {j["info"]["dropped"] for j in judgements} == ({""} if n else {"gate"})
+
+
+def test_gate_reroll_drops_what_the_environment_could_not_roll_out(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed rollout is no return of 0: nothing is known, so the refined action is not taken."""
+    from stages.envs.service_desk import ServiceDesk
+
+    bench = bench_of(base, tmp_path, Seeing())
+
+    def down(self: Any, message: Any) -> Any:
+        raise SimulatorError("the user is silent")
+
+    monkeypatch.setattr(ServiceDesk, "step", down)
+    rows, judgements, _ = run(bench, gate="reroll", gate_rollouts=1)
+    assert rows == []
+    assert {j["info"]["dropped"] for j in judgements} == {"gate"}
+
+
+def test_refined_words_from_the_critique_are_measured_before_and_after_correction(base: Path, tmp_path: Path) -> None:
+    """The refiner repeats a name that only the critique holds, the corrector takes it out: a planted leak of 1 word in 5."""
+
+    class Gossip(Play):
+        def __call__(self, prompt: str, request: Request) -> str:
+            role = models.role_of(prompt)
+            if role == "evaluator":
+                return "Optimality: No. Raj said so."
+            if role == "refiner":
+                return f"Thought: Raj. Action: {self.action(prompt, 'right')}"
+            return super().__call__(prompt, request).replace("Raj", "so")
+
+    _, _, metrics = run(bench_of(base, tmp_path, Gossip()))
+    assert metrics["refine/leak_before"] == pytest.approx(0.2)
+    assert metrics["refine/leak_after"] == 0.0
+
+
+def test_a_student_prompt_that_holds_the_critique_raises(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = bench_of(base, tmp_path, Seeing())
+
+    class Telling(Roles):
+        def policy(self, messages: Any) -> Any:
+            return [*super().policy(messages), {"role": "user", "content": "Optimality: No. another may be needed."}]
+
+    monkeypatch.setattr(refine, "load_roles", lambda name: Telling(name, load_roles(name).templates))
+    with pytest.raises(AssertionError, match="only the teacher may know"):
+        run(bench)
+
+
+def test_the_same_seed_gives_the_same_rows_and_another_seed_others(base: Path, tmp_path: Path) -> None:
+    bench = models.Bench(base, tmp_path)
+    bench.run(collect.STAGE, CollectConfig(first_episodes=12), {})
+    bench.memory.files["critic0", "adapter"] = tmp_path
+    assert run(bench, 1) == run(bench, 1)
+    assert run(bench, 1)[0] != run(bench, 2)[0]
+
+
+def test_states_are_of_the_newest_transitions(base: Path, tmp_path: Path) -> None:
+    bench = bench_of(base, tmp_path, Seeing())
+    newest = {t.key for t in transitions(bench.memory, ["collect0"])[-5:]}
+    _, judgements, _ = run(bench, replay_size=5)
+    assert {(j["episode_id"], j["turn"]) for j in judgements} == newest
+
+
+def test_without_states_it_says_what_to_do(base: Path, tmp_path: Path) -> None:
+    bench = bench_of(base, tmp_path, Seeing())
+    bench.memory.tables["episodes", "collect0"] = [row | {"outcome": str(Outcome.ENV_FAILED)} for row in bench.memory.tables["episodes", "collect0"]]
+    with pytest.raises(MissingInput, match="refine needs states from collect, found none"):
+        run(bench)
