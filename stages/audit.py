@@ -40,6 +40,7 @@ class Case:
     turn: Turn
     action: str
     judgement: Judgement
+    predicted: float  # share of the futures that end well
     own: bool  # the policy's own action, so the episode's return is its Monte-Carlo return
 
 
@@ -51,7 +52,7 @@ def audit(context: Context, roles: Roles, episodes: Sequence[Episode], n_turns: 
     others = base_actions(context, roles, turns)
     pairs = [(e, t, t.action, True) for e, t in turns] + [(e, t, a, False) for (e, t), a in zip(turns, others, strict=True) if a]
     words = judge(context, roles, [(e.messages[: t.state_len], a) for e, t, a, _ in pairs], k=k, seed=mix(context.seed, "audit"))
-    cases = [Case(e, t, a, w, own) for (e, t, a, own), w in zip(pairs, words, strict=True)]
+    cases = [Case(e, t, a, w, predicted(w, context.config.loss_words), own) for (e, t, a, own), w in zip(pairs, words, strict=True)]
     metrics = against_returns(cases) | against_truth(context, cases)
     metrics["audit/malformed_frac"] = sum(c.judgement.verdict == "malformed" for c in cases) / max(len(cases), 1)
     metrics = {name: value for name, value in metrics.items() if not math.isnan(value)}
@@ -72,10 +73,10 @@ def base_actions(context: Context, roles: Roles, turns: Sequence[tuple[Episode, 
     return found
 
 
-def predicted(case: Case) -> float:
-    """Share of the predicted futures that end well, by the words that the roles use for a bad end."""
-    futures = case.judgement.futures
-    return sum(not _BAD_END.search(f) for f in futures) / len(futures)
+def predicted(judgement: Judgement, loss_words: Sequence[str]) -> float:
+    """Share of the predicted futures that end well, that is, hold none of the words that the task's prompts use for a loss."""
+    futures = [future.lower() for future in judgement.futures]
+    return sum(not any(word in future for word in loss_words) for future in futures) / len(futures)
 
 
 def against_returns(cases: Sequence[Case]) -> dict[str, float]:
@@ -86,7 +87,7 @@ def against_returns(cases: Sequence[Case]) -> dict[str, float]:
     returns = [c.episode.total_reward for c in own]
     won = [int(r >= 1) for r in returns]
     yes = [float(c.judgement.verdict == "yes") for c in own]
-    futures = [predicted(c) for c in own]
+    futures = [c.predicted for c in own]
     return {
         "audit/verdict_return_spearman": spearman(yes, returns),
         "audit/future_return_spearman": spearman(futures, returns),
@@ -116,7 +117,7 @@ def against_truth(context: Context, cases: Sequence[Case]) -> dict[str, float]:
         "audit/verdict_accuracy": mean([float((y == 1) == f.optimal) for y, f in zip(yes, facts, strict=True)]),
         "audit/verdict_auroc": auroc(yes, [int(f.optimal) for f in facts]),
         "audit/verdict_q_spearman": spearman(yes, [f.q for f in facts]),
-        "audit/future_q_spearman": spearman([predicted(c) for c in read], [f.q for f in facts]),
+        "audit/future_q_spearman": spearman([c.predicted for c in read], [f.q for f in facts]),
         "audit/no_if_right": mean([1 - y for y, f in zip(yes, facts, strict=True) if f.optimal]),
         "audit/no_if_wrong": mean([1 - y for y, f in zip(yes, facts, strict=True) if not f.optimal]),
         "audit/cause_named": mean([float(any(f.named_in(t) for t in c.judgement.futures)) for c, f in wrong]),
@@ -144,7 +145,7 @@ def report(folder: Path, cases: Sequence[Case]) -> dict[str, Path]:
     own = [c for c in cases if c.own and c.judgement.verdict != "malformed"]
     if not own:
         return {}
-    bins = calibration([predicted(c) for c in own], [int(c.episode.total_reward >= 1) for c in own], 5)
+    bins = calibration([c.predicted for c in own], [int(c.episode.total_reward >= 1) for c in own], 5)
     table, plot = folder / "calibration.json", folder / "calibration.png"
     table.write_text(json.dumps(bins, indent=1))
     from matplotlib.figure import Figure

@@ -35,6 +35,7 @@ class EvaluateConfig(Config):
     attempts: int = Field(3, ge=1, description="Tries of an episode whose environment or simulator failed. [ours]")
     audit_turns: int = Field(96, ge=0, description="Turns on which the critic is audited; 0 = none. [ours]")
     audit_futures: int = Field(1, ge=1, description="Futures a turn that the audit's evaluator reads. [ours]")
+    loss_words: tuple[str, ...] = Field(("fail", "lost"), description="Words by which a predicted future tells a loss, in the audit. [ours]")
     probe_path: str = Field("", description='JSONL file of role rows whose replies are known, for the forgetting probe; "" = none. [ours]')
     probe_rows: int = Field(20, ge=1, description="Rows a role. [ours]")
 
