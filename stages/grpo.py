@@ -4,7 +4,7 @@
 
 Source: arXiv 2402.03300, with the mean over tokens of all episodes (arXiv 2503.14476). A group is `collect.group` episodes of one scenario.
 
-    turnwise run grpo_demo
+    turnwise run demo_grpo
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Source: rejection-sampling fine-tuning, as the baseline of arXiv 2512.04601. Winning episodes of all iterations are kept. [ours]
 
-    turnwise run rft_demo
+    turnwise run demo_rft
 """
 
 from __future__ import annotations
