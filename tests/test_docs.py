@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
@@ -79,6 +80,13 @@ def test_commands_and_presets_are_ones_that_there_are(page: Path) -> None:
     assert not set(named) - set(presets.names())
 
 
+def test_commands_in_docstrings_are_ones_that_there_are() -> None:
+    for path in CODE:
+        lines = re.findall(r"^\s*(turnwise [a-z]+(?: .*)?)$", ast.get_docstring(ast.parse(text_of(path))) or "", re.MULTILINE)
+        wrong = {line: said for line in lines if (said := command_problem(line.partition("  ")[0]))}
+        assert not wrong, path.name
+
+
 def test_architecture_has_a_phrase_for_every_file() -> None:
     text = text_of(DOCS / "architecture.md")
     files = [str(path.relative_to(ROOT)) for path in CODE if path.name != "__init__.py"]
@@ -150,12 +158,15 @@ def test_the_environment_of_the_page_is_won_by_halving_and_lost_by_guessing_blin
     assert rates[1] <= 1 / 40
 
 
-def test_the_preset_of_the_page_is_read(tmp_path: Path) -> None:
+def test_the_presets_of_the_page_are_read(tmp_path: Path) -> None:
     from flows import presets
 
-    file = tmp_path / "game.toml"
-    file.write_text(blocks("extending.md", "toml")[0], encoding="utf-8")
-    assert presets.load(str(file)).task.env == "higher_lower"
+    game, ablation = tmp_path / "game.toml", tmp_path / "ablation.toml"
+    for file, text in zip((game, ablation), blocks("extending.md", "toml"), strict=True):
+        file.write_text(text, encoding="utf-8")
+    assert presets.load(str(game)).task.env == "higher_lower"
+    demo = presets.load("demo").model_dump()
+    assert presets.load(str(ablation)).model_dump() == demo | {"preset": "ablation", "refine": demo["refine"] | {"critique": "none"}}
 
 
 def test_the_stage_of_the_page_runs(workspace: Workspace, tmp_path: Path) -> None:
