@@ -3,8 +3,8 @@
     python benchmarks/seeds.py --presets demo demo_frozen demo_no_critique demo_rft demo_grpo --seeds 0 1 2 3 4
 
 Each run is `turnwise run PRESET --plain --json --set seed=N`, so what is finished is reused, and an interrupted benchmark
-goes on where it stopped. Win rates are of the test split, sampled at temperature 1; "seconds" are the stages' own, without
-evaluation; "to .6" is the first iteration whose validation win rate reached .6.
+goes on where it stopped. Win rates are of the test split, sampled at temperature 1; "CPU s" is the processor time of
+the stages, without evaluation; "to .6" is the first iteration whose validation win rate reached .6.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def reached(summary: dict[str, Any], level: float) -> dict[str, float] | None:
     """Cost totals of the first iteration whose validation win rate reached the level."""
     for row in summary["iterations"]:
         if (row["win_rate"] or 0.0) >= level and row["iteration"] >= 0:
-            return {name: row["metrics"][f"pipeline/{name}"] for name in ("episodes", "stages_s", "tokens")}
+            return {name: row["metrics"][f"pipeline/{name}"] for name in ("episodes", "cpu_s", "tokens")}
     return None
 
 
@@ -49,9 +49,9 @@ def line(preset: str, summaries: list[dict[str, Any]]) -> str:
         " ".join(f"{x:.2f}" for x in final),
         f"{statistics.mean(m['pipeline/episodes'] for m in last):.0f}",
         f"{statistics.mean(m['pipeline/tokens'] for m in last) / 1000:.0f}k",
-        f"{statistics.mean(m['pipeline/stages_s'] for m in last):.0f}",
+        f"{statistics.mean(m['pipeline/cpu_s'] for m in last):.0f}",
         f"{len(hits)}/{len(summaries)}"
-        + (f": {statistics.mean(h['episodes'] for h in hits):.0f} ep., {statistics.mean(h['stages_s'] for h in hits):.0f} s" if hits else ""),
+        + (f": {statistics.mean(h['episodes'] for h in hits):.0f} ep., {statistics.mean(h['cpu_s'] for h in hits):.0f} s" if hits else ""),
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--set", action="append", default=[], dest="sets", metavar="SECTION.KEY=VALUE")
     args = parser.parse_args()
-    print("| preset | base | final, mean ± sd | by seed | episodes | tokens | seconds | to .6 |")
+    print("| preset | base | final, mean ± sd | by seed | episodes | tokens | CPU s | to .6 |")
     print("|---|---|---|---|---|---|---|---|")
     for preset in args.presets:
         print(line(preset, [run(preset, seed, args.sets) for seed in args.seeds]), flush=True)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 EXPERIMENT = "pipeline"
 SUMMARY = "summary.json"  # artifact of the parent run: what `--json` prints
 WIN_RATE = "evaluate/win_rate"
-TOTALS = ("stages_s", "episodes", "env_steps", "tokens")  # the four axes of cost, summed over the iterations; evaluation is left out
+TOTALS = ("stages_s", "cpu_s", "episodes", "env_steps", "tokens")  # the four axes of cost, summed over the iterations; evaluation is left out
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Iteration:
     metrics: Mapping[str, float]
     seconds: float  # of the stages' own work, evaluation left out; a reused stage counts what it took when it ran
     reused: tuple[str, ...] = ()
+    cpu_s: float = 0.0  # as seconds, but processor time
 
     @property
     def win_rate(self) -> float | None:
@@ -127,6 +128,7 @@ def iterate(run: RunConfig, step: Step) -> Iterator[Iteration]:
             metrics={key: value for one in done.values() for key, value in one.metrics.items()},
             seconds=sum(one.seconds for name, one in done.items() if name != "evaluate"),
             reused=tuple(name for name, one in done.items() if one.reused),
+            cpu_s=sum(one.cpu_s for name, one in done.items() if name != "evaluate"),
         )
 
 
@@ -201,6 +203,7 @@ class _Book:
         """An iteration's metrics at step iteration + 1, with running totals, so that win rates can be drawn against cost."""
         plain = {"iteration": row.iteration, **_outcome_of(row), "seconds": round(row.seconds, 3), "reused": list(row.reused), "runs": dict(row.runs)}
         self._totals["stages_s"] += row.seconds
+        self._totals["cpu_s"] += row.cpu_s
         for key, value in row.metrics.items():
             stage, _, what = key.partition("/")
             if what in TOTALS and stage != "evaluate":

@@ -56,6 +56,7 @@ class StageRun:
     metrics: Mapping[str, float]
     reused: bool
     seconds: float  # of the stage's own function
+    cpu_s: float = 0.0  # processor time of it, all threads: comparable between a busy machine and an idle one
 
 
 class _Silent:
@@ -192,30 +193,30 @@ def _run(
         workdir=workdir,
         progress=progress,
     )
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     outputs = stage.run(context)
-    seconds = time.perf_counter() - started
-    _save(stage, run_id, outputs, seconds, workspace)
-    metrics = {**outputs.metrics, f"{stage.name}/run_s": seconds}
+    seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
+    _save(stage, run_id, outputs, {"seconds": seconds, "cpu_s": cpu_s}, workspace)
+    metrics = {**outputs.metrics, f"{stage.name}/run_s": seconds, f"{stage.name}/cpu_s": cpu_s}
     tracking.record(run_id, metrics=metrics, curves=outputs.curves, params={**dict(_flat(resolved)), "seed": run.seed, "iteration": iteration})
     workspace.replay.commit(run_id, stage.name, outputs.rows)
     tracking.finish(run_id)
-    return StageRun(stage.name, run_id, iteration, dict(outputs.metrics), False, seconds)
+    return StageRun(stage.name, run_id, iteration, dict(outputs.metrics), False, seconds, cpu_s)
 
 
-def _save(stage: Stage, run_id: str, outputs: Outputs, seconds: float, workspace: Workspace) -> None:
+def _save(stage: Stage, run_id: str, outputs: Outputs, times: Mapping[str, float], workspace: Workspace) -> None:
     tracking = workspace.tracking
     for path, local in outputs.files.items():
         tracking.save(run_id, local, path)
     for file in export_rows(run_id, outputs.rows, workspace.workdir(run_id) / "rows"):
         tracking.save(run_id, file, f"rows/{file.name}")
-    tracking.write_json(run_id, "outputs.json", {"stage": stage.name, "metrics": dict(outputs.metrics), "seconds": seconds})
+    tracking.write_json(run_id, "outputs.json", {"stage": stage.name, "metrics": dict(outputs.metrics), **times})
 
 
 def _reused(stage: Stage, run_id: str, iteration: int, tracking: Tracking) -> StageRun:
     # From the file, not from MLflow's table: that also holds the curves' last values, and cannot hold an infinity.
     outputs = json.loads(tracking.artifact(run_id, "outputs.json").read_text(encoding="utf-8"))
-    return StageRun(stage.name, run_id, iteration, outputs["metrics"], True, float(outputs["seconds"]))
+    return StageRun(stage.name, run_id, iteration, outputs["metrics"], True, float(outputs["seconds"]), float(outputs["cpu_s"]))
 
 
 def _check_inputs(stage: Stage, inputs: Mapping[str, Sequence[str]], tracking: Tracking) -> None:
