@@ -78,7 +78,7 @@ def make_model(config: PretrainConfig, tokenizer: Any, seed: int) -> PreTrainedM
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
-        )  # fmt: skip
+        )
     )
 
 
