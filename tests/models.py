@@ -165,10 +165,16 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], tupl
     return trained
 
 
+def customer(prompt: str) -> tuple[str, str]:
+    """(tier, request) of the customer in a prompt of service_desk."""
+    found: list[tuple[str, str]] = re.findall(r"\w+, (\w+), wants (\w+) for", prompt)
+    return found[-1]
+
+
 def right_action(prompt: str, options: Mapping[str, Any]) -> str:
     """What the desk's hidden rules want next, read off a policy's or a critic's prompt."""
     opts = desk.Options(**options)
-    tier, request = re.findall(r"\w+, (\w+), wants (\w+) for", prompt)[-1]
+    tier, request = customer(prompt)
     tool, kind, _ = desk.steps_of(opts)[min(prompt.count(" done."), len(desk.steps_of(opts)) - 1)]
     return f"{tool} {desk.rule_book(opts)[tool, desk.key_of(kind, request, tier)].option}"
 
