@@ -1,0 +1,83 @@
+"""RFT: only what won is learned, with the ids that won."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from stages import rft
+from stages.contract import Config, Outputs
+from stages.learn.adapter import save_adapter
+from stages.rft import RftConfig
+from stages.training import trainable
+from stages.transitions import episode_rows
+from stages.types import Outcome
+
+WIN = [("Action: check photo", "photo done."), ("mumble", "what?"), ("Action: close phone", "phone done. pass.")]
+LOSS = [("Action: check passport", "passport done."), ("Action: close email", "email done. fail.")]
+INPUTS = {"collect": ["collect0", "collect1"]}
+
+
+@pytest.fixture
+def bench(base: Path, tmp_path: Path) -> models.Bench:
+    bench = models.Bench(base, tmp_path)
+    for i, names in enumerate((("Ana", "Ben"), ("Cleo", "Dan"))):
+        won = models.make_episode(bench.engine, names[0], WIN, Outcome.SCORED, reward=1.0, malformed=[1])
+        lost = models.make_episode(bench.engine, names[1], LOSS, Outcome.SCORED)
+        bench.memory.keep(f"collect{i}", Outputs({}, episode_rows([won, lost], i)))
+    return bench
+
+
+def run(bench: models.Bench, inputs: Any = INPUTS, seed: int = 0, **config: Any) -> Outputs:
+    return bench.run(rft.STAGE, RftConfig(**config), inputs, seed=seed)
+
+
+def winning_ids(bench: models.Bench) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
+    rows = bench.memory.rows("turns", ["collect0", "collect1"])
+    return {(tuple(r["prompt_ids"]), tuple(r["action_ids"])) for r in rows if r["episode_id"] in ("Ana", "Cleo") and not r["malformed"]}
+
+
+def test_ids_trained_are_the_readable_turns_of_all_wins_so_far(bench: models.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = models.capture(monkeypatch)
+    outputs = run(bench, epochs=3, batch=3)
+    assert len(winning_ids(bench)) == 4
+    assert sorted(trained) == sorted([*winning_ids(bench)] * 3)
+    assert outputs.metrics["rft/wins"] == 4
+
+
+def test_no_more_rows_than_the_config_says(bench: models.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = models.capture(monkeypatch)
+    run(bench, rows=3, epochs=2)
+    assert len(set(trained)) == 3
+    assert set(trained) < winning_ids(bench)
+
+
+def test_without_a_win_the_adapter_that_came_in_goes_out_to_the_bit(bench: models.Bench, tmp_path: Path) -> None:
+    lost = models.make_episode(bench.engine, "Eva", LOSS, Outcome.SCORED)
+    bench.memory.keep("collect2", Outputs({}, episode_rows([lost], 2)))
+    save_adapter(models.shake(trainable(bench.context(Config(), {}), None), 3, 0.1), tmp_path / "before", bench.engine.model_hash)
+    bench.memory.files["rftX", "adapter"] = tmp_path / "before"
+    outputs = run(bench, {"collect": ["collect2"], "rft": ["rftX"]})
+    one, other = (load_file(folder / "adapter_model.safetensors") for folder in (tmp_path / "before", bench.memory.files["rft0", "adapter"]))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert outputs.metrics == {"rft/steps": 0.0, "rft/wins": 0.0}
+
+
+def test_it_learns_the_winning_actions_and_nothing_without_steps(bench: models.Bench) -> None:
+    """Four actions of about 19 bytes: from above 7 nats a token, which a rate of 1e-12 leaves, to below 3."""
+    assert run(bench, lr=1e-12, epochs=20).metrics["rft/nll/policy"] > 7
+    assert run(bench, lr=0.02, epochs=60).metrics["rft/nll/policy"] < 3
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others(bench: models.Bench) -> None:
+    def bits(seed: int) -> bytes:
+        run(bench, seed=seed, lr=0.01, batch=2)
+        return (bench.memory.files["rft0", "adapter"] / "adapter_model.safetensors").read_bytes()
+
+    assert bits(1) == bits(1)
+    assert bits(1) != bits(2)
