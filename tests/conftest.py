@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from commands import RUN, Commands, Done, commands, make_home
 from toys import toy_workspace
 
 from stages import sqlite
@@ -40,3 +45,36 @@ def home(tmp_path: Path, empty_store: Path) -> Path:
 def workspace(home: Path) -> Workspace:
     """Stores in `home`, no engine, one base model named "base" and no prompts."""
     return toy_workspace(home)
+
+
+@pytest.fixture(scope="session")
+def command() -> Iterator[Commands]:
+    """Runs `turnwise` commands on the real stages, disturbed where a test says so."""
+    with commands() as run:
+        yield run
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, empty_store: Path, base: Path) -> Path:
+    """A project folder with the tiny model, in which nothing was run yet."""
+    return make_home(tmp_path / "home", empty_store, base)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(empty_store: Path, base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
+    """The folder of a run that nothing disturbed, and how it ended. It ran in this process, so nothing that differs between two
+    processes (the order of a set, say) can be part of a result that disturbed runs equal."""
+    from flows import cli
+
+    home = make_home(tmp_path_factory.mktemp("undisturbed") / "home", empty_store, base)
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.chdir(home), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = cli.main(RUN)
+    return home, Done(status, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture
+def done(undisturbed: tuple[Path, Done], tmp_path: Path) -> tuple[Path, Done]:
+    """A copy of that folder, to go on in."""
+    home, ended = undisturbed
+    return Path(shutil.copytree(home, tmp_path / "home")), ended

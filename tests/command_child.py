@@ -1,0 +1,176 @@
+"""Runs `turnwise` commands in forks of one process, each with a mishap at a named moment; driven by `commands.Commands`.
+
+Each line in is a job `{"argv", "home", "title", "moment", "act"}`, each line out what became of it: `{"status", "out", "err"}`,
+the status being minus the signal where one ended it. The imports are paid once: each command runs in a fork of this process, which has computed and opened nothing yet.
+A mishap is an act at a moment of one stage run, which is named by its title ("critic 0", "evaluate final").
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb  # noqa: F401, paid before the forks
+import matplotlib.figure  # noqa: F401
+import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
+import peft  # noqa: F401
+import pyarrow.parquet  # noqa: F401
+import torch
+from commands import title_of
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: F401
+
+import flows.commands
+import flows.rerun
+import flows.show  # noqa: F401
+from flows import cli, presets
+from stages.envs.service_desk import ServiceDesk
+from stages.llm.scripted import ScriptedEngine
+from stages.replay import Replay
+from stages.tracking import Tracking
+from stages.types import EngineUnavailable
+
+LIMIT_S = 300  # of a command: one that hangs is ended by the system
+CALL = 2  # of the engine, or step of the optimiser, at which "inside" is: in the middle of the work
+FULL_BYTES = 4096  # largest file on the full disk; every store is larger
+
+torch.set_num_threads(1)
+
+
+class Mishap:
+    """`act` at `moment` of the stage run `title`.
+
+    Moments: "started", its run is open; "inside", the second call of the engine or the second step of the optimiser;
+    "environment", every step of an episode; "rows", before DuckDB's transaction; "committed", between it and MLflow's end.
+    """
+
+    def __init__(self, title: str, moment: str, act: str) -> None:
+        self.place, self.act = (title, moment), ACTS[act]
+        self.titles: dict[str, str] = {}  # run id -> title
+        self.current = ""
+        self.calls = 0
+
+    def install(self) -> None:
+        start, finish = Tracking.start, Tracking.finish
+
+        def noted(tracking: Tracking, experiment: str, name: str, tags: Any, parent: str | None = None) -> str:
+            run_id = start(tracking, experiment, name, tags, parent)
+            self.current = self.titles[run_id] = title_of(tags) if "stage" in tags else experiment
+            self._at("started")
+            return run_id
+
+        def finished(tracking: Tracking, run_id: str, status: Any = "FINISHED", error: str = "") -> None:
+            if run_id in self.titles and status == "FINISHED":
+                self._at("committed")
+            finish(tracking, run_id, status, error)
+
+        for name, replacement in (("start", noted), ("finish", finished)):
+            setattr(Tracking, name, replacement)
+        self._before(ScriptedEngine, "generate", self._count)
+        self._before(torch.optim.AdamW, "step", self._count)
+        self._before(ServiceDesk, "step", lambda: self._at("environment"))
+        self._before(Replay, "commit", lambda: self._at("rows"))
+
+    def _count(self) -> None:
+        if self.current == self.place[0]:
+            self.calls += 1
+            if self.calls == CALL:
+                self._at("inside")
+
+    def _at(self, moment: str) -> None:
+        if (self.current, moment) == self.place:
+            self.act()
+
+    def _before(self, owner: Any, name: str, first: Callable[[], None]) -> None:
+        original = getattr(owner, name)
+
+        def both(*arguments: Any, **options: Any) -> Any:
+            first()
+            return original(*arguments, **options)
+
+        setattr(owner, name, both)
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def fill_the_disk() -> None:
+    """From here on no file grows past a size that every store has: what a disk without space does to it, with another number."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, FULL_BYTES))
+
+
+def engine_down() -> None:
+    raise EngineUnavailable("the engine at 127.0.0.1:8000 did not answer in 5 tries of 300 s.")
+
+
+def talk_garbage() -> None:
+    """Every reply from here on is unreadable."""
+    reply = ScriptedEngine._completion
+
+    def garbage(engine: ScriptedEngine, request: Any) -> Any:
+        engine._garbage_on = frozenset({engine.calls})
+        return reply(engine, request)
+
+    ScriptedEngine._completion = garbage  # type: ignore[assignment, method-assign]
+
+
+def break_desk() -> None:
+    raise ZeroDivisionError("the desk has no such drawer")
+
+
+def break_desk_twice(left: list[int] = [1, 2]) -> None:  # noqa: B006, the state is wanted
+    if left:
+        left.pop()
+        break_desk()
+
+
+ACTS = {each.__name__: each for each in (kill, interrupt, fill_the_disk, engine_down, talk_garbage, break_desk, break_desk_twice)}
+
+
+def job(wanted: dict[str, Any], out: Path, err: Path) -> int:
+    """What the shell would do: the working directory, the streams, the command, its exit status."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests themselves run in the background
+    signal.alarm(LIMIT_S)
+    os.chdir(wanted["home"])
+    for path, number in ((out, 1), (err, 2)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    if wanted["act"]:
+        Mishap(wanted["title"], wanted["moment"], wanted["act"]).install()
+    try:
+        status = cli.main(wanted["argv"])
+    except SystemExit as end:
+        status = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status
+
+
+def main() -> None:
+    presets.run_config()  # imports the stages
+    for line in sys.stdin:
+        wanted = json.loads(line)
+        out, err = (Path(wanted["home"]) / name for name in ("out.txt", "err.txt"))
+        child = os.fork()
+        if child == 0:
+            os._exit(job(wanted, out, err))
+        _, status = os.waitpid(child, 0)
+        answer = {"status": os.waitstatus_to_exitcode(status), "out": out.read_text(), "err": err.read_text()}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
