@@ -207,8 +207,10 @@ def scenarios(options: Mapping[str, Any], split: str, n: int | None, seed: int) 
     if n is None:
         return [_scenario(split, *person, *pair) for person in people for pair in wanted]
     rng = random.Random(f"service_desk {split} {seed}")
-    rounds = [rng.sample(wanted, len(wanted)) for _ in range(-(-n // len(wanted)))] if wanted else []
-    return [_scenario(split, *rng.choice(people), *pair) for pair in [pair for order in rounds for pair in order][:n]]
+    found: list[Scenario] = []
+    while wanted and len(found) < n:
+        found += [_scenario(split, *rng.choice(people), *pair) for pair in rng.sample(wanted, len(wanted))]
+    return found[:n]
 
 
 def _scenario(split: str, name: str, item: str, request: str, tier: str) -> Scenario:
