@@ -145,7 +145,7 @@ def command_problem(line: str) -> str:
     if line.startswith("make "):
         makefile = ROOT / "Makefile"
         targets = re.findall(r"^([\w-]+):", makefile.read_text(), re.MULTILINE) if makefile.is_file() else []
-        missing = [word for word in line.split()[1:] if word.islower() and word not in targets]
+        missing = [word for word in shlex.split(line, comments=True)[1:] if "=" not in word and word not in targets]
         return f"no target {missing[0]} in the Makefile" if missing else ""
     from flows import cli, presets
 
