@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from prefect import Flow, Task
+from prefect import Flow, Task, tags
 from prefect.cache_policies import NO_CACHE
-from prefect.client.schemas.objects import State, TaskRun
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import State, StateType, TaskRun
 from prefect.events.worker import EventsWorker
 from prefect.logging import get_run_logger
 from prefect.logging.handlers import APILogHandler
+from prefect.states import Crashed
 
+from stages.machine import is_dead, process_tags
 from stages.types import EngineUnavailable, SimulatorError
 
 if TYPE_CHECKING:
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from stages.execute import StageRun
 
 FLOW_NAME = "turnwise"
+OURS = "turnwise-command"  # on flow runs that live in a command's own process, whose end no worker watches
 RETRIES = 2
 RETRY_DELAY_S = 10
 FLUSH_TIMEOUT_S = 5.0
@@ -59,6 +64,21 @@ def run_as_flow(body: Callable[[], T], name: str, parameters: dict[str, Any]) ->
     def pipeline(parameters: dict[str, Any]) -> T:
         return body()
 
+    crash_dead_runs()
+    with tags(OURS, *(f"{key}={value}" for key, value in process_tags().items())):
+        return _run_and_flush(pipeline, name, parameters)
+
+
+def crash_dead_runs() -> None:
+    """Mark as crashed the flow runs whose process was killed: nobody else would, and they would be shown as running for ever."""
+    running = FlowRunFilter(state={"type": {"any_": [StateType.RUNNING]}}, tags={"all_": [OURS]})
+    with get_client(sync_client=True) as client:
+        for run in client.read_flow_runs(flow_run_filter=running):
+            if is_dead(dict(tag.split("=", 1) for tag in run.tags if "=" in tag)):
+                client.set_flow_run_state(run.id, Crashed(message="Its process is gone."), force=True)
+
+
+def _run_and_flush(pipeline: Callable[[dict[str, Any]], T], name: str, parameters: dict[str, Any]) -> T:
     try:
         return Flow(fn=pipeline, name=FLOW_NAME, flow_run_name=name, validate_parameters=False, persist_result=False)(parameters)
     finally:

@@ -52,11 +52,11 @@ class Server:
             self.owned.stop()
 
 
-def healthy(url: str) -> bool:
-    """Whether a Prefect API answers at `url`."""
+def healthy(url: str, says: bytes = b"true") -> bool:
+    """Whether a server on this machine answers that it is well; what Prefect's API says is the default."""
     try:
         with _DIRECT.open(f"{url}/health", timeout=HEALTH_TIMEOUT_S) as answer:
-            return bool(answer.status == 200 and answer.read(16).strip() == b"true")
+            return bool(answer.status == 200 and answer.read(16).strip() == says)
     except (OSError, ValueError):  # refused, timed out, an error status, or no URL at all
         return False
 
@@ -67,9 +67,7 @@ def find_server(home: Path) -> str | None:
         if not _answers(url):
             raise TurnwiseError(f"PREFECT_API_URL names {url}, but nothing answers there. Start it, unset the variable, or run with --plain.")
         return url
-    kept = _state_file(home)
-    known = [str(json.loads(kept.read_text())["url"])] if kept.is_file() else []
-    return next((url for url in [*known, api_url(DEFAULT_PORT)] if healthy(url)), None)
+    return next((url for url in [*_kept(home), api_url(DEFAULT_PORT)] if healthy(url)), None)
 
 
 def begin_server(home: Path) -> Server:
@@ -168,6 +166,13 @@ def _environment(home: Path) -> dict[str, str]:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "DO_NOT_TRACK": "1",
     }
+
+
+def _kept(home: Path) -> list[str]:
+    try:
+        return [str(json.loads(_state_file(home).read_text())["url"])]
+    except (OSError, ValueError, KeyError):  # none is kept, or one is being written down just now
+        return []
 
 
 def _folder(home: Path) -> Path:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-import urllib.error
-import urllib.request
 from argparse import Namespace
 from collections.abc import Callable
 
@@ -17,7 +15,7 @@ from flows import presets
 from flows.commands import emit
 from flows.leash import Leashed
 from flows.pipeline import EXPERIMENT
-from flows.server import Server, is_free, keep_server, use_server
+from flows.server import Server, healthy, is_free, keep_server, use_server
 from flows.workspace import find_home, open_workspace
 from stages.types import TurnwiseError, UsageError
 
@@ -37,12 +35,14 @@ def ui(args: Namespace) -> int:
     def start_page() -> Leashed:
         command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", workspace.tracking.uri]
         command += ["--host", "127.0.0.1", "--port", str(args.port), "--workers", "1"]
-        return Leashed(command, log=home / "mlflow" / "page.log", env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"})
+        # Its job runners (seven processes, for scoring traces) have nothing to do here.
+        env = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        return Leashed(command, log=home / "mlflow" / "page.log", env=env)
 
     page = f"http://127.0.0.1:{args.port}"
     with keep_server(home) as server:
         links = {"runs": f"{page}/#/experiments/{experiment}/runs", "prefect": server.url.removesuffix("/api")}
-        _supervise(server, start_page, until=lambda: _answers(f"{page}/health"), ready=lambda: _tell(args, links))
+        _supervise(server, start_page, until=lambda: healthy(page, b"OK"), ready=lambda: _tell(args, links))
     return 0
 
 
@@ -104,11 +104,3 @@ def _tell(args: Namespace, links: dict[str, str]) -> None:
         print("\n".join(f"{name:<16} {link}" for name, link in links.items()))
         print("Ctrl-C stops what was started here.", file=sys.stderr)
     sys.stdout.flush()
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (OSError, urllib.error.URLError):
-        return False

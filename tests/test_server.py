@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -119,58 +120,107 @@ def test_a_command_on_the_leash_ends_when_its_owner_is_killed(tmp_path: Path) ->
 
 
 UNDER_PREFECT = """
-import json, os, sys
+import json, os, signal, sys
 from pathlib import Path
 import fakes, pytest
-from flows import cli, launch, server
-home = Path(sys.argv[1])
+from flows import cli, server
+home, how = Path(sys.argv[1]), sys.argv[2]
 server.DEFAULT_PORT = server.free_port()
-stopped = server.Server.stop
+stop = server.Server.stop
 def ask_then_stop(self):
     from prefect.client.orchestration import get_client
     with get_client(sync_client=True) as client:
-        (flow,) = client.read_flow_runs()
-        tasks = client.read_task_runs()
-        found = {"flow": [flow.name, flow.state_name], "tasks": sorted((one.name, one.state_name) for one in tasks),
-                 "logs": [log.message for log in client.read_logs()], "url": self.url}
+        flows = {run.id: run for run in client.read_flow_runs()}
+        found = {"flows": sorted((run.name, run.state_name) for run in flows.values()), "url": self.url,
+                 "tasks": sorted((one.name, one.state_name, flows[one.flow_run_id].name) for one in client.read_task_runs()),
+                 "logs": [log.message for log in client.read_logs()]}
     (home / "found.json").write_text(json.dumps(found))
-    stopped(self)
+    stop(self)
 server.Server.stop = ask_then_stop
 with pytest.MonkeyPatch.context() as patch, fakes.fake_stages(patch) as stages:
     patch.setattr("flows.workspace.model_hash", lambda run: "base")
     patch.setattr("flows.workspace.make_engine", lambda run: None)
-    if sys.argv[2] == "interrupt":
+    if how == "interrupt":
         stages.raises["critic", 0] = KeyboardInterrupt()
-    sys.exit(cli.main(["run", str(home / "preset.toml"), "--home", str(home), "--json"]))
+    if how == "kill":
+        stages.run = lambda name, context: os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(cli.main(["run", str(home / f"{how}.toml"), "--home", str(home), "--json"]))
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("how", "status", "states"), [("done", 0, {"Completed"}), ("interrupt", 1, {"Completed", "Crashed"})])
-def test_a_run_is_shown_by_a_server_that_ends_with_it(home: Path, how: str, status: int, states: set[str]) -> None:
+def run_under_prefect(home: Path, how: str) -> subprocess.CompletedProcess[str]:
     (home / "data").mkdir(exist_ok=True)
-    (home / "preset.toml").write_text("iterations = 1\n")
+    (home / f"{how}.toml").write_text("iterations = 1\n")
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    ran = subprocess.run(
-        [sys.executable, "-c", UNDER_PREFECT, str(home), how],
-        capture_output=True,
-        text=True,
-        env={**env, "PYTHONPATH": path},
-        check=False,
-        timeout=240,
-    )
-    assert ran.returncode == status, ran.stderr
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    command = [sys.executable, "-c", UNDER_PREFECT, str(home), how]
+    return subprocess.run(command, capture_output=True, text=True, env=env, check=False, timeout=240)
+
+
+@pytest.mark.slow
+def test_runs_are_shown_by_a_server_that_ends_with_them_however_they_end(home: Path) -> None:
+    assert run_under_prefect(home, "kill").returncode == -signal.SIGKILL
+
+    interrupted = run_under_prefect(home, "interrupt")
+    assert interrupted.returncode == 1
+    assert "interrupted; nothing is half-written" in interrupted.stderr
+    assert "Traceback" not in interrupted.stderr
+
+    done = run_under_prefect(home, "done")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["status"] == "FINISHED"  # and nothing of Prefect's stands on stdout
     found = json.loads((home / "found.json").read_text())
-    assert {state for _, state in found["tasks"]} == states
-    assert found["flow"] == ["preset seed 0", "Completed" if status == 0 else "Crashed"]
+    assert found["flows"] == [["done seed 0", "Completed"], ["interrupt seed 0", "Crashed"], ["kill seed 0", "Crashed"]]
+    stages = ["collect 0", "critic 0", "distill 0", "evaluate 0", "evaluate base", "evaluate final", "evaluate start", "refine 0", "targets 0"]
+    assert [(name, state) for name, state, flow in found["tasks"] if flow == "done seed 0"] == [(name, "Completed") for name in stages]
     assert any("collect 0: run" in message for message in found["logs"])
     assert not server.healthy(found["url"])
-    if status == 0:
-        assert json.loads(ran.stdout)["status"] == "FINISHED"  # and nothing of Prefect's stands on stdout
-        assert [name for name, _ in found["tasks"]] == sorted(
-            ["collect 0", "critic 0", "distill 0", "evaluate 0", "evaluate base", "evaluate final", "evaluate start", "refine 0", "targets 0"]
-        )
-    else:
-        assert "interrupted; nothing is half-written" in ran.stderr
-        assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.slow
+def test_the_pages_are_on_loopback_and_end_with_ctrl_c(home: Path) -> None:
+    (home / "data").mkdir(exist_ok=True)
+    port = server.free_port()
+    code = f"import sys; from flows import cli, server; server.DEFAULT_PORT = {server.free_port()}; sys.exit(cli.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "ui", "--home", str(home), "--port", str(port), "--json"]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")} | {"PYTHONPATH": str(ROOT)}
+    page = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, preexec_fn=_take_interrupts)
+    try:
+        assert page.stdout is not None
+        links = json.loads(page.stdout.readline())
+        assert links["runs"].startswith(f"http://127.0.0.1:{port}/#/experiments/")
+        assert server.find_server(home) == f"{links['prefect']}/api"
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as answer:
+            assert answer.status == 200
+        below = psutil.Process(page.pid).children(recursive=True)
+        assert {address for process in below for address in _listens_on(process)} == {"127.0.0.1"}
+        page.send_signal(signal.SIGINT)
+        assert page.wait(30) == 0
+    finally:
+        page.kill()
+        page.communicate()
+    assert until(lambda: not any(one.is_running() for one in below))
+    assert server.find_server(home) is None
+
+
+def _listens_on(process: psutil.Process) -> set[str]:
+    try:
+        return {one.laddr.ip for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN}
+    except psutil.Error:  # it ended just now
+        return set()
+
+
+def _take_interrupts() -> None:
+    """A shell may have told its background jobs, and so this one, to ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_every_preset_is_a_deployment_that_does_not_overlap_with_itself() -> None:
+    from flows.deployments import deployments
+
+    tiny, rerun = deployments(["tiny"])
+    assert (tiny.name, tiny.parameters, tiny.entrypoint) == ("tiny", {"preset": "tiny", "sets": []}, "flows.deployments.pipeline")
+    assert tiny.concurrency_limit == 1
+    assert tiny.concurrency_options is not None
+    assert tiny.concurrency_options.collision_strategy == "CANCEL_NEW"
+    assert (rerun.name, rerun.entrypoint) == ("rerun", "flows.deployments.rerun")
