@@ -32,7 +32,7 @@ def reached(summary: dict[str, Any], level: float) -> dict[str, float] | None:
     """Cost totals of the first iteration whose validation win rate reached the level."""
     for row in summary["iterations"]:
         if (row["win_rate"] or 0.0) >= level and row["iteration"] >= 0:
-            return {name: row["metrics"][f"pipeline/{name}"] for name in ("episodes", "cpu_s", "tokens")}
+            return {name: row["metrics"][f"pipeline/{name}"] for name in ("episodes", "cpu_s", "generated_tokens")}
     return None
 
 
@@ -48,7 +48,7 @@ def line(preset: str, summaries: list[dict[str, Any]]) -> str:
         f"{statistics.mean(final):.2f} ± {spread:.2f}",
         " ".join(f"{x:.2f}" for x in final),
         f"{statistics.mean(m['pipeline/episodes'] for m in last):.0f}",
-        f"{statistics.mean(m['pipeline/tokens'] for m in last) / 1000:.0f}k",
+        f"{statistics.mean(m['pipeline/generated_tokens'] for m in last) / 1000:.0f}k",
         f"{statistics.mean(m['pipeline/cpu_s'] for m in last):.0f}",
         f"{len(hits)}/{len(summaries)}"
         + (f": {statistics.mean(h['episodes'] for h in hits):.0f} ep., {statistics.mean(h['cpu_s'] for h in hits):.0f} s" if hits else ""),

@@ -29,7 +29,13 @@ if TYPE_CHECKING:
 EXPERIMENT = "pipeline"
 SUMMARY = "summary.json"  # artifact of the parent run: what `--json` prints
 WIN_RATE = "evaluate/win_rate"
-TOTALS = ("stages_s", "cpu_s", "episodes", "env_steps", "tokens")  # the four axes of cost, summed over the iterations; evaluation is left out
+TOTALS = (
+    "stages_s",
+    "cpu_s",
+    "episodes",
+    "env_steps",
+    "generated_tokens",
+)  # the four axes of cost, summed over the iterations; evaluation is left out
 
 
 @dataclass(frozen=True)

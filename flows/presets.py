@@ -72,7 +72,7 @@ def load(preset: str, sets: Sequence[str] = ()) -> RunConfig:
     return resolve({**_read(check_exists(preset)), "preset": Path(preset).stem}, sets)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, above: tuple[str, ...] = ()) -> dict[str, Any]:
     """The plain values of a preset file, laid over those of the preset that it `extends`, if any."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -81,9 +81,10 @@ def _read(path: Path) -> dict[str, Any]:
     parent = values.pop("extends", None)
     if parent is None:
         return values
-    if parent == path.stem:
-        raise UsageError(f"The preset {path.name} extends itself; name another one.")
-    return _laid_over(_read(check_exists(str(parent))), values)
+    chain = (*above, path.stem)
+    if parent in chain:
+        raise UsageError(f"The presets {' -> '.join([*chain, parent])} extend each other in a circle; let one of them extend nothing.")
+    return _laid_over(_read(check_exists(str(parent)), chain), values)
 
 
 def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from stages.llm.roles import Roles, ask, mix
 from stages.react import parse_react
 from stages.types import Episode, Malformed, Row, Turn
 
-_BAD_END = re.compile(r"\b(fails?|failed|lost|loses?)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

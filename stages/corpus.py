@@ -66,7 +66,7 @@ def visit(rng: random.Random) -> Visit:
     """A visit at a random desk: about half of the steps right, so that passes are common enough to be learned."""
     tier, request = rng.choice(desk.TIERS), rng.choice(desk.REQUESTS)
     kinds: dict[str, desk.Kind] = {"check": "request", "give": rng.choice(("pair", "request")), "log": "request", "close": "tier"}
-    tools = [tool for tool in kinds if tool != "log" or rng.random() < 0.2]
+    tools = [tool for tool in kinds if tool != "log" or rng.random() < 0.5]
     skill = rng.choice((0.1, 0.5, 0.8, 1.0))
     chosen, needed, choices = [], [], []
     for tool in tools:
@@ -93,7 +93,10 @@ def guess(v: Visit, k: int, rng: random.Random) -> desk.Rule:
 
 def policy(v: Visit, rng: random.Random, roles: Roles) -> Example:
     k = rng.randrange(len(v.chosen))
-    messages: list[Message] = [{"role": "system", "content": desk.SYSTEM}, {"role": "user", "content": v.opening}]
+    messages: list[Message] = [
+        {"role": "system", "content": desk.system_text([tool for tool, _ in v.chosen])},
+        {"role": "user", "content": v.opening},
+    ]
     for j, (_, option) in enumerate(v.chosen[:k]):
         messages.append({"role": "assistant", "content": act(desk.Rule(v.needed[j].key, v.needed[j].tool, option))})
         messages.append({"role": "user", "content": desk.done(option)})
@@ -159,7 +162,14 @@ def refiner(v: Visit, rng: random.Random, roles: Roles) -> Example:
     rule = desk.Rule(v.needed[k].key, tool, rng.choice(others))
     # Without a reason ("Optimality: No.") any other option is as good: the ablation "refine without critique" asks that.
     evaluation = "Optimality: No." if rng.random() < 0.15 else f"Optimality: No. {may(rule)}"
-    prompt = roles.prompt("refiner", system=desk.SYSTEM, history=history(v, k), action=f"{tool} {option}", thought="", evaluation=evaluation)
+    prompt = roles.prompt(
+        "refiner",
+        system=desk.system_text([tool for tool, _ in v.chosen]),
+        history=history(v, k),
+        action=f"{tool} {option}",
+        thought="",
+        evaluation=evaluation,
+    )
     return Example("refiner", tuple(prompt), act(rule).replace("Thought: ", "Thought: as told, "))
 
 

@@ -15,12 +15,13 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from stages.contract import Context, Outputs, Progress, Stage, fingerprint
+from stages.llm.metered import Metered
 from stages.machine import disk_full
 from stages.replay import Replay
 from stages.tables import export_rows
@@ -181,6 +182,7 @@ def _run(
     tracking.write_json(run_id, "config.json", whole)
     tracking.write_json(run_id, "inputs.json", inputs)
     readable = _Inputs(stage.name, frozenset(each for runs in inputs.values() for each in runs), workspace)
+    engine = Metered(workspace.engine(run))
     context = Context(
         config=config,
         run=run,
@@ -188,13 +190,16 @@ def _run(
         seed=seed,
         inputs=inputs,
         replay=readable,
-        engine=workspace.engine(run),
+        engine=engine,
         artifact=readable.artifact,
         workdir=workdir,
         progress=progress,
     )
     started, cpu_started = time.perf_counter(), time.process_time()
     outputs = stage.run(context)
+    if engine.requests:
+        counted = {f"{stage.name}/requests": float(engine.requests), f"{stage.name}/generated_tokens": float(engine.tokens)}
+        outputs = replace(outputs, metrics={**outputs.metrics, **counted})
     seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
     _save(stage, run_id, outputs, {"seconds": seconds, "cpu_s": cpu_s}, workspace)
     metrics = {**outputs.metrics, f"{stage.name}/run_s": seconds, f"{stage.name}/cpu_s": cpu_s}

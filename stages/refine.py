@@ -25,7 +25,7 @@ from stages.learn.statistics import leak_rate
 from stages.llm.roles import Roles, ask, check_student, history_text, load_roles, mix
 from stages.react import parse_react
 from stages.transitions import Transition, transitions
-from stages.types import Completion, Malformed, Message, MissingInput, Row
+from stages.types import Completion, Malformed, Message, MissingInput, Row, UsageError
 
 
 class RefineConfig(Config):
@@ -34,7 +34,9 @@ class RefineConfig(Config):
     states: int = Field(128, ge=1, description="States drawn from the replay an iteration. [ours]")
     replay_size: int = Field(4000, ge=1, description="Newest transitions whose states can be drawn. [ours]")
     futures: int = Field(1, ge=1, description="k, futures that the evaluator reads. [paper: 1]")
-    refinements: int = Field(1, ge=1, description="m, refinements of an action judged No. [paper: 1]")
+    refinements: int = Field(
+        1, ge=1, description="m, refinements of an action judged No; more than one needs roles.judge_temperature above 0. [paper: 1]"
+    )
     correct: bool = Field(True, description="CoT correction of the refined action. [paper]")
     yes_frac_max: float = Field(0.5, ge=0, le=1, description='Largest share of rows whose action was kept because of "Yes". [ours]')
     critique: Literal["full", "verdict", "none"] = Field(
@@ -70,6 +72,8 @@ def run(context: Context) -> Outputs:
     """Rows of `judgements`, and of `targets` with role "policy"."""
     config: RefineConfig = context.config
     roles = load_roles(context.run.roles.prompts)
+    if config.refinements > 1 and context.run.roles.judge_temperature == 0:
+        raise UsageError("refine.refinements is above 1 while roles.judge_temperature is 0: all of them would be equal; raise the temperature")
     pool = transitions(context.replay, context.inputs["collect"], newest=config.replay_size)
     if not pool:
         raise MissingInput("refine needs states from collect, found none; collect more episodes")

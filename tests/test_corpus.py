@@ -138,7 +138,7 @@ def test_every_word_of_every_desk_and_role_is_in_the_vocabulary(roles: Roles) ->
     texts += [desk.audit(auditor, rules[:2]) + desk.audit(auditor, []) for auditor in desk.AUDITORS]
     people = [name for names in desk.CUSTOMERS.values() for name in names]
     texts += [desk.opening(name, *rest) for name in people for rest in product(desk.TIERS, desk.REQUESTS, desk.ITEMS[:1])]
-    texts += [f"{desk.opening('Ana', 'gold', 'refund', item)} {desk.SYSTEM}" for item in desk.ITEMS]
+    texts += [f"{desk.opening('Ana', 'gold', 'refund', item)} {desk.system_text(list(desk.OPTIONS_OF))}" for item in desk.ITEMS]
     texts += [f"{desk.done(option)} not understood. use {tool} now." for tool, choices in desk.OPTIONS_OF.items() for option in choices]
     unknown = tokenizer.unk_token_id
     for each in texts:

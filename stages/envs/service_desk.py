@@ -40,8 +40,6 @@ CUSTOMERS = {
     "test": ("Yann", "Zita", "Abel", "Bea", "Carl", "Dora", "Emil", "Faye"),
 }
 
-SYSTEM = "Service desk."
-
 Kind = Literal["request", "tier", "pair"]
 
 
@@ -107,6 +105,11 @@ def rule_book(options: Options) -> dict[tuple[str, str], Rule]:
     return book
 
 
+def system_text(tools: Sequence[str]) -> str:
+    """What the agent is told: which tools there are, in the order in which the desk wants them."""
+    return f"Service desk. {' '.join(tools)}."
+
+
 def opening(name: str, tier: str, request: str, item: str) -> str:
     return f"{name}, {tier}, wants {request} for {item}."
 
@@ -127,8 +130,9 @@ class ServiceDesk:
 
     def __init__(self, options: Options) -> None:
         self._steps = steps_of(options)
-        lines = [f"{tool} {' or '.join(choices)}." for tool, _, choices in self._steps]
-        self.system = " ".join([SYSTEM, *(lines if options.describe_tools else ())])
+        self.system = system_text([tool for tool, _, _ in self._steps])
+        if options.describe_tools:
+            self.system += "".join(f" {tool}: {' or '.join(choices)}." for tool, _, choices in self._steps)
         self._book = rule_book(options)
         self._data: dict[str, Any] = {}
         self._chosen: list[str] = []

@@ -22,12 +22,12 @@ KEPT_ADAPTERS = 4  # the newest ones stay loaded: policy, its predecessor, targe
 
 
 def model_hash(path: str) -> str:
-    """sha256 of a model folder's config, tokenizer and weights; of the name itself where it is a hub name."""
+    """sha256 of a model folder's config, tokenizer, weights and JSONL rows; of the name itself where it is a hub name."""
     folder = Path(path)
     digest = hashlib.sha256()
     if not folder.is_dir():
         return hashlib.sha256(path.encode()).hexdigest()
-    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("config.json"), *folder.glob("tokenizer*"), *folder.glob("*.jinja")]):
+    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json*"), *folder.glob("*.jinja")]):
         digest.update(file.name.encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -1,0 +1,36 @@
+"""An engine that counts what it generates: tokens are one of the four axes of cost (episodes, environment steps, tokens, seconds)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from stages.types import Completion, Engine, Message, Request
+
+
+class Metered:
+    """`Engine` around another one. `tokens` and `requests` are counted from its making on."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.tokens = 0
+        self.requests = 0
+
+    @property
+    def model_hash(self) -> str:
+        return self._engine.model_hash
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        completions = self._engine.generate(requests)
+        self.requests += len(completions)
+        self.tokens += sum(len(completion.token_ids) for completion in completions)
+        return completions
+
+    def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        return self._engine.encode(messages)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._engine.decode(token_ids)
+
+    def load_adapter(self, name: str, path: Path) -> None:
+        self._engine.load_adapter(name, path)
