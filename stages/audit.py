@@ -6,7 +6,6 @@ import importlib
 import json
 import math
 import random
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from stages.learn.statistics import auroc, calibration, spearman
 from stages.llm.roles import Roles, ask, mix
 from stages.react import parse_react
 from stages.types import Episode, Malformed, Row, Turn
-
 
 
 @dataclass(frozen=True)
