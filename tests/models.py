@@ -23,6 +23,8 @@ from stages.envs import service_desk as desk
 from stages.llm.scripted import END_ID, VOCABULARY, ScriptedEngine
 from stages.react import parse_react
 from stages.sections import ModelConfig, RolesConfig, TaskConfig
+from stages.targets import Backup
+from stages.transitions import Transition
 from stages.types import Completion, Engine, Episode, Message, Outcome, Request, Row, Scenario, Turn
 
 torch.set_num_threads(1)
@@ -218,6 +220,16 @@ def make_episode(
         )  # fmt: skip
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": observation}]
     return Episode(name, Scenario("service_desk", "train", name, {}), None, outcome, tuple(messages), tuple(found), 1.0)
+
+
+def make_backup(**changes: Any) -> Backup:
+    """A terminal transition with a target."""
+    state = ({"role": "user", "content": "Ana wants refund."},)
+    done = Completion("Future: then fail.", (70, 256), (-1.0, -1.0), "stop")
+    t = Transition(
+        "e", 0, Scenario("service_desk", "train", "s", {}), state, state, "close phone", "", "Mia audits: fail.", 0.0, True, False, (), (), 0.0, ()
+    )
+    return Backup(t, 1.0, **({"combined": done, "target": done} | changes))
 
 
 def scenarios_of(env: str, n: int, **options: Any) -> list[Scenario]:

@@ -22,9 +22,9 @@ END_ID = 256  # ends every message; the only id that is not a byte
 VOCABULARY = 257
 GARBAGE = "%% ?? %%"  # no role and no environment can read it
 
-# What a random agent asks in 20 Questions, and does in service_desk (where the system message lists the tools, what that offers).
+# What a random agent asks in 20 Questions, and does in service_desk, whose system message names the tools in their order.
 _QUESTIONS = ("Is it alive?", "Is it made of metal?", "Can it fly?", "Is it bigger than a person?", "Is it a cat?", "Is it a piano?")
-_DESK = re.compile(r"Service desk\. (.+)\.")
+_DESK = re.compile(r"Service desk\. ([a-z ]+)\.")
 _TOOLS = {
     "check": ["photo", "receipt", "passport"],
     "give": ["voucher", "cash", "credit", "discount"],
@@ -114,17 +114,12 @@ def play(prompt: str, request: Request) -> str:
 
 
 def _move(prompt: str, request: Request, *, improve: bool) -> str:
+    # The action to be improved says which step it is; otherwise the steps that are done do.
     tool = (re.findall(r"Action: (\w+)", prompt) or [""])[-1] if improve else ""
-    if "Service desk." not in prompt and tool not in _TOOLS:
-        return draw(request, _QUESTIONS)
-    offered = _DESK.search(prompt)
-    tools = {tool: options.split(" or ") for tool, options in (offer.split(" ", 1) for offer in offered[1].split(". "))} if offered else _TOOLS
-    if not improve:
-        # The desk asks for the step that it wants; before it does, the steps that are done tell: three, or as many as are listed.
-        wanted = re.findall(r"use (\w+) now\.\n", prompt.rsplit(" done.", 1)[-1])
-        steps = list(tools) if offered else ["check", "give", "close"]
-        tool = wanted[-1] if wanted else steps[min(prompt.count(" done."), len(steps) - 1)]
-    return f"{tool} {draw(request, tools.get(tool, ['nothing']))}"
+    if offered := _DESK.search(prompt):
+        steps = offered[1].split()
+        tool = tool or steps[min(prompt.count(" done."), len(steps) - 1)]
+    return f"{tool} {draw(request, _TOOLS[tool])}" if tool in _TOOLS else draw(request, _QUESTIONS)
 
 
 def _bytes(text: str) -> list[int]:

@@ -112,7 +112,7 @@ def test_max_tokens_is_each_request_s_own(engine: HfEngine) -> None:
 
 def test_the_stop_token_ends_a_reply_and_is_trained_on_but_not_said(base: Path, engine: HfEngine) -> None:
     _, tokenizer = load_base(str(base), "float32")
-    found = engine.generate([Request(engine.encode(CHATS[i % 4]), 400, 3.0, i) for i in range(12)])
+    found = engine.generate([Request(engine.encode(CHATS[i % 4]), 150, 3.0, i) for i in range(12)])
     stopped = [c for c in found if c.finish_reason == "stop"]
     assert stopped
     for completion in found:
@@ -206,6 +206,11 @@ def test_sampled_frequencies_match_the_softmax(temperature: float) -> None:
     counts = [int((drawn == v).sum()) for v in range(12)]
     assert min(expected) > 5  # where the approximation holds
     assert sum((c - e) ** 2 / e for c, e in zip(counts, expected, strict=True)) < chi2.ppf(1 - 1e-6, 11)
+
+
+def test_temperature_0_takes_the_first_of_equals_whatever_is_drawn() -> None:
+    logits = torch.tensor([[0.0, 2.0, 2.0, 1.0]]).expand(5, 4)
+    assert sample(logits, torch.zeros(5, 1), torch.linspace(0, 0.99, 5, dtype=torch.float64)).tolist() == [1] * 5
 
 
 def test_a_token_of_probability_0_is_never_drawn() -> None:

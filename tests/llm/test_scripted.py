@@ -121,28 +121,10 @@ def test_default_script_plays_an_episode_and_every_role(env: str) -> None:
     assert said("corrector", text=refined, **known) == refined
 
 
-@pytest.mark.parametrize("options", [{}, {"requests": 8, "tiers": 6, "log": True, "describe_tools": True}])
+@pytest.mark.parametrize("options", [{}, {"requests": 8, "tiers": 6, "log": True}, {"describe_tools": True}])
 def test_default_script_tries_every_option_of_a_desk_of_any_size(options: dict[str, Any]) -> None:
     system = envs.make_env("service_desk", options)().system
     for done, (tool, _, choices) in enumerate(service_desk.steps_of(service_desk.Options(**options))):
         prompt = f"<system>\n{system}\n<user>\nAna, gold, wants refund for lamp.{' x done.' * done}\n<assistant>\n"
         said = {play(prompt, Request((), 1, 1.0, seed)) for seed in range(200)}
         assert {text.split("Action: ")[1] for text in said} == {f"{tool} {option}" for option in choices}
-
-
-def test_default_script_does_the_step_that_the_desk_asks_for() -> None:
-    """A desk that does not list its tools may have a step more than the usual three; it says so when that step is left out."""
-    engine, roles = ScriptedEngine(), load_roles("service_desk")
-    game = service_desk.make({"log": True})()
-    messages = [{"role": "system", "content": game.system}, *game.reset(envs.scenarios("service_desk", {}, "train", 1, 0)[0])]
-    asked, over = 0, False
-    while not over:
-        (reply,) = engine.generate([Request(engine.encode(roles.policy(messages)), 256, 1.0, len(messages))])
-        messages.append({"role": "assistant", "content": reply.text})
-        try:
-            step = game.step(messages[-1])
-            messages, over = [*messages, *step.messages], step.terminated
-        except Malformed as error:
-            asked += 1
-            messages.append({"role": "user", "content": str(error)})
-    assert asked == 1

@@ -1,0 +1,98 @@
+"""Which transitions are backed up, and how much of a target could only be known from what came after: by hand and by counting."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from models import make_backup
+
+from stages.llm.roles import load_roles
+from stages.targets import Backup, TargetsConfig, draw, leaks
+from stages.transitions import Transition
+from stages.types import Completion
+
+
+def test_leak_measure_on_planted_leaks_by_hand() -> None:
+    """Four targets. Before: two name the auditor, three say a word of s' that x lacks. After correction: none and one."""
+    roles = load_roles("service_desk")
+    texts = [
+        ("Future: phone then Mia says fail.", "Future: phone then fail."),  # "fail" stays: it is what is to be learned
+        ("Future: phone then Mia audits.", "Future: phone then end."),
+        ("Future: phone then audits.", "Future: phone then end."),
+        ("Future: phone then end.", "Future: phone then end."),
+    ]
+    rows = [make_backup(combined=Completion(a, (1,), (0.0,), "stop"), target=Completion(b, (1,), (0.0,), "stop")) for a, b in texts]
+    found = leaks(roles, rows)
+    assert found["targets/leak_before"] == 3 / 4
+    assert found["targets/leak_after"] == 1 / 4
+    assert found["targets/leak_name_before"] == 2 / 4
+    assert found["targets/leak_name_after"] == 0
+    assert leaks(roles, []) == {}
+
+
+def test_leak_against_other_rows_is_the_chance_level() -> None:
+    """Each target names its own auditor: 1 against its own s', 0 against the s' of another row."""
+    rows = []
+    for name in ("Mia", "Omar", "Lena"):
+        b = make_backup(target=Completion(f"Future: then {name} says so.", (1,), (0.0,), "stop"))
+        rows.append(Backup(replace(b.t, observation=f"{name} audits."), 1.0, combined=b.target, target=b.target))
+    found = leaks(load_roles("service_desk"), rows)
+    assert (found["targets/leak_after"], found["targets/leak_shuffled"]) == (1.0, 0.0)
+
+
+def pool(n: int, terminal: int = 0) -> list[Transition]:
+    t = make_backup().t
+    return [replace(t, episode_id=f"e{i}", terminal=i < terminal) for i in range(n)]
+
+
+def test_the_draw_follows_priorities() -> None:
+    """One of four, 8,000 times: shares within 5 standard errors of (loss + eps)^alpha; uniform would be 2,000 each."""
+    config = TargetsConfig(transitions=1, alpha=0.6, eps=0.01)
+    losses = {("e0", 0): 0.1, ("e1", 0): 1.0, ("e2", 0): 4.0}  # e3 is new: it counts with the largest
+    weights = [(loss + 0.01) ** 0.6 for loss in (0.1, 1.0, 4.0, 4.0)]
+    n, rng = 8000, np.random.default_rng(0)
+    counts = Counter(draw(pool(4), losses, config, rng)[0].t.episode_id for _ in range(n))
+    for i, weight in enumerate(weights):
+        p = weight / sum(weights)
+        assert abs(counts[f"e{i}"] - n * p) < 5 * math.sqrt(n * p * (1 - p))
+
+
+def test_alpha_0_draws_uniformly_and_no_transition_comes_twice() -> None:
+    losses = {(f"e{i}", 0): 10.0**i for i in range(6)}
+    rng = np.random.default_rng(0)
+    counts: Counter[str] = Counter()
+    for _ in range(2000):
+        ids = [b.t.episode_id for b in draw(pool(6), losses, TargetsConfig(transitions=3, alpha=0.0), rng)]
+        assert len(set(ids)) == 3
+        counts.update(ids)
+    assert all(abs(count - 1000) < 5 * math.sqrt(2000 * 0.25) for count in counts.values())
+    assert len(draw(pool(6), losses, TargetsConfig(transitions=50), rng)) == 6
+
+
+@pytest.mark.parametrize(("frac", "terminal"), [(0.0, 0), (0.25, 5), (0.5, 10), (1.0, 12)])
+def test_terminal_share_is_what_the_config_says_as_far_as_there_are_any(frac: float, terminal: int) -> None:
+    drawn = draw(pool(60, terminal=12), {}, TargetsConfig(transitions=20, terminal_frac=frac), np.random.default_rng(0))
+    assert sum(b.t.terminal for b in drawn) == terminal
+    assert len(drawn) == 20
+
+
+def test_all_terminal_is_drawn_whatever_the_share() -> None:
+    """Single-step tasks have no other transitions."""
+    drawn = draw(pool(30, terminal=30), {}, TargetsConfig(transitions=20, terminal_frac=0.5), np.random.default_rng(0))
+    assert len(drawn) == 20
+
+
+def test_importance_weights_undo_the_preference() -> None:
+    """beta = 1: the weighted mean of a draw of one is the uniform mean, 1.5, within 5 standard errors; unweighted it is 2.6."""
+    losses = {(f"e{i}", 0): float(i) ** 2 for i in range(4)}
+    rng = np.random.default_rng(0)
+    values = []
+    for _ in range(6000):
+        (b,) = draw(pool(4), losses, TargetsConfig(transitions=1, alpha=1.0, eps=0.1, beta=1.0), rng)
+        values.append(b.weight * int(b.t.episode_id[1:]))
+    assert abs(np.mean(values) - 1.5) < 5 * np.std(values) / math.sqrt(len(values))
+    assert {b.weight for b in draw(pool(4), losses, TargetsConfig(transitions=4, beta=0.0), rng)} == {1.0}
