@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stages.machine import disk_full, first_line
+from stages.sqlite import exclusive
 from stages.tables import PRODUCERS, SCHEMA_VERSION, TABLES, arrow, columns_of, schema_sql, write_parquet
 from stages.types import MissingInput, Row, TurnwiseError, UsageError
 
@@ -142,11 +143,29 @@ class Replay:
         except (duckdb.Error, OSError) as error:
             raise _sentence(error, self.path) from error
 
+    def _create(self) -> None:
+        """Make the file under another name first: one that a kill or a full disk left half-made never opens again."""
+        import duckdb
+
+        with exclusive(self.path, self.wait_s):
+            if self.path.exists():
+                return
+            unfinished = self.path.with_suffix(".part")
+            for leftover in self.path.parent.glob(f"{unfinished.name}*"):
+                leftover.unlink()
+            connection = duckdb.connect(str(unfinished))
+            try:
+                connection.execute(schema_sql())
+            finally:
+                connection.close()  # takes the write-ahead log into the file
+            unfinished.replace(self.path)
+
     def _connect(self, write: bool) -> DuckDBPyConnection:
         """Open the file, waiting 20 ms and then longer while another process, or another mode of this one, holds it."""
         import duckdb
 
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if write and not self.path.exists():
+            self._create()
         deadline = time.monotonic() + self.wait_s
         pause_s = 0.02
         while True:
@@ -195,7 +214,7 @@ def _sentence(error: Exception, path: Path) -> Exception:
         found = re.search(r"held in (.*?PID \d+\))", text)
         holder = found[1] if found else "another process"
         return TurnwiseError(f"the replay {path} was wanted, but {holder} holds it. Wait for it or stop it, then run the same command again")
-    if re.search(r"not a valid DuckDB|corrupt|checksum|serializ", text, re.IGNORECASE):
+    if re.search(r"not a valid DuckDB|Could not read enough bytes|corrupt|checksum|serializ", text, re.IGNORECASE):
         return TurnwiseError(
             f"the replay {path} was wanted, but the file is damaged ({first_line(error)}). Restore it, or move it away and start again"
         )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -26,7 +27,7 @@ from stages.learn.statistics import leak_rate
 from stages.llm.roles import Roles, ask, check_student, complete_future, history_text, load_roles, mix
 from stages.react import parse_react
 from stages.transitions import Transition, transitions
-from stages.types import Completion, Malformed, Message, MissingInput, Row
+from stages.types import Completion, Malformed, Message, MissingInput, Row, TurnwiseError
 
 
 class TargetsConfig(Config):
@@ -58,7 +59,7 @@ class Backup:
 
 
 def run(context: Context) -> Outputs:
-    """Rows of `targets` with role "successor". Raises MissingInput where the replay holds no transition."""
+    """Rows of `targets` with role "successor". Raises MissingInput without a transition, TurnwiseError without a readable reply."""
     config: TargetsConfig = context.config
     roles = load_roles(context.run.roles.prompts)
     pool = usable(transitions(context.replay, context.inputs["collect"], newest=config.replay_size))
@@ -67,6 +68,8 @@ def run(context: Context) -> Outputs:
     drawn = draw(pool, known_losses(context), config, np.random.default_rng(context.seed))
     backups = bellman_backup(context, roles, drawn)
     kept = [b for b in backups if not b.dropped]
+    if not kept:
+        raise nothing_readable(backups)
     rows = [target_row(context, roles, b) for b in kept]
     return Outputs(
         {
@@ -79,6 +82,14 @@ def run(context: Context) -> Outputs:
         },
         {"targets": rows},
     )
+
+
+def nothing_readable(backups: Sequence[Backup]) -> TurnwiseError:
+    """An engine that talks garbage; as a finished run without targets it would be reused for ever."""
+    counts = ", ".join(f"{reason}: {n}" for reason, n in Counter(b.dropped for b in backups).most_common())
+    found = next((f"; for example {b.target.text[:60]!r}" for b in backups if b.target), "")
+    wanted = f"targets wanted futures of {len(backups)} transitions"
+    return TurnwiseError(f"{wanted}, but no reply could be read ({counts}{found}). Look at the engine's model, then run the same command again")
 
 
 def usable(pool: Sequence[Transition]) -> list[Transition]:
