@@ -22,7 +22,7 @@ from stages.llm.scripted import GARBAGE, draw
 from stages.refine import RefineConfig, Refinement, cap_yes
 from stages.sections import RolesConfig, TaskConfig
 from stages.transitions import transitions
-from stages.types import Completion, MissingInput, Outcome, Request, SimulatorError
+from stages.types import Completion, MissingInput, Outcome, Request, SimulatorError, UsageError
 
 OPTIONS = {"requests": 3, "tiers": 2}
 
@@ -174,11 +174,16 @@ def test_the_evaluator_reads_all_k_futures_of_its_own_pair(base: Path, tmp_path:
 
 
 def test_m_refinements_are_m_rows_with_ids_of_their_own(base: Path, tmp_path: Path) -> None:
-    bench = bench_of(base, tmp_path, Seeing())
+    bench = bench_of(base, tmp_path, Seeing(), judge_temperature=0.7)
     rows, judgements, _ = run(bench, refinements=3)
     assert set(Counter((r["episode_id"], r["turn"]) for r in rows).values()) == {3}
     assert len({r["target_id"] for r in rows}) == len(rows) == len(judgements) == 60
     assert len({r.seed for _, r, _ in asked(bench)["refiner"]}) == 60
+
+
+def test_refinements_that_would_all_be_equal_are_refused(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="raise the temperature"):
+        run(bench_of(base, tmp_path, Seeing(), judge_temperature=0.0), refinements=2)
 
 
 def test_without_correction_the_refiner_s_words_are_learned(base: Path, tmp_path: Path) -> None:

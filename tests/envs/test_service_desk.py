@@ -86,10 +86,12 @@ def test_nothing_tells_the_rules_before_the_audit() -> None:
             assert one.step(act(action)) == other.step(act(action))
 
 
-def test_tools_are_described_only_where_asked_for() -> None:
-    assert ServiceDesk(Options()).system == "Service desk."
+def test_tools_are_named_and_their_options_told_only_where_asked_for() -> None:
+    assert ServiceDesk(Options()).system == "Service desk. check give close."
+    assert ServiceDesk(Options(log=True)).system == "Service desk. check give log close."
     told = ServiceDesk(Options(describe_tools=True)).system
-    assert told == "Service desk. check photo or receipt or passport. give voucher or cash or credit or discount. close phone or email."
+    options = "check: photo or receipt or passport. give: voucher or cash or credit or discount. close: phone or email."
+    assert told == f"Service desk. check give close. {options}"
     assert [tool["function"]["name"] for tool in ServiceDesk(Options(log=True)).tools] == ["check", "give", "log", "close"]
 
 
