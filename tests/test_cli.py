@@ -46,6 +46,13 @@ def turnwise(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return turnwise
 
 
+def value(ran: tuple[int, str, str]) -> Any:
+    """The JSON value that a command printed."""
+    status, out, err = ran
+    assert status == 0, err
+    return json.loads(out)
+
+
 def test_help_takes_under_half_a_second_and_imports_nothing_heavy() -> None:
     code = f"import sys; from flows import cli; cli.build_parser().format_help(); sys.exit(', '.join(m for m in {HEAVY} if m in sys.modules) or None)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
@@ -97,15 +104,15 @@ def test_a_dry_run_runs_nothing(turnwise: Turnwise, stages: Stages) -> None:
     status, out, _ = turnwise("run", "preset.toml", "--dry-run")
     assert (status, stages.calls) == (0, [])
     assert "15 of 15 stages would run" in out
-    config = json.loads(turnwise("run", "preset.toml", "--dry-run", "--json")[1])["config"]
+    config = value(turnwise("run", "preset.toml", "--dry-run", "--json"))["config"]
     assert config["iterations"] == 2
 
 
 def test_runs_are_listed_newest_first(turnwise: Turnwise, stages: Stages) -> None:
-    assert json.loads(turnwise("runs", "--json")[1]) == []
+    assert value(turnwise("runs", "--json")) == []
     turnwise("run", "preset.toml", "--plain")
     turnwise("run", "preset.toml", "--plain", "--set", "seed=1", "--set", "iterations=0")
-    newest, oldest = json.loads(turnwise("runs", "--json")[1])
+    newest, oldest = value(turnwise("runs", "--json"))
     assert {"run_id", "preset", "status", "started", "final"} == set(newest)
     assert (newest["final"], oldest["final"]["win_rate"], oldest["preset"]) == ({}, 0.5, "preset")
     assert newest["started"] >= oldest["started"]
@@ -113,27 +120,27 @@ def test_runs_are_listed_newest_first(turnwise: Turnwise, stages: Stages) -> Non
 
 
 def test_a_rerun_compares_with_the_old_run(turnwise: Turnwise, stages: Stages) -> None:
-    run_id = json.loads(turnwise("run", "preset.toml", "--plain", "--json")[1])["run_id"]
+    run_id = value(turnwise("run", "preset.toml", "--plain", "--json"))["run_id"]
     status, out, _ = turnwise("rerun", "critic", "--of", run_id[:8], "--set", "critic.lr=0.5", "--plain", "--json")
     found = json.loads(out)
     assert status == 0
     assert (found["metrics"]["critic/lr"], found["old_metrics"]["critic/lr"], found["reused"]) == (0.5, 0.1, False)
-    assert json.loads(turnwise("rerun", "critic", "--of", run_id, "--set", "critic.lr=0.5", "--plain", "--json")[1])["reused"] is True
-    assert json.loads(turnwise("rerun", "critic", "--of", run_id, "--plain", "--json")[1])["reused"] is False
+    assert value(turnwise("rerun", "critic", "--of", run_id, "--set", "critic.lr=0.5", "--plain", "--json"))["reused"] is True
+    assert value(turnwise("rerun", "critic", "--of", run_id, "--plain", "--json"))["reused"] is False
     assert "reuse" in turnwise("rerun", "critic", "--of", run_id, "--set", "critic.lr=0.5", "--dry-run")[1]
 
 
 def test_a_pipeline_and_a_stage_run_are_shown(turnwise: Turnwise, stages: Stages) -> None:
-    run = json.loads(turnwise("run", "preset.toml", "--plain", "--json")[1])
+    run = value(turnwise("run", "preset.toml", "--plain", "--json"))
     shown = turnwise("show", run["run_id"][:10])[1]
     assert "iteration 1" in shown and run["iterations"][2]["runs"]["critic"][:8] in shown
-    assert json.loads(turnwise("show", run["run_id"], "--json")[1]) == run
+    assert value(turnwise("show", run["run_id"], "--json")) == run
     critic = turnwise("show", run["iterations"][2]["runs"]["critic"])[1]
     assert critic.startswith("critic run") and "critic/lr" in critic and "input targets" in critic
 
 
 def test_an_adapter_is_exported_to_a_new_folder_only(turnwise: Turnwise, stages: Stages, tmp_path: Path) -> None:
-    run_id = json.loads(turnwise("run", "preset.toml", "--plain", "--json")[1])["run_id"]
+    run_id = value(turnwise("run", "preset.toml", "--plain", "--json"))["run_id"]
     assert turnwise("export", run_id, "out", "--what", "adapter")[0] == 0
     assert (tmp_path / "out" / "weights").read_text() == "distill 1 0.1"
     status, _, err = turnwise("export", run_id, "out", "--what", "adapter")
@@ -144,7 +151,7 @@ def test_an_adapter_is_exported_to_a_new_folder_only(turnwise: Turnwise, stages:
     ("argv", "told"),
     [
         (["run", "dmeo", "--plain"], "did you mean 'demo'"),
-        (["run", "demo", "--plain", "--set", "critic.lrr=1"], "did you mean 'lr'"),
+        (["run", "preset.toml", "--plain", "--set", "critic.lrr=1"], "did you mean 'lr'"),
         (["run", "none.toml", "--plain"], "no preset file"),
         (["show", "zzzz"], "No run and no episode starts with 'zzzz'"),
         (["rerun", "critic", "--of", "ffff", "--plain"], "no run starts with"),
@@ -175,7 +182,7 @@ def test_an_interrupt_is_status_1_and_says_how_to_go_on(turnwise: Turnwise, stag
     status, _, err = turnwise("run", "preset.toml", "--plain", "--quiet")
     assert (status, err.count("\n")) == (1, 1)
     assert "the same command goes on" in err
-    assert json.loads(turnwise("runs", "--json")[1])[0]["status"] == "KILLED"
+    assert value(turnwise("runs", "--json"))[0]["status"] == "KILLED"
     assert turnwise("run", "preset.toml", "--plain", "--quiet")[0] == 0
 
 
