@@ -57,7 +57,7 @@ class Stages:
             self.splits.append((context.config.split, context.iteration))
             rate = self.win_rates[context.iteration]
             return Outputs({"evaluate/win_rate": rate, "evaluate/win_low": rate - 0.1, "evaluate/win_high": rate + 0.1})
-        return Outputs({f"{name}/episodes": 4.0, f"{name}/tokens": 10.0, f"{name}/lr": context.config.lr}, files=files)
+        return Outputs({f"{name}/episodes": 4.0, f"{name}/lr": context.config.lr}, files=files)
 
 
 @contextmanager

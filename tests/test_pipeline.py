@@ -84,7 +84,7 @@ def test_the_parent_run_has_the_curves(workspace: Workspace, stages: Stages) -> 
     assert [(point.step, point.value) for point in curve] == [(0, 0.1), (1, 0.3), (2, 0.5)]
     metrics = workspace.tracking.metrics(run_id)
     assert metrics["final/win_rate"] == 0.5
-    assert metrics["pipeline/tokens"] == 2 * 5 * 10  # of both iterations' learning stages, evaluation left out
+    assert metrics["pipeline/episodes"] == 2 * 5 * 4  # of both iterations' learning stages, evaluation left out
 
 
 def test_the_same_run_again_reuses_every_stage(workspace: Workspace, stages: Stages) -> None:
