@@ -33,7 +33,7 @@ def main() -> None:
             worlds = random_worlds(100, 300, family)
             for gate in GATES:
                 gap = run(110, worlds, reads, gate).gap
-                cells.append(f"{gap.mean():.2f} ({np.median(gap):.2f})")
+                cells.append(f"{gap.mean():z.2f} ({np.median(gap):z.2f})")
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
