@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("DO_NOT_TRACK", "1")  # neither Prefect nor MLflow reports anything to anybody
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the bars here are our own
-    signal.signal(signal.SIGTERM, _terminated)
+    before = signal.signal(signal.SIGTERM, _terminated)
     from stages.types import TurnwiseError, UsageError
 
     module, _, function = args.function.partition(":")
@@ -65,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output went away, as in `turnwise runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _add_running(commands: Any) -> None:
