@@ -83,7 +83,7 @@ def kill_in_transaction(stage: str, statement: str) -> None:
     def deadly_connect(self: Replay, write: bool) -> Any:
         return Deadly(connect(self, write))
 
-    Replay.commit = deadly_commit  # type: ignore[method-assign]
+    Replay.commit = deadly_commit  # type: ignore[method-assign,assignment]
     Replay._connect = deadly_connect  # type: ignore[method-assign]
 
 

@@ -110,9 +110,15 @@ def test_the_context_holds_what_the_contract_says(workspace: Workspace) -> None:
 
 def test_a_stage_sees_only_its_inputs(workspace: Workspace) -> None:
     source, stranger = run_source(workspace), run_source(workspace, ToyRun(seed=1))
-    looks = [lambda c: c.replay.rows("turns", [source.run_id, stranger.run_id]), lambda c: c.artifact(stranger.run_id, "adapter")]
-    for look in looks:
-        stage = replace(DOUBLE, run=lambda context, look=look: Outputs({"rows": len(look(context))}))
+
+    def rows(context: Context) -> Outputs:
+        return Outputs({"rows": float(len(context.replay.rows("turns", [source.run_id, stranger.run_id])))})
+
+    def file(context: Context) -> Outputs:
+        return Outputs({}, files={"copy": context.artifact(stranger.run_id, "adapter")})
+
+    for look in (rows, file):
+        stage = replace(DOUBLE, run=look)
         with pytest.raises(ValueError, match=f"double reads run {stranger.run_id}, which is not among its inputs"):
             execute(stage, run=ToyRun(), inputs={"source": [source.run_id]}, iteration=0, workspace=workspace)
     with pytest.raises(ValueError, match=r"declares inputs .* but was given total"):
@@ -195,7 +201,11 @@ def test_a_failure_between_commit_and_end_leaves_rows_that_nobody_reads(workspac
 
 def test_the_engine_is_made_only_for_a_stage_that_runs(workspace: Workspace) -> None:
     made: list[Any] = []
-    watched = replace(workspace, engine=lambda run: made.append(run))
+
+    def engine(run: Any) -> Any:
+        made.append(run)
+
+    watched = replace(workspace, engine=engine)
     run_source(watched)
     run_source(watched)
     assert made == [ToyRun()]

@@ -109,8 +109,8 @@ def test_the_config_of_another_stage_leaves_the_fingerprint(workspace: Workspace
 
 def test_an_upstream_stage_without_runs_is_no_input(workspace: Workspace) -> None:
     stage = Stage("double", 1, ToyConfig, inputs=("source",), roles=(), run=lambda context: Outputs({}))
-    none, empty = ({}, {"source": []})
-    made = [stage_fingerprint(stage, run=ToyRun(), inputs=inputs, iteration=0, workspace=workspace) for inputs in (none, empty)]
+    choices: tuple[dict[str, list[str]], ...] = ({}, {"source": []})
+    made = [stage_fingerprint(stage, run=ToyRun(), inputs=inputs, iteration=0, workspace=workspace) for inputs in choices]
     assert made[0] == made[1]
 
 

@@ -120,7 +120,7 @@ def test_a_future_of_one_event_is_nearly_a_coin(family: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_exact_verdicts_give_two_levels_and_futures_the_whole_order(seed: int) -> None:
-    """"Optimal: yes" for the best action, "no" for the others: of A actions A - 1 pairs are ordered, a share of 2/A (2/3 of ours),
+    """ "Optimal: yes" for the best action, "no" for the others: of A actions A - 1 pairs are ordered, a share of 2/A (2/3 of ours),
     and the strict order of no state with A > 2. Reading futures: all pairs of all states. Exact counts, no sampling."""
     worlds = random_worlds(seed, 200)
     policy = random_policies(seed + 10, worlds)

@@ -125,7 +125,7 @@ def test_futures_contract_by_gamma_in_total_variation(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_action_that_the_data_lack_is_never_learnt_and_spoils_the_rest(seed: int) -> None:
-    """"Data everywhere" is needed: one action of state 0 is never backed up. Its row stays at the start (0), and pairs that lead
+    """ "Data everywhere" is needed: one action of state 0 is never backed up. Its row stays at the start (0), and pairs that lead
     to it converge to wrong values: largest error at another pair 1.2 (median), never 0. With all data: below 1e-12 (above)."""
     worlds = random_worlds(seed, 100)
     policy = random_policies(seed + 10, worlds)
