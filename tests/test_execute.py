@@ -77,7 +77,7 @@ def test_what_a_run_leaves_in_the_store(workspace: Workspace) -> None:
     assert tags.keys() >= {"fingerprint", "pipeline", "iteration", "inputs", "git_commit", "git_dirty", "seed", "rerun_of", "host", "pid"}
     assert (tags["pipeline"], tags["rerun_of"], tags["seed"], tags["iteration"]) == (parent, "old", "0", "0")
     assert json.loads(tracking.tags(double.run_id)["inputs"]) == {"source": [source.run_id]} == lineage_inputs(workspace, double.run_id)
-    assert tracking.metrics(source.run_id).keys() == {"source/rows", "source/loss", "source/run_s"}
+    assert tracking.metrics(source.run_id).keys() == {"source/rows", "source/loss", "source/run_s", "source/cpu_s"}
     assert tracking._client.get_run(source.run_id).data.params.items() >= {"source.rows": "5", "task.max_turns": "8", "seed": "0"}.items()
     config = json.loads(tracking.artifact(source.run_id, "config.json").read_text())
     assert config["config"]["source"] == {"rows": 5, "scale": 1.0}
