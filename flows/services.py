@@ -41,7 +41,7 @@ def ui(args: Namespace) -> int:
 
     page = f"http://127.0.0.1:{args.port}"
     with keep_server(home) as server:
-        links = {"runs": f"{page}/#/experiments/{experiment}/runs", "prefect": server.url.removesuffix("/api")}
+        links = {"runs": f"{page}/#/experiments/{experiment}/runs?compareRunsMode=CHART", "prefect": server.url.removesuffix("/api")}
         _supervise(server, start_page, until=lambda: healthy(page, b"OK"), ready=lambda: _tell(args, links))
     return 0
 
