@@ -79,6 +79,8 @@ def launch_run(run: RunConfig, workspace: Workspace, launch: Launcher, display: 
     """A whole pipeline run."""
     from flows.pipeline import plain_step, run_pipeline
 
+    workspace.replay.check()
+
     def make_step(parent: str) -> Step:
         return display.watched(launch.step(plain_step(workspace, parent, display.bar, force)))
 
@@ -92,6 +94,7 @@ def launch_rerun(rerun: Rerun, workspace: Workspace, launch: Launcher, display: 
     """One stage, once more."""
     from flows.rerun import rerun_step
 
+    workspace.replay.check()
     step = display.watched(launch.step(rerun_step(rerun, workspace, display.bar, force)))
     parameters = {"stage": rerun.call.stage.name, "of": rerun.old, "sets": sets}
     return launch.flow(lambda: step(rerun.call), f"rerun {rerun.call.title}", parameters)

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from stages.machine import disk_told
 from stages.types import MissingInput
 
 
@@ -21,17 +22,22 @@ def folder_of(root: Path, uri: str) -> Path:
 def save(folder: Path, local: Path, path: str) -> None:
     """Copy a file or folder to be the artifact `path`."""
     target = folder / path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if local.is_dir():
-        shutil.copytree(local, target, dirs_exist_ok=True)
-    else:
-        shutil.copyfile(local, target)
+    with disk_told(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if local.is_dir():
+            shutil.copytree(local, target, dirs_exist_ok=True)
+        else:
+            shutil.copyfile(local, target)
 
 
 def write_json(folder: Path, path: str, value: Any) -> None:
+    """Write a value; the file changes whole or not at all, since a pipeline's summary is read while it runs and after it died."""
     target = folder / path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    unfinished = target.with_name(f".{target.name}.part")
+    with disk_told(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        unfinished.replace(target)
 
 
 def existing(folder: Path, path: str) -> Path:

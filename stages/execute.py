@@ -238,11 +238,12 @@ def _ending(run_id: str, stage: Stage, workspace: Workspace) -> Iterator[None]:
     """Remove the scratch folder, and close the run of a stage that raised."""
     try:
         yield
-    except OSError as error:
-        _close(run_id, "FAILED", error, workspace)
-        raise disk_full(error, Path(error.filename or workspace.home)) or error from error
     except Exception as error:
         _close(run_id, "FAILED", error, workspace)
+        where = Path(getattr(error, "filename", None) or workspace.workdir(run_id))
+        # A full disk has as many names as there are libraries that write.
+        if not isinstance(error, TurnwiseError) and (full := disk_full(error, where)):
+            raise full from error
         raise
     except BaseException as error:  # Ctrl-C, or a flow that is being cancelled
         _close(run_id, "KILLED", error, workspace)

@@ -6,7 +6,8 @@ import errno
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from stages.types import TurnwiseError
@@ -40,6 +41,17 @@ def disk_full(error: BaseException, path: Path) -> TurnwiseError | None:
             f"{path} could not be written: the disk is full. Free some space and run the same command again; nothing half-written is read"
         )
     return None
+
+
+@contextmanager
+def disk_told(path: Path) -> Iterator[None]:
+    """Tell in a sentence that the disk is full while `path` is written; other errors pass."""
+    try:
+        yield
+    except OSError as error:
+        if full := disk_full(error, path):
+            raise full from error
+        raise
 
 
 def first_line(error: BaseException, length: int = 120) -> str:

@@ -32,6 +32,12 @@ class Replay:
         self.path = Path(path).absolute()
         self.wait_s = wait_s
 
+    def check(self) -> None:
+        """Say what is wrong with the file, before work is done whose rows could not be written to it."""
+        if self.path.exists():
+            with self._open(write=False):
+                pass
+
     def commit(self, run_id: str, stage: str, tables: Mapping[str, Sequence[Row]]) -> None:
         """Write all rows of a run and its row in `commits`, or nothing. Raises ValueError if the run has committed before."""
         batches = {table: arrow(table, run_id, rows) for table, rows in tables.items() if rows}

@@ -68,6 +68,15 @@ class Done:
         return [(title, run.partition(", run ")[2], run.partition(", run ")[0]) for title, _, run in parts]
 
 
+@dataclass(frozen=True)
+class Ended:
+    """A run that ended: its folder, its command, and what readers see of it."""
+
+    home: Path
+    done: Done
+    seen: dict[str, Any]
+
+
 class Commands:
     """Runs `turnwise` commands, each in a process of its own; with an act, disturbed by it."""
 
@@ -113,16 +122,24 @@ def seen(home: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
     """All that readers see of a pipeline run, with titles for run ids and without times; JSON only."""
     tracking, replay = Tracking(home / "mlflow"), Replay(home / "data" / "turnwise.duckdb")
     runs = stage_runs(summary)
-    found: dict[str, Any] = {"pipeline": {"summary": _timeless(summary), "metrics": _curves(tracking, summary["run_id"])}}
+    found: dict[str, Any] = {"pipeline": {"summary": _timeless(summary), "metrics": _metrics(tracking, summary["run_id"], curves="")}}
     for title, run_id in runs.items():
         folder = tracking.artifact(run_id, ".")
         rows = {table: [_timeless(row) for row in replay.rows(table, [run_id])] for table in TABLES}
         inputs = json.loads((folder / "inputs.json").read_text())
-        found[title] = {"rows": rows, "metrics": _curves(tracking, run_id), "files": _files(folder), "inputs": inputs}
+        found[title] = {"rows": rows, "metrics": _metrics(tracking, run_id, curves="/step_"), "files": _files(folder), "inputs": inputs}
     text = json.dumps(found, sort_keys=True)
     for title, run_id in {"pipeline": summary["run_id"], **runs}.items():
         text = text.replace(run_id, title)
     return dict(json.loads(text))
+
+
+def assert_same_result(home: Path, done: Done, expected: Ended) -> None:
+    """Whoever reads the run that `done` summarises sees what they see of `expected`."""
+    found = seen(home, done.json)
+    assert found.keys() == expected.seen.keys()
+    for title in found:
+        assert found[title] == expected.seen[title], title
 
 
 def titles_by_status(home: Path) -> dict[str, Counter[str]]:
@@ -140,9 +157,11 @@ def title_of(tags: Mapping[str, str]) -> str:
     return f"{tags['stage']} {part if part in ('base', 'start', 'final') else tags['iteration']}"
 
 
-def _curves(tracking: Tracking, run_id: str) -> dict[str, list[tuple[int, float]]]:
-    names = [name for name in tracking.metrics(run_id) if not name.endswith("_s")]
-    return {name: [(point.step, point.value) for point in tracking._client.get_metric_history(run_id, name)] for name in names}
+def _metrics(tracking: Tracking, run_id: str, *, curves: str) -> dict[str, Any]:
+    """The last value of each metric, and all steps of those whose name holds `curves`."""
+    last = {name: value for name, value in tracking.metrics(run_id).items() if not name.endswith("_s")}
+    every = {name: [(point.step, point.value) for point in tracking._client.get_metric_history(run_id, name)] for name in last if curves in name}
+    return last | every
 
 
 def _files(folder: Path) -> dict[str, str]:

@@ -6,10 +6,11 @@ import contextlib
 import io
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from commands import RUN, Commands, Done, commands, make_home
+from commands import RUN, Commands, Done, Ended, commands, make_home, seen
 from toys import toy_workspace
 
 from stages import sqlite
@@ -61,20 +62,23 @@ def fresh(tmp_path: Path, empty_store: Path, base: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(empty_store: Path, base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
-    """The folder of a run that nothing disturbed, and how it ended. It ran in this process, so nothing that differs between two
-    processes (the order of a set, say) can be part of a result that disturbed runs equal."""
+def undisturbed(empty_store: Path, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """A run that nothing disturbed.
+
+    It ran in this process and not in a fork of the child's: so nothing that differs between two processes (the order of a
+    set, say) can be part of a result that disturbed runs equal.
+    """
     from flows import cli
 
     home = make_home(tmp_path_factory.mktemp("undisturbed") / "home", empty_store, base)
     out, err = io.StringIO(), io.StringIO()
     with contextlib.chdir(home), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = cli.main(RUN)
-    return home, Done(status, out.getvalue(), err.getvalue())
+    done = Done(status, out.getvalue(), err.getvalue())
+    return Ended(home, done, seen(home, done.json))
 
 
 @pytest.fixture
-def done(undisturbed: tuple[Path, Done], tmp_path: Path) -> tuple[Path, Done]:
-    """A copy of that folder, to go on in."""
-    home, ended = undisturbed
-    return Path(shutil.copytree(home, tmp_path / "home")), ended
+def finished(undisturbed: Ended, tmp_path: Path) -> Ended:
+    """A copy of that run's folder, to go on in."""
+    return replace(undisturbed, home=Path(shutil.copytree(undisturbed.home, tmp_path / "home")))

@@ -165,6 +165,15 @@ def test_token_ids_and_log_probs_survive_duckdb_and_parquet_exactly(turns: list[
             assert [[p.hex() for p in row["log_probs"]] for row in read] == [[p.hex() for p in row["log_probs"]] for row in rows]
 
 
+def test_a_creation_that_was_killed_halfway_is_begun_again(replay: Replay) -> None:
+    replay.path.parent.mkdir()
+    for leftover in ("replay.part", "replay.part.wal"):
+        (replay.path.parent / leftover).write_bytes(b"half a replay")
+    replay.commit("r1", "critic", {"priorities": [priority(1)]})
+    assert replay.count("priorities", ["r1"]) == 1
+    assert sorted(path.name for path in replay.path.parent.iterdir()) == ["replay.duckdb", "replay.lock"]
+
+
 def test_a_newer_schema_is_one_sentence(replay: Replay) -> None:
     replay.commit("r1", "critic", {})
     with duckdb.connect(str(replay.path)) as raw:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import RUN, TITLES, Commands, Done, make_home, seen, stage_runs, title_of, titles_by_status
+from commands import RUN, TITLES, Commands, Done, Ended, assert_same_result, make_home, stage_runs, title_of, titles_by_status
 
 from stages.replay import Replay
 from stages.tracking import Tracking
@@ -42,12 +42,11 @@ def chain(command: Commands, empty_store: Path, base: Path, tmp_path_factory: py
     return Chain(home, [*killed, command(home, *RUN)])
 
 
-def test_undisturbed_every_stage_runs_once_and_does_something(undisturbed: tuple[Path, Done]) -> None:
+def test_undisturbed_every_stage_runs_once_and_does_something(undisturbed: Ended) -> None:
     """Without this the comparisons below could be of nothing with nothing."""
-    home, done = undisturbed
+    done, found = undisturbed.done, undisturbed.seen
     assert (done.status, done.told, done.reused, done.ran) == (0, [], [], list(TITLES))
-    assert titles_by_status(home) == {"FINISHED": Counter(["pipeline", *TITLES])}
-    found = seen(home, done.json)
+    assert titles_by_status(undisturbed.home) == {"FINISHED": Counter(["pipeline", *TITLES])}
     for i in range(2):
         rows = {name: found[f"{name} {i}"]["rows"] for name in ("collect", "targets", "critic", "refine", "evaluate")}
         assert len(rows["collect"]["episodes"]) == 6 and len(rows["collect"]["turns"]) >= 12
@@ -69,13 +68,9 @@ def test_a_killed_run_goes_on_from_the_last_finished_stage(title: str, moment: s
     assert title in following.ran or following.status == -9  # it was killed in the same stage once more
 
 
-def test_after_all_kills_the_result_is_that_of_an_undisturbed_run(chain: Chain, undisturbed: tuple[Path, Done]) -> None:
+def test_after_all_kills_the_result_is_that_of_an_undisturbed_run(chain: Chain, undisturbed: Ended) -> None:
     assert (chain.done[-1].status, chain.done[-1].told) == (0, [])
-    home, done = undisturbed
-    expected, found = seen(home, done.json), seen(chain.home, chain.summary)
-    assert found.keys() == expected.keys()
-    for title in expected:
-        assert found[title] == expected[title], title
+    assert_same_result(chain.home, chain.done[-1], undisturbed)
 
 
 def test_every_stage_was_finished_once_and_every_killed_run_is_marked(chain: Chain) -> None:

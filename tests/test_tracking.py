@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import sqlite3
 import subprocess
@@ -9,6 +11,7 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,6 +102,25 @@ def test_artifacts_lie_where_they_can_be_read_without_a_copy(tracking: Tracking,
         again.artifact(run_id, "target")
 
 
+def test_a_json_artifact_changes_whole_or_not_at_all(tracking: Tracking, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipeline's summary is written again and again, and read after a kill or a full disk."""
+    run_id = tracking.start("pipeline", "p", {})
+    tracking.write_json(run_id, "summary.json", {"iterations": [1]})
+    write = Path.write_text
+
+    def half(path: Path, text: str, **options: Any) -> int:
+        write(path, text[: len(text) // 2], **options)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", half)
+        with pytest.raises(TurnwiseError, match=r"summary\.json could not be written: the disk is full"):
+            tracking.write_json(run_id, "summary.json", {"iterations": [1, 2]})
+    assert json.loads(tracking.artifact(run_id, "summary.json").read_text()) == {"iterations": [1]}
+    tracking.write_json(run_id, "summary.json", {"iterations": [1, 2]})
+    assert [file.path for file in tracking._client.list_artifacts(run_id)] == ["summary.json"]
+
+
 def test_a_moved_project_folder_finds_its_artifacts(tracking: Tracking, home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     run_id = tracking.start("distill", "d", {})
     tracking.write_json(run_id, "inputs.json", {})
@@ -161,6 +183,7 @@ def test_a_deleted_experiment_comes_back_for_a_new_run(tracking: Tracking) -> No
 INITIALISE = """
 import sys
 from pathlib import Path
+from typing import Any
 from stages.tracking import Tracking
 tracking = Tracking(Path(sys.argv[1]))
 tracking.finish(tracking.start("critic", "c", {}))
@@ -239,6 +262,7 @@ def test_what_sqlite_says_is_told_in_a_sentence(text: str, said: str, tracking: 
 SMALL_DISK = """
 import resource, sys
 from pathlib import Path
+from typing import Any
 from stages.tracking import Tracking
 from stages.types import TurnwiseError
 tracking = Tracking(Path(sys.argv[1]))
