@@ -38,6 +38,7 @@ from stages.types import EngineUnavailable
 
 LIMIT_S = 300  # of a command: one that hangs is ended by the system
 CALL = 2  # of the engine, or step of the optimiser, at which "inside" is: in the middle of the work
+BREAKS = iter("12")  # a job is a process of its own, so every job has both
 FULL_BYTES = 4096  # largest file on the full disk; every store is larger
 
 torch.set_num_threads(1)
@@ -129,9 +130,8 @@ def break_desk() -> None:
     raise ZeroDivisionError("the desk has no such drawer")
 
 
-def break_desk_twice(left: list[int] = [1, 2]) -> None:  # noqa: B006, the state is wanted
-    if left:
-        left.pop()
+def break_desk_twice() -> None:
+    if next(BREAKS, None):
         break_desk()
 
 

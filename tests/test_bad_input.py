@@ -60,7 +60,7 @@ MISHAPS = [
 
 @dataclass(frozen=True)
 class After:
-    """What one command left: how it ended, the runs as `turnwise runs` lists them, the statuses of this command's runs, scratch folders."""
+    """What one command left: how it ended, what `turnwise runs` lists then, and the scratch folders that still lie there."""
 
     done: Done
     listed: list[dict[str, Any]]
