@@ -1,71 +1,68 @@
-"""Runs presets over seeds and prints a Markdown table: the figures of docs/results.md.
+"""Runs presets over seeds, and keeps what came out: the figures of docs/results.md.
 
-    python benchmarks/seeds.py --presets demo demo_frozen demo_no_critique demo_rft demo_grpo --seeds 0 1 2 3 4
+    python benchmarks/seeds.py --presets demo demo_frozen demo_no_critique demo_rft demo_grpo --seeds 30 31 32 33 34 --into docs/results/desk.jsonl
+    python benchmarks/curves.py docs/results/desk.jsonl
 
 Each run is `turnwise run PRESET --plain --json --set seed=N`, so what is finished is reused, and an interrupted benchmark
-goes on where it stopped. Win rates are of the test split, sampled at temperature 1; "CPU s" is the processor time of
-the stages, without evaluation; "to .6" is the first iteration whose validation win rate reached .6.
+goes on where it stopped. `--into` gets one line a finished run: preset, seed, changed keys, and win rate and cost by
+iteration. A run that already has its line there is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+COSTS = ("episodes", "generated_tokens", "cpu_s", "stages_s")
 
-def run(preset: str, seed: int, sets: list[str]) -> dict[str, Any]:
+
+def run(preset: str, seed: int, sets: Sequence[str]) -> dict[str, Any]:
+    """One whole run, as the row that is kept of it."""
     command = ["turnwise", "run", preset, "--plain", "--json", "--quiet"]
     for item in [f"seed={seed}", *sets]:
         command += ["--set", item]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed with exit code {done.returncode}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return row(json.loads(done.stdout), preset, seed, sets)
 
 
-def reached(summary: dict[str, Any], level: float) -> dict[str, float] | None:
-    """Cost totals of the first iteration whose validation win rate reached the level."""
-    for row in summary["iterations"]:
-        if (row["win_rate"] or 0.0) >= level and row["iteration"] >= 0:
-            return {name: row["metrics"][f"pipeline/{name}"] for name in ("episodes", "cpu_s", "generated_tokens")}
-    return None
-
-
-def line(preset: str, summaries: list[dict[str, Any]]) -> str:
-    base = [s["base"]["win_rate"] for s in summaries]
-    final = [s["final"]["win_rate"] for s in summaries]
-    last = [s["iterations"][-1]["metrics"] for s in summaries]
-    hits = [hit for s in summaries if (hit := reached(s, 0.6))]
-    spread = statistics.stdev(final) if len(final) > 1 else 0.0
-    cells = [
-        preset,
-        f"{statistics.mean(base):.2f}",
-        f"{statistics.mean(final):.2f} ± {spread:.2f}",
-        " ".join(f"{x:.2f}" for x in final),
-        f"{statistics.mean(m['pipeline/episodes'] for m in last):.0f}",
-        f"{statistics.mean(m['pipeline/generated_tokens'] for m in last) / 1000:.0f}k",
-        f"{statistics.mean(m['pipeline/cpu_s'] for m in last):.0f}",
-        f"{len(hits)}/{len(summaries)}"
-        + (f": {statistics.mean(h['episodes'] for h in hits):.0f} ep., {statistics.mean(h['cpu_s'] for h in hits):.0f} s" if hits else ""),
-    ]
-    return f"| {' | '.join(cells)} |"
+def row(summary: dict[str, Any], preset: str, seed: int, sets: Sequence[str]) -> dict[str, Any]:
+    """base, final: win rates of the test split. curve: validation win rate and cumulative cost, the base model first."""
+    curve = []
+    for point in summary["iterations"]:
+        costs = {name: round(point["metrics"].get(f"pipeline/{name}", 0.0), 1) for name in COSTS}
+        curve.append({"iteration": point["iteration"], "win_rate": point["win_rate"], **costs})
+    ends = {"base": summary["base"]["win_rate"], "final": summary["final"]["win_rate"]}
+    return {"preset": preset, "seed": seed, "sets": list(sets), **ends, "curve": curve}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--presets", nargs="+", required=True)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[30, 31, 32, 33, 34])
     parser.add_argument("--set", action="append", default=[], dest="sets", metavar="SECTION.KEY=VALUE")
+    parser.add_argument("--into", type=Path, help="JSONL file that gets a line a run; without it the line is only printed")
     args = parser.parse_args()
-    print("| preset | base | final, mean ± sd | by seed | episodes | tokens | CPU s | to .6 |")
-    print("|---|---|---|---|---|---|---|---|")
+    kept = [json.loads(line) for line in args.into.read_text().splitlines()] if args.into and args.into.exists() else []
+    known = {(one["preset"], one["seed"], tuple(one["sets"])) for one in kept}
     for preset in args.presets:
-        print(line(preset, [run(preset, seed, args.sets) for seed in args.seeds]), flush=True)
+        for seed in args.seeds:
+            if (preset, seed, tuple(args.sets)) in known:
+                continue
+            found = run(preset, seed, args.sets)
+            print(f"{preset} seed {seed}: {found['base']:.2f} -> {found['final']:.2f}", file=sys.stderr, flush=True)
+            if args.into is None:
+                print(json.dumps(found), flush=True)
+                continue
+            args.into.parent.mkdir(parents=True, exist_ok=True)
+            with args.into.open("a") as file:
+                file.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

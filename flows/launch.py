@@ -82,7 +82,7 @@ def launch_run(run: RunConfig, workspace: Workspace, launch: Launcher, display: 
     workspace.replay.check()
 
     def make_step(parent: str) -> Step:
-        return display.watched(launch.step(plain_step(workspace, parent, display.bar, force)))
+        return display.watched(launch.step(plain_step(workspace, display.bar, parent, force=force)))
 
     def body() -> Summary:
         return run_pipeline(run, workspace, make_step, display.row)
@@ -92,9 +92,9 @@ def launch_run(run: RunConfig, workspace: Workspace, launch: Launcher, display: 
 
 def launch_rerun(rerun: Rerun, workspace: Workspace, launch: Launcher, display: Display, *, sets: list[str], force: bool) -> StageRun:
     """One stage, once more."""
-    from flows.rerun import rerun_step
+    from flows.pipeline import plain_step
 
     workspace.replay.check()
-    step = display.watched(launch.step(rerun_step(rerun, workspace, display.bar, force)))
+    step = display.watched(launch.step(plain_step(workspace, display.bar, force=force, tags=rerun.tags)))
     parameters = {"stage": rerun.call.stage.name, "of": rerun.old, "sets": sets}
     return launch.flow(lambda: step(rerun.call), f"rerun {rerun.call.title}", parameters)

@@ -89,8 +89,8 @@ Watcher = Callable[[Iteration], None]
 """Is told of every iteration when it is done, of the base model first (iteration -1)."""
 
 
-def plain_step(workspace: Workspace, parent: str, bar: Bar, force: bool = False) -> Step:
-    """Run stages right here, as runs below the pipeline run `parent`."""
+def plain_step(workspace: Workspace, bar: Bar, parent: str | None = None, *, force: bool = False, tags: Mapping[str, str] | None = None) -> Step:
+    """Run stages right here, as runs below the pipeline run `parent` where there is one, with `tags` on each."""
     from stages.execute import execute
 
     def step(call: Call) -> StageRun:
@@ -102,7 +102,7 @@ def plain_step(workspace: Workspace, parent: str, bar: Bar, force: bool = False)
             workspace=workspace,
             parent=parent,
             force=force,
-            tags={"part": call.part},
+            tags={"part": call.part, **(tags or {})},
             progress=bar,
         )
 

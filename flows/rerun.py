@@ -20,8 +20,7 @@ from stages.envs import nearest
 from stages.types import MissingInput, UsageError
 
 if TYPE_CHECKING:
-    from flows.pipeline import Step
-    from stages.execute import Bar, StageRun, Workspace
+    from stages.execute import Workspace
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,11 @@ class Rerun:
 
     old: str
     call: Call
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """What links the new run to the old one."""
+        return {"rerun_of": self.old}
 
 
 def prepare(stage: str, of: str, workspace: Workspace, *, sets: Sequence[str] = (), iteration: int | None = None) -> Rerun:
@@ -76,22 +80,3 @@ def stored_summary(workspace: Workspace, run_id: str) -> dict[str, Any]:
         return {"run_id": run_id, "base": {}, "final": {}, "iterations": []}
     summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return {**summary, "status": workspace.tracking.status(run_id)}
-
-
-def rerun_step(rerun: Rerun, workspace: Workspace, bar: Bar, force: bool) -> Step:
-    """Run the stage, with the link to the old run."""
-    from stages.execute import execute
-
-    def step(call: Call) -> StageRun:
-        return execute(
-            call.stage,
-            run=call.run,
-            inputs=call.inputs,
-            iteration=call.iteration,
-            workspace=workspace,
-            force=force,
-            tags={"part": call.part, "rerun_of": rerun.old},
-            progress=bar,
-        )
-
-    return step

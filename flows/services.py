@@ -30,7 +30,7 @@ def ui(args: Namespace) -> int:
     if not is_free(args.port):
         raise UsageError(f"ui: port {args.port} is taken. Name another one: turnwise ui --port {args.port + 1}")
     workspace = open_workspace(home)
-    experiment = workspace.tracking._experiment_id(EXPERIMENT)
+    experiment = workspace.tracking.experiment_id(EXPERIMENT)
 
     def start_page() -> Leashed:
         command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", workspace.tracking.uri]

@@ -16,29 +16,24 @@ from typing import Any
 
 from pydantic import Field
 
-from stages.contract import Config, Context, Outputs, Stage
+from stages.contract import Context, Outputs, Stage
 from stages.learn.adapter import load_state, read_tensors, save_adapter, trainable_state
 from stages.learn.ema import ema_update
-from stages.learn.fit import fit, lr_factor
-from stages.training import TrainRow, fit_metrics, general_rows, mixed_batches, mixed_nll, pad_id, target_rows, trainable
+from stages.learn.fit import fit
+from stages.training import OptimConfig, TrainRow, fit_metrics, general_rows, mixed_batches, mixed_nll, pad_id, target_rows, trainable
 from stages.transitions import transitions
 from stages.types import MissingInput, Row
 
 
-class CriticConfig(Config):
+class CriticConfig(OptimConfig):
     """L1 and the target network."""
 
-    lr: float = Field(1e-4, gt=0, description="AdamW learning rate. [ours]")
-    lr_decay_start: int = Field(1000, ge=0, description="Iteration from which the rate falls linearly. [ours]")
-    lr_decay_end: int = Field(1000, ge=0, description="Iteration at which it is lr x lr_final. [ours]")
-    lr_final: float = Field(1.0, gt=0, le=1, description="Share of the rate that is left then. [ours]")
     epochs: int = Field(1, ge=0, description="Passes over the iteration's targets; 0 freezes the successor. [ours]")
     batch: int = Field(48, ge=1, description="Targets a step. [ours]")
     policy_rows: int = Field(16, ge=0, description="Policy rows in every step, from the last refinements or, at first, its own actions. [ours]")
     general_rows: int = Field(0, ge=0, description="General rows in every step. [paper: general instruction data against forgetting]")
     general_path: str = Field("data/base/general.jsonl", description="JSONL file of general rows. [ours]")
     ema_rate: float = Field(0.01, gt=0, le=1, description="EMA rate of the target network, a step. [paper: an EMA; rate ours]")
-    clip: float = Field(1.0, gt=0, description="Largest gradient norm. [ours]")
 
 
 def run(context: Context) -> Outputs:
@@ -72,8 +67,7 @@ def run(context: Context) -> Outputs:
         bar.advance(1)
 
     batches = mixed_batches(kinds, main="successor", epochs=config.epochs, rng=random.Random(context.seed), pad_id=pad_id(model), device=model.device)
-    factor = lr_factor(context.iteration, start=config.lr_decay_start, end=config.lr_decay_end, final=config.lr_final)
-    history = fit(model, batches, loss, lr=config.lr * factor, clip=config.clip, after_step=after_step)
+    history = fit(model, batches, loss, lr=config.rate(context.iteration), clip=config.clip, after_step=after_step)
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     load_state(model, target)
     save_adapter(model, context.workdir / "target", context.engine.model_hash)

@@ -16,20 +16,16 @@ from typing import Any
 
 from pydantic import Field
 
-from stages.contract import Config, Context, Outputs, Stage
+from stages.contract import Context, Outputs, Stage
 from stages.learn.adapter import load_state, save_adapter, trainable_state
-from stages.learn.fit import fit, lr_factor
+from stages.learn.fit import fit
 from stages.learn.losses import kl_to_base
-from stages.training import fit_metrics, general_rows, mean_nll, mixed_batches, mixed_nll, pad_id, target_rows, trainable
+from stages.training import OptimConfig, fit_metrics, general_rows, mean_nll, mixed_batches, mixed_nll, pad_id, target_rows, trainable
 
 
-class DistillConfig(Config):
+class DistillConfig(OptimConfig):
     """L2."""
 
-    lr: float = Field(1e-4, gt=0, description="AdamW learning rate. [ours]")
-    lr_decay_start: int = Field(1000, ge=0, description="Iteration from which the rate falls linearly. [ours]")
-    lr_decay_end: int = Field(1000, ge=0, description="Iteration at which it is lr x lr_final. [ours]")
-    lr_final: float = Field(1.0, gt=0, le=1, description="Share of the rate that is left then. [ours]")
     epochs: int = Field(1, ge=1, description="Passes over the iteration's refinements. [ours]")
     batch: int = Field(32, ge=1, description="Refined actions a step. [ours]")
     successor_rows: int = Field(16, ge=0, description="Successor targets in every step: L1 : L2 share one adapter. [ours]")
@@ -37,7 +33,6 @@ class DistillConfig(Config):
     general_path: str = Field("data/base/general.jsonl", description="JSONL file of general rows. [ours]")
     held_out: float = Field(0.1, ge=0, lt=1, description="Share of the refinements held out for the peak rule. [ours]")
     kl_coef: float = Field(0.0, ge=0, description="Weight of KL(pi_theta || pi_base) on the trained tokens. [ours; paper: none]")
-    clip: float = Field(1.0, gt=0, description="Largest gradient norm. [ours]")
 
 
 def run(context: Context) -> Outputs:
@@ -67,9 +62,8 @@ def run(context: Context) -> Outputs:
                 best = by_epoch[-1], trainable_state(model)
 
     batches = mixed_batches(kinds, main="policy", epochs=config.epochs, rng=rng, pad_id=pad_id(model), device=model.device)
-    factor = lr_factor(context.iteration, start=config.lr_decay_start, end=config.lr_decay_end, final=config.lr_final)
     loss = with_kl(config.kl_coef)
-    history = fit(model, batches, loss, lr=config.lr * factor, clip=config.clip, after_step=after_step)
+    history = fit(model, batches, loss, lr=config.rate(context.iteration), clip=config.clip, after_step=after_step)
     if best[1]:
         load_state(model, best[1])
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)

@@ -19,23 +19,21 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from stages.contract import Config, Context, Outputs, Stage
+from stages.contract import Context, Outputs, Stage
 from stages.learn.adapter import save_adapter
 from stages.learn.batches import Batch
 from stages.learn.fit import fit
 from stages.learn.losses import completion_log_probs, group_advantages, ppo_clip
-from stages.training import TrainRow, fit_metrics, make_part, pad_id, trainable
+from stages.training import OptimConfig, TrainRow, fit_metrics, make_part, pad_id, trainable
 from stages.types import MissingInput, Outcome, Row
 
 
-class GrpoConfig(Config):
+class GrpoConfig(OptimConfig):
     """The clipped policy gradient."""
 
-    lr: float = Field(1e-4, gt=0, description="AdamW learning rate. [ours]")
     epochs: int = Field(2, ge=1, description="Passes over the iteration's episodes. [ours]")
     batch: int = Field(96, ge=1, description="Turns a step. [ours]")
     ratio_clip: float = Field(0.2, gt=0, lt=1, description="c of the clipped ratio. [PPO's default]")
-    clip: float = Field(1.0, gt=0, description="Largest gradient norm. [ours]")
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def run(context: Context) -> Outputs:
         return ppo_clip(log_probs_K, part.old_log_probs_K, part.advantage_B[rows_K], clip=config.ratio_clip)
 
     batches = step_batches(turns, advantage, config, random.Random(context.seed), model)
-    history = fit(model, batches, loss, lr=config.lr, clip=config.clip, after_step=lambda step: bar.advance(1))
+    history = fit(model, batches, loss, lr=config.rate(context.iteration), clip=config.clip, after_step=lambda step: bar.advance(1))
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     mixed = len({t["episode_id"] for t in turns}) / len(episodes)
     return Outputs(fit_metrics("grpo", history) | {"grpo/used_frac": mixed}, {}, {"adapter": context.workdir / "adapter"})

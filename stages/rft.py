@@ -14,21 +14,19 @@ from typing import Any
 
 from pydantic import Field
 
-from stages.contract import Config, Context, Outputs, Stage
+from stages.contract import Context, Outputs, Stage
 from stages.learn.adapter import save_adapter
 from stages.learn.fit import fit
-from stages.training import TrainRow, fit_metrics, mixed_batches, mixed_nll, pad_id, trainable
+from stages.training import OptimConfig, TrainRow, fit_metrics, mixed_batches, mixed_nll, pad_id, trainable
 from stages.transitions import transitions
 
 
-class RftConfig(Config):
+class RftConfig(OptimConfig):
     """How the wins are learned."""
 
-    lr: float = Field(1e-4, gt=0, description="AdamW learning rate. [ours]")
     epochs: int = Field(2, ge=1, description="Passes over the rows. [ours]")
     batch: int = Field(32, ge=1, description="Turns a step. [ours]")
     rows: int = Field(512, ge=1, description="Most turns an iteration, drawn from all wins so far. [ours]")
-    clip: float = Field(1.0, gt=0, description="Largest gradient norm. [ours]")
 
 
 def run(context: Context) -> Outputs:
@@ -44,7 +42,7 @@ def run(context: Context) -> Outputs:
         return mixed_nll(model, parts)[:2]
 
     batches = mixed_batches({"policy": (rows, config.batch)}, main="policy", epochs=config.epochs, rng=rng, pad_id=pad_id(model), device=model.device)
-    history = fit(model, batches, loss, lr=config.lr, clip=config.clip, after_step=lambda step: bar.advance(1))
+    history = fit(model, batches, loss, lr=config.rate(context.iteration), clip=config.clip, after_step=lambda step: bar.advance(1))
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     return Outputs(fit_metrics("rft", history) | {"rft/wins": float(len(won))}, {}, {"adapter": context.workdir / "adapter"})
 

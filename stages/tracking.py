@@ -61,13 +61,13 @@ class Tracking:
         """Open a run and return its id. Host, pid and process start time are added, so that `reap` can tell a dead run."""
         own = process_tags() | ({"mlflow.parentRunId": parent} if parent else {})
         with told(self.db):
-            return self._noted(self._client.create_run(self._experiment_id(experiment), tags=clipped({**tags, **own}), run_name=name))
+            return self._noted(self._client.create_run(self.experiment_id(experiment), tags=clipped({**tags, **own}), run_name=name))
 
     def finished(self, fingerprint: str, experiment: str | None = None) -> str | None:
         """Newest FINISHED run with that fingerprint, in one experiment (quicker) or in all."""
         wanted = f"attributes.status = 'FINISHED' and tags.fingerprint = '{fingerprint}'"
         with told(self.db):
-            ids = [self._experiment_id(experiment)] if experiment else self._all_experiments()
+            ids = [self.experiment_id(experiment)] if experiment else self._all_experiments()
             found = self._client.search_runs(ids, wanted, max_results=1, order_by=["attributes.start_time DESC"])
         return self._noted(found[0]) if found else None
 
@@ -197,7 +197,7 @@ class Tracking:
     def _all_experiments(self) -> list[str]:
         return [str(experiment.experiment_id) for experiment in self._client.search_experiments()]
 
-    def _experiment_id(self, name: str) -> str:
+    def experiment_id(self, name: str) -> str:
         if name not in self._experiments:
             self._experiments[name] = _experiment(self._client, name, self.root / "artifacts" / name)
         return self._experiments[name]

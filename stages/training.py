@@ -14,15 +14,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from stages.contract import Context
+from stages.contract import Config, Context
 from stages.learn.adapter import new_adapter, open_adapter
 from stages.learn.batches import Batch, pad_rows
+from stages.learn.fit import lr_factor
 from stages.learn.losses import completion_nll
 from stages.llm.hf import check_adapter, load_base
 from stages.llm.roles import mix
 from stages.types import Row, UsageError
+
+
+class OptimConfig(Config):
+    """Keys that every stage with a gradient has. The rate is lr up to one iteration, then falls linearly to lr x lr_final at another."""
+
+    lr: float = Field(1e-4, gt=0, description="AdamW learning rate. [ours]")
+    lr_decay_start: int = Field(1000, ge=0, description="Iteration from which the rate falls linearly. [ours]")
+    lr_decay_end: int = Field(1000, ge=0, description="Iteration at which it is lr x lr_final. [ours]")
+    lr_final: float = Field(1.0, gt=0, le=1, description="Share of the rate that is left then. [ours]")
+    clip: float = Field(1.0, gt=0, description="Largest gradient norm. [ours]")
+
+    def rate(self, iteration: int) -> float:
+        """The learning rate of an iteration."""
+        return self.lr * lr_factor(iteration, start=self.lr_decay_start, end=self.lr_decay_end, final=self.lr_final)
 
 
 @dataclass(frozen=True)

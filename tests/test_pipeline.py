@@ -26,7 +26,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
 
 def go(workspace: Workspace, **values: Any) -> pipeline.Summary:
     run = presets.resolve({"preset": "test", "iterations": 2, **values})
-    return pipeline.run_pipeline(run, workspace, lambda parent: pipeline.plain_step(workspace, parent, silent))
+    return pipeline.run_pipeline(run, workspace, lambda parent: pipeline.plain_step(workspace, silent, parent))
 
 
 def test_stages_run_in_the_order_of_the_method(workspace: Workspace, stages: Stages) -> None:
@@ -156,7 +156,7 @@ def test_a_changed_key_is_planned_from_its_stage_on(workspace: Workspace, stages
 
 def again(workspace: Workspace, stage: str, of: str, *sets: str, force: bool = False, iteration: int | None = None) -> tuple[rerun.Rerun, StageRun]:
     prepared = rerun.prepare(stage, of, workspace, sets=sets, iteration=iteration)
-    return prepared, rerun.rerun_step(prepared, workspace, silent, force)(prepared.call)
+    return prepared, pipeline.plain_step(workspace, silent, force=force, tags=prepared.tags)(prepared.call)
 
 
 def test_a_rerun_reads_the_stored_inputs_and_links_to_the_old_run(workspace: Workspace, stages: Stages) -> None:

@@ -8,97 +8,20 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import models
 import pytest
+from refine_play import OPTIONS, Play, Seeing, asked, bench_of, run
 
 from stages import collect, refine
 from stages.collect import CollectConfig
 from stages.llm.roles import Roles, load_roles
-from stages.llm.scripted import GARBAGE, draw
-from stages.refine import RefineConfig, Refinement, cap_yes
-from stages.sections import RolesConfig, TaskConfig
+from stages.llm.scripted import GARBAGE
+from stages.refine import Refinement, cap_yes
 from stages.transitions import transitions
-from stages.types import Completion, MissingInput, Outcome, Request, SimulatorError, UsageError
-
-OPTIONS = {"requests": 3, "tiers": 2}
-
-
-@dataclass
-class Play:
-    """A scripted model. `fresh` and `better`: right or wrong actions; `critic`: "truth", "yes", "no" or "garbage"."""
-
-    fresh: str = "wrong"
-    better: str = "right"
-    critic: str = "truth"
-    spoiled: dict[str, str] = field(default_factory=dict)  # role -> another reply
-
-    def __call__(self, prompt: str, request: Request) -> str:
-        role = models.role_of(prompt)
-        if role in self.spoiled:
-            return self.spoiled[role]
-        if role == "corrector":
-            return prompt.removeprefix("<user>\nRewrite.\n").removesuffix("\n<assistant>\n").replace("as told, ", "")
-        if role == "successor":
-            return f"Future: then {draw(request, ['fail', 'pass', 'end', 'more'])}. {prompt.rsplit('Action: ', 1)[1].splitlines()[0]}"
-        if role == "evaluator":
-            return self.verdict(prompt)
-        kind = self.better if role == "refiner" else self.fresh if request.adapter == "critic0-adapter" else "right"
-        action = self.action(prompt, kind)
-        return f"Thought: as told, x. Action: {action}" if role == "refiner" else f"Thought: {request.seed % 10}. Action: {action}"
-
-    @staticmethod
-    def action(prompt: str, kind: str) -> str:
-        return (models.right_action if kind == "right" else models.wrong_action)(prompt, OPTIONS)
-
-    def verdict(self, prompt: str) -> str:
-        if self.critic == "garbage":
-            return GARBAGE
-        # service_desk's evaluator is not told the customer; the future repeats the action, whose option is known here.
-        right = self.critic == "yes" if self.critic != "truth" else "RIGHT" in prompt
-        return "Optimality: Yes. fine." if right else "Optimality: No. another may be needed."
-
-
-class Seeing(Play):
-    """The successor says whether the action is right, so that the evaluator can."""
-
-    def __call__(self, prompt: str, request: Request) -> str:
-        if models.role_of(prompt) == "successor" and not self.spoiled:
-            state, action = prompt.rsplit("Action: ", 1)
-            return f"Future: {'RIGHT' if action.splitlines()[0] == models.right_action(state, OPTIONS) else 'BROKEN'} {request.seed}."
-        return super().__call__(prompt, request)
-
-
-def bench_of(base: Path, tmp_path: Path, play: Any, episodes: int = 12, **roles: Any) -> models.Bench:
-    """Episodes of a policy that does everything right, and a critic to be loaded."""
-    bench = models.Bench(base, tmp_path, engine=models.Recorder(play), task=TaskConfig(options=OPTIONS))
-    bench.roles = RolesConfig(max_action_tokens=400, max_future_tokens=400, **roles)
-    bench.run(collect.STAGE, CollectConfig(first_episodes=episodes), {})
-    for folder in ("adapter", "target"):
-        bench.memory.files["critic0", folder] = tmp_path
-    engine: Any = bench.engine
-    engine.requests.clear(), engine.completions.clear()
-    return bench
-
-
-INPUTS = {"collect": ["collect0"], "critic": ["critic0"]}
-
-
-def run(bench: models.Bench, seed: int = 0, **config: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, float]]:
-    outputs = bench.run(refine.STAGE, RefineConfig(**({"states": 20, "yes_frac_max": 1.0} | config)), INPUTS, seed=seed)
-    return [dict(r) for r in outputs.rows["targets"]], [dict(r) for r in outputs.rows["judgements"]], dict(outputs.metrics)
-
-
-def asked(bench: models.Bench) -> dict[str, list[tuple[str, Request, Completion]]]:
-    engine: Any = bench.engine
-    found: dict[str, list[tuple[str, Request, Completion]]] = {}
-    for request, completion in zip(engine.requests, engine.completions, strict=True):
-        prompt = engine.decode(request.prompt_ids)
-        found.setdefault(models.role_of(prompt), []).append((prompt, request, completion))
-    return found
+from stages.types import Completion, MissingInput, Outcome, Request, UsageError
 
 
 def test_no_teaches_the_refined_action_as_the_engine_produced_it(base: Path, tmp_path: Path) -> None:
@@ -253,69 +176,6 @@ def test_yes_rows_are_at_most_their_share_and_as_many_as_that_allows(most: float
             assert len(kept) - n_yes == no
             assert n_yes <= most * len(kept) + 1e-9
             assert n_yes == yes or n_yes + 1 > most * (len(kept) + 1) + 1e-9
-
-
-@pytest.mark.parametrize(("better", "n"), [("right", 20), ("wrong", 0)])
-def test_gate_evaluate_keeps_what_the_critic_then_says_yes_to(base: Path, tmp_path: Path, better: str, n: int) -> None:
-    rows, judgements, metrics = run(bench_of(base, tmp_path, Seeing(better=better)), gate="evaluate")
-    assert len(rows) == n
-    assert metrics["refine/dropped"] == 20 - n
-    assert {j["info"]["dropped"] for j in judgements} == ({""} if n else {"gate"})
-
-
-def test_without_a_gate_worse_actions_are_learned(base: Path, tmp_path: Path) -> None:
-    rows, _, _ = run(bench_of(base, tmp_path, Seeing(better="wrong")))
-    assert len(rows) == 20
-
-
-def test_gates_leave_kept_actions_alone(base: Path, tmp_path: Path) -> None:
-    for gate in ("evaluate", "reroll"):
-        rows, _, _ = run(bench_of(base, tmp_path / gate, Seeing(fresh="right")), gate=gate)
-        assert len(rows) == 20
-
-
-class Rolling(Seeing):
-    """Fresh and refined actions as asked, everything after them by a policy that is right: only the action decides the return."""
-
-    def __call__(self, prompt: str, request: Request) -> str:
-        if models.role_of(prompt) == "policy" and self.rolling:
-            return f"Action: {models.right_action(prompt, OPTIONS)}"
-        if models.role_of(prompt) == "corrector":
-            self.rolling = True  # the last role that is asked before the gate
-        return super().__call__(prompt, request)
-
-    rolling = False
-
-
-@pytest.mark.parametrize(
-    ("fresh", "better", "n"),
-    [("wrong", "right", 20), ("right", "wrong", 0), ("wrong", "wrong", 20), ("right", "right", 20)],
-)
-def test_gate_reroll_keeps_what_is_no_worse(base: Path, tmp_path: Path, fresh: str, better: str, n: int) -> None:
-    """Stored states are of episodes without a mistake, so the action alone decides: 1 against 0, 0 against 1, or equal."""
-    play = Rolling(better=better, critic="no")
-    play.verdict = lambda prompt: "Optimality: No. x."  # type: ignore[method-assign]
-    bench = bench_of(base, tmp_path, play)
-    play.fresh, play.rolling = fresh, False
-    rows, judgements, metrics = run(bench, gate="reroll", gate_rollouts=2)
-    assert len(rows) == n
-    assert metrics["refine/dropped"] == 20 - n
-    assert {j["info"]["dropped"] for j in judgements} == ({""} if n else {"gate"})
-
-
-def test_gate_reroll_drops_what_the_environment_could_not_roll_out(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failed rollout is no return of 0: nothing is known, so the refined action is not taken."""
-    from stages.envs.service_desk import ServiceDesk
-
-    bench = bench_of(base, tmp_path, Seeing())
-
-    def down(self: Any, message: Any) -> Any:
-        raise SimulatorError("the user is silent")
-
-    monkeypatch.setattr(ServiceDesk, "step", down)
-    rows, judgements, _ = run(bench, gate="reroll", gate_rollouts=1)
-    assert rows == []
-    assert {j["info"]["dropped"] for j in judgements} == {"gate"}
 
 
 def test_refined_words_from_the_critique_are_measured_before_and_after_correction(base: Path, tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from openai_stub import Answer, Stub, good
 
 from stages.llm.openai import OpenAIEngine, chat
 from stages.types import Completion, EngineUnavailable, Request, UsageError
@@ -19,68 +19,6 @@ from stages.types import Completion, EngineUnavailable, Request, UsageError
 pytest.importorskip("openai", reason="the extra `openai` is not installed")
 
 KEY = "sk-secret-0123456789"
-Answer = tuple[int, object]  # status, body: JSON, or text as it is
-
-
-class Stub:
-    """A server that keeps what it was asked, and answers by a function (path, body) -> (status, reply)."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, dict[str, Any], str]] = []
-        self.answer: Callable[[str, dict[str, Any]], Answer] = lambda path, body: (200, good(body))
-        self.content_type = "application/json"
-        self.busy = self.busiest = 0
-        self.lock = threading.Lock()
-        stub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                stub.handle(self)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 128  # else connections beyond the fifth wait for a second
-
-        self.server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-
-    def handle(self, http: BaseHTTPRequestHandler) -> None:
-        body = json.loads(http.rfile.read(int(http.headers["Content-Length"])))
-        with self.lock:
-            self.asked.append((http.path, body, http.headers.get("Authorization", "")))
-            self.busy += 1
-            self.busiest = max(self.busiest, self.busy)
-        status, reply = self.answer(http.path, body)
-        with self.lock:
-            self.busy -= 1
-        data = (reply if isinstance(reply, str) else json.dumps(reply)).encode()
-        try:
-            http.send_response(status)
-            http.send_header("Content-Type", self.content_type)
-            http.send_header("Content-Length", str(len(data)))
-            http.send_header("Retry-After-Ms", "1")
-            http.end_headers()
-            http.wfile.write(data)
-        except OSError:
-            pass  # the client gave up, which is what a test wanted
-
-
-def good(body: dict[str, Any], **changes: object) -> dict[str, Any]:
-    """A reply as vllm serve gives it: the prompt's length and the seed, so that each request can be told from its reply."""
-    ids = [len(body["prompt"]), body["seed"] % 1000, 2]
-    choice = {
-        "index": 0,
-        "text": f"seed {body['seed']}",
-        "finish_reason": "stop",
-        "token_ids": ids,
-        "prompt_token_ids": body["prompt"],
-        "logprobs": {"token_logprobs": [-0.5, -0.25, -0.125], "tokens": ["a", "b", "c"]},
-    }
-    return {"id": "c", "object": "text_completion", "model": body["model"], "choices": [{**choice, **changes}]}
 
 
 @pytest.fixture

@@ -1,0 +1,75 @@
+"""The gates of refinement: what is refused, what is kept, and what a rollout that failed means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+from refine_play import OPTIONS, Seeing, bench_of, run
+
+from stages.types import Request, SimulatorError
+
+
+@pytest.mark.parametrize(("better", "n"), [("right", 20), ("wrong", 0)])
+def test_gate_evaluate_keeps_what_the_critic_then_says_yes_to(base: Path, tmp_path: Path, better: str, n: int) -> None:
+    rows, judgements, metrics = run(bench_of(base, tmp_path, Seeing(better=better)), gate="evaluate")
+    assert len(rows) == n
+    assert metrics["refine/dropped"] == 20 - n
+    assert {j["info"]["dropped"] for j in judgements} == ({""} if n else {"gate"})
+
+
+def test_without_a_gate_worse_actions_are_learned(base: Path, tmp_path: Path) -> None:
+    rows, _, _ = run(bench_of(base, tmp_path, Seeing(better="wrong")))
+    assert len(rows) == 20
+
+
+def test_gates_leave_kept_actions_alone(base: Path, tmp_path: Path) -> None:
+    for gate in ("evaluate", "reroll"):
+        rows, _, _ = run(bench_of(base, tmp_path / gate, Seeing(fresh="right")), gate=gate)
+        assert len(rows) == 20
+
+
+class Rolling(Seeing):
+    """Fresh and refined actions as asked, everything after them by a policy that is right: only the action decides the return."""
+
+    def __call__(self, prompt: str, request: Request) -> str:
+        if models.role_of(prompt) == "policy" and self.rolling:
+            return f"Action: {models.right_action(prompt, OPTIONS)}"
+        if models.role_of(prompt) == "corrector":
+            self.rolling = True  # the last role that is asked before the gate
+        return super().__call__(prompt, request)
+
+    rolling = False
+
+
+@pytest.mark.parametrize(
+    ("fresh", "better", "n"),
+    [("wrong", "right", 20), ("right", "wrong", 0), ("wrong", "wrong", 20), ("right", "right", 20)],
+)
+def test_gate_reroll_keeps_what_is_no_worse(base: Path, tmp_path: Path, fresh: str, better: str, n: int) -> None:
+    """Stored states are of episodes without a mistake, so the action alone decides: 1 against 0, 0 against 1, or equal."""
+    play = Rolling(better=better, critic="no")
+    play.verdict = lambda prompt: "Optimality: No. x."  # type: ignore[method-assign]
+    bench = bench_of(base, tmp_path, play)
+    play.fresh, play.rolling = fresh, False
+    rows, judgements, metrics = run(bench, gate="reroll", gate_rollouts=2)
+    assert len(rows) == n
+    assert metrics["refine/dropped"] == 20 - n
+    assert {j["info"]["dropped"] for j in judgements} == ({""} if n else {"gate"})
+
+
+def test_gate_reroll_drops_what_the_environment_could_not_roll_out(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed rollout is no return of 0: nothing is known, so the refined action is not taken."""
+    from stages.envs.service_desk import ServiceDesk
+
+    bench = bench_of(base, tmp_path, Seeing())
+
+    def down(self: Any, message: Any) -> Any:
+        raise SimulatorError("the user is silent")
+
+    monkeypatch.setattr(ServiceDesk, "step", down)
+    rows, judgements, _ = run(bench, gate="reroll", gate_rollouts=1)
+    assert rows == []
+    assert {j["info"]["dropped"] for j in judgements} == {"gate"}
