@@ -10,7 +10,7 @@ from pydantic import Field
 from stages import envs
 from stages.contract import POLICY_STAGES, Config, Context, Outputs, Stage
 from stages.llm.roles import load_roles
-from stages.rollout import RolloutSettings, check_environment, environment, rollout, summary
+from stages.rollout import check_environment, environment, rollout, rollout_settings, summary
 from stages.transitions import episode_rows
 
 
@@ -33,10 +33,7 @@ def run(context: Context) -> Outputs:
     scenarios = envs.scenarios(task.env, task.options, config.split, max(1, wanted // config.group), context.seed)
     scenarios = [s for s in scenarios for _ in range(config.group)]
     bar = context.progress("collect episodes", len(scenarios))
-    settings = RolloutSettings(
-        context.policy_adapter(), roles.policy_temperature, roles.max_action_tokens, task.max_turns, task.malformed_allowance,
-        config.slots, config.attempts, context.seed,
-    )  # fmt: skip
+    settings = rollout_settings(context, context.policy_adapter(), seed=context.seed, slots=config.slots, attempts=config.attempts)
     episodes = rollout(context.engine, environment(context), scenarios, load_roles(roles.prompts), settings, done=bar.advance)
     check_environment(episodes)
     return Outputs(summary(episodes, "collect"), episode_rows(episodes, context.iteration))

@@ -19,7 +19,7 @@ from stages.audit import audit
 from stages.contract import POLICY_STAGES, Config, Context, Outputs, Stage
 from stages.learn.statistics import wilson
 from stages.llm.roles import ask, load_roles, mix
-from stages.rollout import RolloutSettings, check_environment, environment, rollout, summary
+from stages.rollout import check_environment, environment, rollout, rollout_settings, summary
 from stages.training import read_jsonl
 from stages.transitions import episode_rows
 from stages.types import Row
@@ -48,9 +48,7 @@ def run(context: Context) -> Outputs:
     # The scenarios depend on the run's seed alone: every iteration, and every rerun, is judged on the same ones.
     scenarios = envs.scenarios(task.env, task.options, config.split, config.episodes, mix("evaluate", context.run.seed))
     bar = context.progress(f"evaluate on {config.split}", len(scenarios))
-    settings = RolloutSettings(
-        policy, config.temperature, shared.max_action_tokens, task.max_turns, task.malformed_allowance, config.slots, config.attempts, context.seed
-    )
+    settings = rollout_settings(context, policy, seed=context.seed, temperature=config.temperature, slots=config.slots, attempts=config.attempts)
     episodes = rollout(context.engine, environment(context), scenarios, roles, settings, done=bar.advance)
     check_environment(episodes)
     scored = [e for e in episodes if e.outcome.trainable]

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from stages.contract import Config, Context, Outputs, Stage
 from stages.critique import Judgement, judge
-from stages.gate import reroll_gate
+from stages.gate import no_worse
 from stages.learn.statistics import leak_rate
 from stages.llm.roles import Roles, ask, check_student, history_text, load_roles, mix
 from stages.react import parse_react
@@ -82,10 +82,8 @@ def run(context: Context) -> Outputs:
     fresh = fresh_actions(context, roles, drawn)
     judged = judge_all(context, roles, fresh)
     refined = refine_all(context, roles, judged)
-    if config.gate == "evaluate":
-        refined = evaluate_gate(context, roles, refined)
-    elif config.gate == "reroll":
-        refined = reroll_gate(context, roles, refined, config.gate_rollouts)
+    if config.gate != "none":
+        refined = gated(context, roles, refined)
     kept = cap_yes(refined, config.yes_frac_max, rng)
     return Outputs(
         metrics(judged, refined, kept),
@@ -169,13 +167,17 @@ def refiner_prompt(roles: Roles, r: Refinement, critique: str) -> list[Message]:
     )
 
 
-def evaluate_gate(context: Context, roles: Roles, refined: Sequence[Refinement]) -> list[Refinement]:
-    """Drop rewritten actions of which the critic does not say Yes."""
-    new = [r for r in refined if not r.dropped and not r.kept_action]
-    pairs = [(r.state.state, parse_react(r.learned.text)[1]) for r in new if r.learned]
-    verdicts = iter(judge(context, roles, pairs, k=context.config.futures, seed=mix(context.seed, "gate")))
-    passed = [r if next(verdicts).verdict == "yes" else replace(r, dropped="gate") for r in new]
-    return [r for r in refined if r.dropped or r.kept_action] + passed
+def gated(context: Context, roles: Roles, refined: Sequence[Refinement]) -> list[Refinement]:
+    """Drop the rewritten actions that the gate does not let through; kept actions are left alone."""
+    config: RefineConfig = context.config
+    new = [(r, r.learned) for r in refined if not r.dropped and not r.kept_action and r.learned]
+    if config.gate == "evaluate":
+        pairs = [(r.state.state, parse_react(learned.text)[1]) for r, learned in new]
+        passes = [j.verdict == "yes" for j in judge(context, roles, pairs, k=config.futures, seed=mix(context.seed, "gate"))]
+    else:
+        passes = no_worse(context, roles, [(r.state, r.action, learned) for r, learned in new], config.gate_rollouts)
+    rest = [r for r in refined if r.dropped or r.kept_action]
+    return rest + [r if passed else replace(r, dropped="gate") for (r, _), passed in zip(new, passes, strict=True)]
 
 
 def cap_yes(refined: Sequence[Refinement], most: float, rng: random.Random) -> list[Refinement]:

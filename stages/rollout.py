@@ -48,6 +48,17 @@ class RolloutSettings:
     seed: int
 
 
+def rollout_settings(
+    context: Context, adapter: str | None, *, seed: int, temperature: float | None = None, slots: int = 256, attempts: int = 3
+) -> RolloutSettings:
+    """How an adapter acts in the run's task; at the policy's own temperature unless another is given."""
+    task, roles = context.run.task, context.run.roles
+    return RolloutSettings(
+        adapter, roles.policy_temperature if temperature is None else temperature, roles.max_action_tokens,
+        task.max_turns, task.malformed_allowance, slots, attempts, seed,
+    )  # fmt: skip
+
+
 @dataclass
 class _Running:
     """An episode on its way: the only mutable state of a rollout."""
