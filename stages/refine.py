@@ -45,7 +45,7 @@ class RefineConfig(Config):
     )
     gate: Literal["none", "evaluate", "reroll"] = Field(
         "none",
-        description="Keep a refined action only if the critic now says Yes (evaluate), or if rolling it out is no worse (reroll). [ours; paper: none]",
+        description="Keep a refined action only if the critic now says Yes (evaluate), or if rolling it out is no worse (reroll); else the fresh one. [ours; paper: none]",
     )
     gate_rollouts: int = Field(8, ge=1, description="Rollouts an action, for gate = reroll. [ours]")
 
@@ -61,6 +61,7 @@ class Refinement:
     teacher: tuple[tuple[int, ...], tuple[Message, ...]] = ((), ())
     raw: Completion | None = None
     learned: Completion | None = None
+    refused: str = ""  # the rewritten action that the gate refused; the fresh one is learned instead
     dropped: str = ""
 
     @property
@@ -168,7 +169,11 @@ def refiner_prompt(roles: Roles, r: Refinement, critique: str) -> list[Message]:
 
 
 def gated(context: Context, roles: Roles, refined: Sequence[Refinement]) -> list[Refinement]:
-    """Drop the rewritten actions that the gate does not let through; kept actions are left alone."""
+    """Where the gate refuses a rewritten action, the fresh one is kept; what the critic kept is left alone.
+
+    Refused rows are not dropped: a critic that says No to everything at some step would take that step's states out of
+    training altogether, and the policy forgets how to act there.
+    """
     config: RefineConfig = context.config
     new = [(r, r.learned) for r in refined if not r.dropped and not r.kept_action and r.learned]
     if config.gate == "evaluate":
@@ -177,7 +182,8 @@ def gated(context: Context, roles: Roles, refined: Sequence[Refinement]) -> list
     else:
         passes = no_worse(context, roles, [(r.state, r.action, learned) for r, learned in new], config.gate_rollouts)
     rest = [r for r in refined if r.dropped or r.kept_action]
-    return rest + [r if passed else replace(r, dropped="gate") for (r, _), passed in zip(new, passes, strict=True)]
+    gone = [replace(r, raw=r.action, learned=r.action, refused=learned.text) for r, learned in new]
+    return rest + [r if passed else kept for (r, _), kept, passed in zip(new, gone, passes, strict=True)]
 
 
 def cap_yes(refined: Sequence[Refinement], most: float, rng: random.Random) -> list[Refinement]:
@@ -198,6 +204,7 @@ def metrics(judged: Sequence[Refinement], refined: Sequence[Refinement], kept: S
         "refine/states": float(len(judged)),
         "refine/rows": float(len(kept)),
         "refine/dropped": float(sum(bool(r.dropped) for r in refined)),
+        "refine/refused": float(sum(bool(r.refused) for r in refined)),
         "refine/yes_rate": sum(v == "yes" for v in verdicts) / max(len(verdicts), 1),
         "refine/changed_frac": len(new) / max(len(kept), 1),
         # Words of the critique that the state lacks: what is to be learned is among them, so compare before with after.
@@ -210,7 +217,7 @@ def judgement_row(r: Refinement) -> Row:
     j = r.judgement or Judgement((), "", "malformed")
     return {
         "episode_id": r.state.episode_id, "turn": r.state.turn, "state_len": len(r.state.state), "action": r.action.text, "futures": list(j.futures),
-        "critique": j.critique, "verdict": j.verdict, "refined": r.learned.text if r.learned else "", "info": {"dropped": r.dropped},
+        "critique": j.critique, "verdict": j.verdict, "refined": r.learned.text if r.learned else "", "info": {"dropped": r.dropped, "refused": r.refused},
     }  # fmt: skip
 
 
@@ -230,6 +237,6 @@ def target_row(context: Context, roles: Roles, r: Refinement, number: int) -> Ro
 
 
 STAGE = Stage(
-    "refine", 1, RefineConfig, inputs=("collect", "critic"), roles=("policy", "successor", "evaluator", "refiner", "corrector"), run=run,
+    "refine", 2, RefineConfig, inputs=("collect", "critic"), roles=("policy", "successor", "evaluator", "refiner", "corrector"), run=run,
     outputs=("judgements", "targets"),
 )  # fmt: skip
