@@ -22,6 +22,7 @@ NAMES = envs.environments()
 SPLITS = ("train", "validation", "test")
 # Readable actions of each environment, in an order that brings any episode to its end when gone through again and again.
 ACTIONS: dict[str, list[str]] = {
+    "game24": ["expand 0: 1 + 1 = 2", "submit 0"],
     "service_desk": ["check photo", "give voucher", "log ledger", "close phone"],
     "twenty_questions": ["Is it alive?", "What is it?"],
 }
