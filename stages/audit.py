@@ -118,7 +118,19 @@ def against_truth(context: Context, cases: Sequence[Case]) -> dict[str, float]:
         "audit/no_if_right": mean([1 - y for y, f in zip(yes, facts, strict=True) if f.optimal]),
         "audit/no_if_wrong": mean([1 - y for y, f in zip(yes, facts, strict=True) if not f.optimal]),
         "audit/cause_named": mean([float(any(f.named_in(t) for t in c.judgement.futures)) for c, f in wrong]),
+        **by_turn(read, [f.optimal for f in facts]),
     }
+
+
+def by_turn(cases: Sequence[Case], right: Sequence[bool]) -> dict[str, float]:
+    """Where in an episode policy and critic go wrong: `audit/turn0/own_right` is the share of right first actions of the policy."""
+    found = {}
+    for index in sorted({c.turn.index for c in cases}):
+        here = [(c, r) for c, r in zip(cases, right, strict=True) if c.turn.index == index]
+        found[f"audit/turn{index}/own_right"] = mean([float(r) for c, r in here if c.own])
+        found[f"audit/turn{index}/no_if_right"] = mean([float(c.judgement.verdict == "no") for c, r in here if r])
+        found[f"audit/turn{index}/no_if_wrong"] = mean([float(c.judgement.verdict == "no") for c, r in here if not r])
+    return found
 
 
 def past_actions(case: Case) -> list[str]:

@@ -81,6 +81,6 @@ def probe(context: Context, path: str, rows_a_role: int, adapter: str | None) ->
 
 
 STAGE = Stage(
-    "evaluate", 1, EvaluateConfig, inputs=(*POLICY_STAGES, "critic"), roles=("policy", "successor", "evaluator"), run=run,
+    "evaluate", 2, EvaluateConfig, inputs=(*POLICY_STAGES, "critic"), roles=("policy", "successor", "evaluator"), run=run,
     outputs=("episodes", "turns", "judgements", "audit/"),
 )  # fmt: skip

@@ -131,6 +131,24 @@ def test_a_contrary_critic_is_the_perfect_one_upside_down(base: Path, tmp_path: 
     assert metrics["audit/future_return_spearman"] == pytest.approx(-1)
 
 
+def test_the_audit_by_turn_finds_the_step_at_fault(base: Path, tmp_path: Path) -> None:
+    """A critic that is right but for the second step, where it blames everything; the policy is right there half of the time."""
+
+    class Unjust(Play):
+        def future(self, prompt: str) -> str:
+            blamed = prompt.rsplit("Action: ", 1)[1].startswith("give")
+            return "Future: then fail." if blamed else super().future(prompt)
+
+    metrics, rows = run(bench_of(base, tmp_path, Unjust()))
+    assert [metrics[f"audit/turn{k}/no_if_right"] for k in range(3)] == [0, 1, 0]
+    assert [metrics[f"audit/turn{k}/no_if_wrong"] for k in range(3)] == [1, 1, 1]
+    own = [row for row in rows["judgements"] if row["info"]["own"]]
+    for k in range(3):
+        here = [row["info"]["return"] for row in own if row["turn"] == k]
+        assert metrics[f"audit/turn{k}/own_right"] == pytest.approx(sum(here) / len(here))  # an episode is right in all steps or in none
+    assert "audit/turn3/own_right" not in metrics
+
+
 def test_what_the_critic_says_unreadably_is_counted_and_not_scored(base: Path, tmp_path: Path) -> None:
     class Mumbling(Play):
         def future(self, prompt: str) -> str:
