@@ -23,9 +23,14 @@ SPLITS = ("train", "validation", "test")
 # Readable actions of each environment, in an order that brings any episode to its end when gone through again and again.
 ACTIONS: dict[str, list[str]] = {
     "game24": ["expand 0: 1 + 1 = 2", "submit 0"],
+    "math": ["41"],
     "service_desk": ["check photo", "give voucher", "log ledger", "close phone"],
     "twenty_questions": ["Is it alive?", "What is it?"],
 }
+
+# Replies that no environment can read, and those of one that reads the whole reply and not an action in it.
+UNREADABLE = ("", " ", "hello", "Thought: hm", "Thought: hm\nAction:", "Action: \n", "%%%")
+UNREADABLE_TO = {"math": ("", " ", "\n\n")}
 
 
 def reply(action: str) -> Message:
@@ -125,7 +130,7 @@ def test_step_before_the_start_or_after_the_end_raises(name: str) -> None:
 def test_malformed_reply_raises_malformed_and_changes_nothing(name: str) -> None:
     make = envs.make_env(name, {})
     env = make_and_reset(make, name)
-    for content in ("", " ", "hello", "Thought: hm", "Thought: hm\nAction:", "Action: \n", "%%%"):
+    for content in UNREADABLE_TO.get(name, UNREADABLE):
         with pytest.raises(Malformed) as caught:
             env.step({"role": "assistant", "content": content})
         assert str(caught.value)
