@@ -1,14 +1,20 @@
-"""Losses over token rows, as pure functions of a model and a batch."""
+"""Losses over token rows and over turns, as pure functions of a model and a batch, or of log-probs and advantages."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 from stages.learn.batches import Batch
+
+Ratio = Literal["turn", "turn_mean", "token"]
+Per = Literal["turn", "episode"]
 
 
 def completion_log_probs(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -16,21 +22,68 @@ def completion_log_probs(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
 
         log pi(y_t | x, y_<t)
 
-    Only the positions that predict a completion token go through the vocabulary projection, so memory is K x V,
-    not B x T x V. Gradients flow into the model.
+    Only the positions that predict a completion token go through the vocabulary projection, 1024 at a time, so memory is that of
+    `chunked_log_probs`, not B x T x V. Gradients flow into the model.
     """
-    logits_KV, rows, columns = completion_logits(model, batch)
-    return -cross_entropy(logits_KV, batch.ids[rows, columns], reduction="none"), rows
+    states_KD, rows, columns = completion_states(model, batch)
+    return chunked_log_probs(states_KD, model.get_output_embeddings(), batch.ids[rows, columns]), rows
 
 
 def completion_logits(model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """fp32 logits (K, V) that predict the completion tokens, and each one's row and column, (K,)."""
+    states_KD, rows, columns = completion_states(model, batch)
+    return model.get_output_embeddings()(states_KD).float(), rows, columns
+
+
+def completion_states(model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Last hidden states (K, D) that predict the completion tokens, and each one's row and column, (K,)."""
     body = model.get_base_model().model if hasattr(model, "get_base_model") else model.model
     states_BTD = body(input_ids=batch.ids, use_cache=False).last_hidden_state
     # Token t is predicted by the state at t - 1: the label trap of every causal model.
     rows, columns = batch.completion.nonzero(as_tuple=True)
-    logits_KV: Tensor = model.get_output_embeddings()(states_BTD[rows, columns - 1]).float()
-    return logits_KV, rows, columns
+    return states_BTD[rows, columns - 1], rows, columns
+
+
+@overload
+def chunked_log_probs(states_KD: Tensor, head: Callable[[Tensor], Tensor], ids_K: Tensor, *, chunk: int = 1024) -> Tensor: ...
+@overload
+def chunked_log_probs(
+    states_KD: Tensor, head: Callable[[Tensor], Tensor], ids_K: Tensor, *, chunk: int = 1024, entropy: Literal[True]
+) -> tuple[Tensor, Tensor]: ...
+def chunked_log_probs(
+    states_KD: Tensor, head: Callable[[Tensor], Tensor], ids_K: Tensor, *, chunk: int = 1024, entropy: bool = False
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Log-prob of given tokens, and on request the entropy of what they were drawn from, from hidden states.
+
+        l_i = log softmax(head(h_i))[y_i],   H_i = - sum_v p_iv log p_iv
+
+    More than `chunk` tokens go through the head a chunk at a time, and each chunk once more in the backward pass, so that chunk x V
+    floats are held and not K x V; else it is the direct way. states_KD: (K, D), ids_K: (K,) long, head: (., D) -> (., V); softmax in fp32.
+    Returns l (K,), with entropy=True (l, H). Gradients flow into the states and the head, through l and H.
+    Raises ValueError if the shapes do not fit or chunk < 1. Source: arXiv 1604.06174 (recomputation)."""
+    if states_KD.ndim != 2 or ids_K.shape != states_KD.shape[:1] or chunk < 1:
+        shapes = f"{tuple(states_KD.shape)}, {tuple(ids_K.shape)}"
+        raise ValueError(f"states (K, D), ids (K,) and chunk >= 1 wanted, found {shapes} and chunk {chunk}")
+
+    def part(states: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
+        logits = head(states).float()
+        log_probs = -cross_entropy(logits, ids, reduction="none")
+        return (log_probs, _entropy(logits)) if entropy else (log_probs,)
+
+    if len(ids_K) <= chunk:
+        found = part(states_KD, ids_K)
+    else:
+        cuts = [slice(start, start + chunk) for start in range(0, len(ids_K), chunk)]
+        parts = [checkpoint(part, states_KD[cut], ids_K[cut], use_reentrant=False) for cut in cuts]
+        found = tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    return (found[0], found[1]) if entropy else found[0]
+
+
+def _entropy(logits_KV: Tensor) -> Tensor:
+    log_probs = logits_KV.log_softmax(1)
+    probs = log_probs.exp()
+    # A token that is ruled out has p log p = 0 x -inf, whose limit is 0.
+    return -(probs * log_probs.masked_fill(probs == 0, 0.0)).sum(1)
 
 
 def kl_to_base(model: Any, batch: Batch) -> Tensor:
@@ -91,3 +144,77 @@ def ppo_clip(log_probs_K: Tensor, old_log_probs_K: Tensor, advantages_K: Tensor,
     loss = -torch.minimum(ratio * advantages_K, clipped * advantages_K).mean()
     metrics = {"clip_frac": float((ratio != clipped).float().mean()), "kl_old": float((ratio - 1 - log_ratio).detach().mean())}
     return loss, metrics
+
+
+def loss_normaliser(per: Per, n_turns_B: Tensor) -> float:
+    """What a step's sum over turns is divided by: the number of its turns, or of its episodes.
+
+    "turn" is the slides' mean over turns. It is biased where the policy decides how many turns there are: a turn of a long episode counts less.
+    "episode" is not [ours], see tests/theory/test_optional_stopping.py. n_turns_B: turns of each episode of the *step*: where it comes in
+    parts, all parts divide by this one number, and their gradients add up to that of the whole."""
+    return float(n_turns_B.sum()) if per == "turn" else float(len(n_turns_B))
+
+
+def turn_ppo_clip(
+    log_probs_K: Tensor,
+    old_log_probs_K: Tensor,
+    turn_of_K: Tensor,
+    advantages_J: Tensor,
+    *,
+    clip: float,
+    ratio: Ratio = "turn",
+    normaliser: float,
+) -> tuple[Tensor, dict[str, float]]:
+    """Clipped policy-gradient loss over turns of several tokens.
+
+        L = -(1 / Z) sum_j min(rho_j A_j, clip(rho_j, 1 - c, 1 + c) A_j),   l_t = log pi_theta - log pi_old of token t
+        turn:       rho_j = exp(sum_{t in j} l_t), the ratio of the products of token probabilities
+        turn_mean:  rho_j = exp(mean_{t in j} l_t), whose gradient at rho = 1 is 1/|a_j| of the turn's: biased where actions differ in length
+        token:      rho_t = exp(l_t), the sum running over tokens with A of their turn; at rho = 1 the same gradient as `turn`
+
+    At rho = 1 and `turn` the gradient is that of -(1 / Z) sum_j A_j log pi(a_j). For turns of one token the three are one.
+    K action tokens of J turns: log-probs (K,), turn_of_K (K,) long in [0, J), every turn with a token; advantages_J (J,);
+    Z = normaliser, see `loss_normaliser`. Gradients flow into log_probs_K only.
+    Metrics: ratio_mean, ratio_max and clip_frac over the ratios, kl_old = mean_t (exp(l_t) - 1 - l_t).
+    Where a ratio overflows and A < 0, the loss is infinite, for `fit` to refuse; where A >= 0 it is clipped and the gradient 0, never NaN.
+    Raises ValueError on shapes that do not fit, a turn without tokens, old log-probs that are not finite, Z <= 0 or another ratio.
+    Source: Self-AC slides, actor loss; PPO, arXiv 1707.06347, eq. 7; `turn_mean`: GSPO, arXiv 2507.18071; `turn` as default [ours]."""
+    lengths_J = _turn_lengths(log_probs_K, old_log_probs_K, turn_of_K, advantages_J)
+    if not normaliser > 0:
+        raise ValueError(f"normaliser must be > 0, found {normaliser}")
+    token_K = log_probs_K - old_log_probs_K.detach()
+    if ratio == "token":
+        log_ratio, advantage = token_K, advantages_J.detach()[turn_of_K]
+    elif ratio in ("turn", "turn_mean"):
+        total_J = token_K.new_zeros(len(lengths_J)).index_add(0, turn_of_K, token_K)
+        log_ratio, advantage = total_J / lengths_J if ratio == "turn_mean" else total_J, advantages_J.detach()
+    else:
+        raise ValueError(f"ratio must be turn, turn_mean or token, found {ratio!r}")
+    # Far above 1 + c a ratio with A >= 0 has the clipped loss and no gradient; left alone, its gradient would be 0 x inf.
+    far = math.log1p(clip) + 1
+    rho = torch.where(advantage >= 0, log_ratio.clamp(max=far), log_ratio).exp()
+    loss = -torch.minimum(rho * advantage, rho.clamp(1 - clip, 1 + clip) * advantage).sum() / normaliser
+    seen, token = log_ratio.detach().exp(), token_K.detach()
+    metrics = {
+        "ratio_mean": float(seen.mean()),
+        "ratio_max": float(seen.max()),
+        "clip_frac": float((seen != seen.clamp(1 - clip, 1 + clip)).float().mean()),
+        "kl_old": float((token.exp() - 1 - token).mean()),
+    }
+    return loss, metrics
+
+
+def _turn_lengths(log_probs_K: Tensor, old_log_probs_K: Tensor, turn_of_K: Tensor, advantages_J: Tensor) -> Tensor:
+    """Tokens of each turn, (J,)."""
+    if not log_probs_K.shape == old_log_probs_K.shape == turn_of_K.shape or log_probs_K.ndim != 1 or advantages_J.ndim != 1:
+        shapes = [tuple(x.shape) for x in (log_probs_K, old_log_probs_K, turn_of_K, advantages_J)]
+        raise ValueError(f"log-probs, old log-probs and turns of shape (K,) and advantages of shape (J,) wanted, found {shapes}")
+    if not bool(torch.isfinite(old_log_probs_K).all()):
+        raise ValueError("old log-probs must be finite: the engine has to say with what probability it produced each token")
+    j = len(advantages_J)
+    if turn_of_K.dtype != torch.long or bool(((turn_of_K < 0) | (turn_of_K >= j)).any()):
+        raise ValueError(f"turn_of_K must be long and in [0, {j}), found {turn_of_K.dtype} {turn_of_K.tolist()}")
+    lengths_J = torch.bincount(turn_of_K, minlength=j)
+    if not j or bool((lengths_J == 0).any()):
+        raise ValueError(f"every turn needs at least one action token, found lengths {lengths_J.tolist()}")
+    return lengths_J
