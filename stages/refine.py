@@ -33,6 +33,11 @@ class RefineConfig(Config):
 
     states: int = Field(128, ge=1, description="States drawn from the replay an iteration. [ours]")
     replay_size: int = Field(4000, ge=1, description="Newest transitions whose states can be drawn. [ours]")
+    warmup: int = Field(
+        0,
+        ge=0,
+        description="First iterations without refinement, so that the critic has learned something before the policy follows it. [ours; paper: 0]",
+    )
     futures: int = Field(1, ge=1, description="k, futures that the evaluator reads. [paper: 1]")
     refinements: int = Field(
         1, ge=1, description="m, refinements of an action judged No; more than one needs roles.judge_temperature above 0. [paper: 1]"
@@ -75,6 +80,8 @@ def run(context: Context) -> Outputs:
     roles = load_roles(context.run.roles.prompts)
     if config.refinements > 1 and context.run.roles.judge_temperature == 0:
         raise UsageError("refine.refinements is above 1 while roles.judge_temperature is 0: all of them would be equal; raise the temperature")
+    if context.iteration < config.warmup:
+        return Outputs({"refine/rows": 0.0})
     pool = transitions(context.replay, context.inputs["collect"], newest=config.replay_size)
     if not pool:
         raise MissingInput("refine needs states from collect, found none; collect more episodes")

@@ -19,7 +19,7 @@ from stages import collect, refine
 from stages.collect import CollectConfig
 from stages.llm.roles import Roles, load_roles
 from stages.llm.scripted import GARBAGE
-from stages.refine import Refinement, cap_yes
+from stages.refine import RefineConfig, Refinement, cap_yes
 from stages.transitions import transitions
 from stages.types import Completion, MissingInput, Outcome, Request, UsageError
 
@@ -220,6 +220,15 @@ def test_states_are_of_the_newest_transitions(base: Path, tmp_path: Path) -> Non
     newest = {t.key for t in transitions(bench.memory, ["collect0"])[-5:]}
     _, judgements, _ = run(bench, replay_size=5)
     assert {(j["episode_id"], j["turn"]) for j in judgements} == newest
+
+
+def test_nothing_is_asked_or_rewritten_in_the_warm_up(base: Path, tmp_path: Path) -> None:
+    bench = bench_of(base, tmp_path, Seeing())
+    config = RefineConfig(states=20, warmup=2)
+    for iteration, n in ((0, 0), (1, 0), (2, 20)):
+        outputs = bench.run(refine.STAGE, config, INPUTS, iteration=iteration)
+        assert len(outputs.rows.get("targets", ())) == n
+        assert bool(asked(bench)) == (n > 0)
 
 
 def test_without_states_it_says_what_to_do(base: Path, tmp_path: Path) -> None:
