@@ -13,7 +13,7 @@ from typing import Any
 
 import models
 import pytest
-from refine_play import OPTIONS, Play, Seeing, asked, bench_of, run
+from refine_play import INPUTS, OPTIONS, Play, Seeing, asked, bench_of, run
 
 from stages import collect, refine
 from stages.collect import CollectConfig
