@@ -215,7 +215,9 @@ class _Book:
             if what in TOTALS and stage != "evaluate":
                 self._totals[what] += value
         totals = {f"{EXPERIMENT}/{key}": value for key, value in self._totals.items()}
-        self._tracking.log(self.summary.run_id, {**row.metrics, **totals}, row.iteration + 1)
+        # Without a prefix the page draws it first.
+        first = {} if row.win_rate is None else {"win_rate": row.win_rate}
+        self._tracking.log(self.summary.run_id, {**first, **row.metrics, **totals}, row.iteration + 1)
         self.put(iterations=[*self.summary.iterations, {**plain, "metrics": {**row.metrics, **totals}}])
 
     @contextmanager

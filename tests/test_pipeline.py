@@ -80,8 +80,9 @@ def test_the_summary_has_the_documented_shape(workspace: Workspace, stages: Stag
 
 def test_the_parent_run_has_the_curves(workspace: Workspace, stages: Stages) -> None:
     run_id = go(workspace).run_id
-    curve = workspace.tracking._client.get_metric_history(run_id, "evaluate/win_rate")
-    assert [(point.step, point.value) for point in curve] == [(0, 0.1), (1, 0.3), (2, 0.5)]
+    for name in ("evaluate/win_rate", "win_rate"):
+        curve = workspace.tracking._client.get_metric_history(run_id, name)
+        assert [(point.step, point.value) for point in curve] == [(0, 0.1), (1, 0.3), (2, 0.5)]
     metrics = workspace.tracking.metrics(run_id)
     assert metrics["final/win_rate"] == 0.5
     assert metrics["pipeline/episodes"] == 2 * 5 * 4  # of both iterations' learning stages, evaluation left out
