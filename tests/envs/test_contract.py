@@ -26,6 +26,7 @@ ACTIONS: dict[str, list[str]] = {
     "math": ["41"],
     "service_desk": ["check photo", "give voucher", "log ledger", "close phone"],
     "twenty_questions": ["Is it alive?", "What is it?"],
+    "wiki_search": ["NAVIGATE nowhere", "FIND(born)", "SAVE_LINE_IDS 1", "BACK", "SUBMIT nothing"],
 }
 
 # Replies that no environment can read, and those of one that reads the whole reply and not an action in it.
