@@ -15,8 +15,10 @@ _LARGEST = {1: 9, 2: 20, 3: 99}
 _OPS = {1: "+-", 2: "+-*", 3: "+-*"}
 _MOST = 9999
 _VERBS = {"+": "Add", "-": "Take away", "*": "Multiply by"}
-_SMALL = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen")
-_SMALL += ("fifteen", "sixteen", "seventeen", "eighteen", "nineteen")
+_SMALL = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+)
 _TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 
 

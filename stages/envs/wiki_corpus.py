@@ -119,10 +119,11 @@ def load_corpus(path: Path) -> Corpus:
 
 
 def _links(value: Any, path: Path, where: str) -> list[str]:
-    links = [link.get("title") if isinstance(link, dict) else link for link in value or ()] if isinstance(value, list | None) else [None]
-    if not all(isinstance(link, str) for link in links):
+    links = [link.get("title") if isinstance(link, dict) else link for link in value] if isinstance(value, list) else []
+    titles = [link for link in links if isinstance(link, str)]
+    if len(titles) < len(links) or not isinstance(value, list | None):
         raise bad_file(path, f"{where} has 'links' that are no list of titles", PAGES_WANTED)
-    return links
+    return titles
 
 
 @functools.lru_cache(maxsize=2)
