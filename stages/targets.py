@@ -15,7 +15,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,14 +41,17 @@ class TargetsConfig(Config):
     terminal_frac: float | None = Field(
         None, ge=0, le=1, description="Share of terminal transitions, by priority within each kind; None = as drawn. [ours]"
     )
+    steps: int = Field(
+        1, ge=1, description="Real steps of the episode that are merged before a future is sampled; many = to its end, off-policy. [ours; paper: 1]"
+    )
     correct: bool = Field(True, description="CoT correction of the combined future. [paper]")
 
 
 @dataclass(frozen=True)
 class Backup:
-    """One transition on its way to a target. A role whose reply cannot be read sets `dropped`."""
+    """Transitions that follow each other, on their way to a target of the first. A role whose reply cannot be read sets `dropped`."""
 
-    t: Transition
+    chain: tuple[Transition, ...]
     weight: float
     next_action: str = ""
     future: str = "none"
@@ -56,6 +59,11 @@ class Backup:
     combined: Completion | None = None
     target: Completion | None = None
     dropped: str = ""
+
+    @property
+    def t(self) -> Transition:
+        """The transition that the target is of."""
+        return self.chain[0]
 
 
 def run(context: Context) -> Outputs:
@@ -114,25 +122,42 @@ def draw(pool: Sequence[Transition], losses: dict[tuple[str, int], float], confi
         n_terminal = min(round(total * config.terminal_frac), len(terminal))
         n_other = min(total - n_terminal, len(other))
         parts = [(terminal, n_terminal), (other, n_other)]
-    chosen = []
+    chosen, by_key = [], {t.key: t for t in pool}
     for members, n in parts:
         if n:
             p = priorities(np.array([losses.get(pool[i].key, math.nan) for i in members]), config.alpha, config.eps)
             picked = sample_without_replacement(rng, p, n)
             weights = importance_weights(p, picked, config.beta)
-            chosen += [Backup(pool[members[j]], float(w)) for j, w in zip(picked, weights, strict=True)]
+            chosen += [Backup(following(pool[members[j]], by_key, config.steps), float(w)) for j, w in zip(picked, weights, strict=True)]
     return chosen
 
 
+def following(t: Transition, by_key: Mapping[tuple[str, int], Transition], steps: int) -> tuple[Transition, ...]:
+    """The transition and those that followed it in its episode, at most `steps`; fewer at its end or before an unreadable reply."""
+    chain = [t]
+    while len(chain) < steps and not chain[-1].terminal and (after := by_key.get((t.episode_id, chain[-1].turn + 1))):
+        chain.append(after)
+    return tuple(chain)
+
+
 def bellman_backup(context: Context, roles: Roles, drawn: Sequence[Backup]) -> list[Backup]:
-    """Fresh a', sampled f', combine, correct: four batched generations over all transitions."""
+    """A fresh a' and f' where the chain ends, then combine and correct from its last transition back to its first.
+
+    With one step, the paper's, the chain is the transition itself: f = B(s, a, r, s', f').
+    """
+    backups = sampled_futures(context, roles, drawn)
+    for depth in reversed(range(max((len(b.chain) for b in backups), default=0))):
+        backups = merged(context, roles, backups, depth)
+    return backups
+
+
+def sampled_futures(context: Context, roles: Roles, drawn: Sequence[Backup]) -> list[Backup]:
+    """a' ~ pi(.|s'), f' ~ M_target(.|s', a') of every chain that does not end its episode."""
     s, seed = context.run.roles, context.seed
     policy, target = context.adapter("distill"), context.adapter("critic", "target")
-    judge = None if s.frozen == "base" else target
     backups = list(drawn)
-
-    open_ends = [i for i, b in enumerate(backups) if not b.t.terminal]
-    prompts = [roles.policy(backups[i].t.next_state) for i in open_ends]
+    open_ends = [i for i, b in enumerate(backups) if not b.chain[-1].terminal]
+    prompts = [roles.policy(backups[i].chain[-1].next_state) for i in open_ends]
     replies = ask(context.engine, prompts, adapter=policy, temperature=s.policy_temperature, max_tokens=s.max_action_tokens, seed=mix(seed, "a'"))
     for i, (_, reply) in zip(open_ends, replies, strict=True):
         try:
@@ -141,29 +166,39 @@ def bellman_backup(context: Context, roles: Roles, drawn: Sequence[Backup]) -> l
             backups[i] = replace(backups[i], dropped="next action")
 
     open_ends = [i for i in open_ends if not backups[i].dropped]
-    prompts = [successor_prompt(roles, backups[i].t.next_state, backups[i].next_action) for i in open_ends]
+    prompts = [successor_prompt(roles, backups[i].chain[-1].next_state, backups[i].next_action) for i in open_ends]
     replies = ask(context.engine, prompts, adapter=target, temperature=s.target_temperature, max_tokens=s.max_future_tokens, seed=mix(seed, "f'"))
     for i, (_, reply) in zip(open_ends, replies, strict=True):
         try:
             backups[i] = replace(backups[i], future=complete_future(reply))
         except Malformed:
             backups[i] = replace(backups[i], dropped="future")
+    return backups
 
-    live = [i for i, b in enumerate(backups) if not b.dropped]
-    prompts = [teacher_prompt(roles, backups[i]) for i in live]
-    replies = ask(context.engine, prompts, adapter=judge, temperature=s.judge_temperature, max_tokens=s.max_future_tokens, seed=mix(seed, "combine"))
-    for i, prompt, (ids, reply) in zip(live, prompts, replies, strict=True):
-        backups[i] = checked(replace(backups[i], teacher=(ids, tuple(prompt)), combined=reply, target=reply))
 
-    live = [i for i in live if not backups[i].dropped]
+def merged(context: Context, roles: Roles, backups: Sequence[Backup], depth: int) -> list[Backup]:
+    """The future of transition `depth` of every chain that is so long, from what followed it and the future after that."""
+    s = context.run.roles
+    judge = None if s.frozen == "base" else context.adapter("critic", "target")
+    found = list(backups)
+
+    def told(prompts: Sequence[list[Message]], what: str) -> list[tuple[tuple[int, ...], Completion]]:
+        seed = mix(context.seed, what, depth)
+        return ask(context.engine, prompts, adapter=judge, temperature=s.judge_temperature, max_tokens=s.max_future_tokens, seed=seed)
+
+    live = [i for i, b in enumerate(found) if depth < len(b.chain) and not b.dropped]
+    prompts = [teacher_prompt(roles, found[i].chain[depth], found[i].future) for i in live]
+    for i, prompt, (ids, reply) in zip(live, prompts, told(prompts, "combine"), strict=True):
+        found[i] = checked(replace(found[i], teacher=(ids, tuple(prompt)), combined=reply, target=reply))
+    live = [i for i in live if not found[i].dropped]
     if context.config.correct:
-        prompts = [roles.prompt("corrector", text=backups[i].combined.text) for i in live]  # type: ignore[union-attr]
-        replies = ask(
-            context.engine, prompts, adapter=judge, temperature=s.judge_temperature, max_tokens=s.max_future_tokens, seed=mix(seed, "correct")
-        )
-        for i, (_, reply) in zip(live, replies, strict=True):
-            backups[i] = replace(backups[i], target=reply)
-    return [checked(b) for b in backups]
+        prompts = [roles.prompt("corrector", text=found[i].combined.text) for i in live]  # type: ignore[union-attr]
+        for i, (_, reply) in zip(live, told(prompts, "correct"), strict=True):
+            found[i] = checked(replace(found[i], target=reply))
+    if depth:
+        for i in live:
+            found[i] = replace(found[i], future=found[i].target.text)  # type: ignore[union-attr]
+    return found
 
 
 def successor_prompt(roles: Roles, state: Sequence[Message], action: str) -> list[Message]:
@@ -171,11 +206,11 @@ def successor_prompt(roles: Roles, state: Sequence[Message], action: str) -> lis
     return roles.prompt("successor", history=history_text(state), action=action, thought="")
 
 
-def teacher_prompt(roles: Roles, b: Backup) -> list[Message]:
-    """The teacher's prompt x+: the real next observation, the reward where the episode ended, the sampled future where it did not."""
+def teacher_prompt(roles: Roles, t: Transition, future: str) -> list[Message]:
+    """The teacher's prompt x+: the real next observation, the reward where the episode ended, the future after it where it did not."""
     return roles.prompt(
-        "combine", history=history_text(b.t.state), action=b.t.action or "unreadable", thought=b.t.thought, observation=b.t.observation,
-        reward=f"{b.t.reward:g}" if b.t.terminal else "none", future=b.future,
+        "combine", history=history_text(t.state), action=t.action or "unreadable", thought=t.thought, observation=t.observation,
+        reward=f"{t.reward:g}" if t.terminal else "none", future=future,
     )  # fmt: skip
 
 
@@ -232,6 +267,6 @@ def names(texts: Sequence[str]) -> list[str]:
 
 
 STAGE = Stage(
-    "targets", 1, TargetsConfig, inputs=("collect", "critic", "distill"), roles=("policy", "successor", "combine", "corrector"), run=run,
+    "targets", 2, TargetsConfig, inputs=("collect", "critic", "distill"), roles=("policy", "successor", "combine", "corrector"), run=run,
     outputs=("targets",),
 )  # fmt: skip

@@ -229,7 +229,7 @@ def make_backup(**changes: Any) -> Backup:
     t = Transition(
         "e", 0, Scenario("service_desk", "train", "s", {}), state, state, "close phone", "", "Mia audits: fail.", 0.0, True, False, (), (), 0.0, ()
     )
-    return Backup(t, 1.0, **({"combined": done, "target": done} | changes))
+    return Backup((t,), 1.0, **({"combined": done, "target": done} | changes))
 
 
 def scenarios_of(env: str, n: int, **options: Any) -> list[Scenario]:

@@ -39,7 +39,7 @@ def test_leak_against_other_rows_is_the_chance_level() -> None:
     rows = []
     for name in ("Mia", "Omar", "Lena"):
         b = make_backup(target=Completion(f"Future: then {name} says so.", (1,), (0.0,), "stop"))
-        rows.append(Backup(replace(b.t, observation=f"{name} audits."), 1.0, combined=b.target, target=b.target))
+        rows.append(Backup((replace(b.t, observation=f"{name} audits."),), 1.0, combined=b.target, target=b.target))
     found = leaks(load_roles("service_desk"), rows)
     assert (found["targets/leak_after"], found["targets/leak_shuffled"]) == (1.0, 0.0)
 

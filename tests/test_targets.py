@@ -93,6 +93,43 @@ def test_without_correction_the_combined_future_is_the_target(base: Path, tmp_pa
     assert {key: row["completion"] for key, row in rows.items()} == TABLE
 
 
+@pytest.mark.parametrize("steps", [2, 9])
+def test_real_steps_are_merged_from_the_last_to_the_first(base: Path, tmp_path: Path, steps: int) -> None:
+    """Where the episode ends within the steps nothing is sampled: the future of its first action holds the real audit."""
+    rows = made(bench_of(base, tmp_path), steps=steps)
+    audit = f"{TABLE['Lost', 1]} corrected"
+    assert rows["Lost", 0]["raw"] == f"Future: B(check photo | photo done. | none | {audit})"
+    assert rows["Lost", 0]["info"]["next_action"] == ""
+    assert not rows["Lost", 0]["terminal"]
+    assert {key: row["raw"] for key, row in rows.items() if key != ("Lost", 0)} == {key: text for key, text in TABLE.items() if key != ("Lost", 0)}
+
+
+@pytest.mark.parametrize(
+    ("steps", "wanted"),
+    [
+        (1, "B(check photo | photo done. | none | Future: F(give fresh after 2 by critic0-target))"),
+        (
+            2,
+            "B(check photo | photo done. | none | Future: B(check photo | photo done. | none | Future: F(give fresh after 3 by critic0-target)) corrected)",
+        ),
+    ],
+)
+def test_after_its_real_steps_a_chain_goes_on_with_a_sampled_future(base: Path, tmp_path: Path, steps: int, wanted: str) -> None:
+    """Three turns, cut short: two real steps reach the state after the second, and pi and M_target take over there."""
+    bench = bench_of(base, tmp_path)
+    bench.memory.keep("long", Outputs({}, episode_rows([models.make_episode(bench.engine, "Long", [CHECK] * 3, Outcome.TRUNCATED)], 0)))
+    assert made(bench, {**INPUTS, "collect": ["long"]}, steps=steps)["Long", 0]["raw"] == f"Future: {wanted}"
+
+
+def test_a_chain_stops_before_a_reply_that_nobody_could_read(base: Path, tmp_path: Path) -> None:
+    bench = bench_of(base, tmp_path)
+    turns = [CHECK, ("mumble", "say again"), CLOSE]
+    bench.memory.keep("mended", Outputs({}, episode_rows([models.make_episode(bench.engine, "Mended", turns, Outcome.SCORED, malformed=[1])], 0)))
+    rows = made(bench, {**INPUTS, "collect": ["mended"]}, steps=9)
+    assert set(rows) == {("Mended", 0), ("Mended", 2)}
+    assert rows["Mended", 0]["info"]["next_action"] == "give fresh"
+
+
 def test_the_bootstrapped_action_is_fresh_and_not_the_stored_one(base: Path, tmp_path: Path) -> None:
     """The stored next action of "Lost" is `close phone`; the successor is asked about `give fresh`, which nobody ever did."""
     bench = bench_of(base, tmp_path)
