@@ -56,6 +56,18 @@ def test_steps_equal_adamw_by_hand_with_clipping(decay: float) -> None:
     assert [h["seen"] for h in history] == pytest.approx([3.0, 0.1, 0.0])
 
 
+def test_a_batch_in_parts_is_the_step_of_the_whole_batch() -> None:
+    """The gradients of (3, 4) and (0.1, -0.2) add up before they are clipped; the metric is their mean."""
+    whole, parted = Dot(), Dot()
+    rows = [torch.tensor([3.0, 4.0]), torch.tensor([0.1, -0.2])]
+    (one,) = fit(whole, [rows[0] + rows[1]], dot, lr=0.01)
+    (two,) = fit(parted, [rows], dot, lr=0.01)
+    assert torch.equal(whole.w, parted.w)
+    assert two["loss"] == pytest.approx(one["loss"])
+    assert two["grad_norm"] == pytest.approx(one["grad_norm"])
+    assert two["seen"] == pytest.approx(3.1 / 2)
+
+
 def test_after_step_sees_the_weights_that_have_moved() -> None:
     model, seen = Dot(), []
     fit(model, [torch.ones(2)] * 3, dot, lr=0.1, after_step=lambda step: seen.append((step, float(model.w.detach()[0]))))
