@@ -1,0 +1,242 @@
+"""Episodes as one row of tokens: all visible tokens first, then a shadow segment, the critic's prompt, for every state.
+
+    [visible tokens of episode 1][of episode 2] ... [cp_0 cp_1 .. cp_N of episode 1][of episode 2] ...
+
+Source: Self-AC slides, episode layout, which draws each |cp_k| before a_k. Order in a row is free once position ids are
+explicit, so here the shadows stand last [ours]: visible tokens keep the plain causal kernel, and nothing is padded.
+Token ids and log-probs are those that the engine produced; text is never tokenised again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate, chain
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stages.types import TurnwiseError
+
+
+class BadEpisode(TurnwiseError, ValueError):
+    """An episode that cannot become a training row."""
+
+
+class NotAPrefix(BadEpisode):
+    """A state that does not begin with the state and the action before it, so the turns are no single row.
+
+    turn: of the action that is not carried on. position: the first token that differs, counted from the episode's start.
+    """
+
+    def __init__(self, message: str, *, turn: int, position: int) -> None:
+        super().__init__(message)
+        self.turn, self.position = turn, position
+
+
+class EpisodeTooLong(BadEpisode):
+    """More positions than the model has. Nothing is cut: the caller drops the episode and counts it, or stops."""
+
+
+@dataclass(frozen=True)
+class EpisodeIds:
+    """One episode of N turns as the engine produced it.
+
+    ids: all visible tokens, those of the last state s_N. State k is ids[: prefix(k)], k in [0, N].
+    action_start, action_end: (N,) first and last token of each action. old_log_probs: (N,) tuples, one number a token.
+    rewards: (N + 1,), the last one the terminal state's.
+    """
+
+    ids: tuple[int, ...]
+    action_start: tuple[int, ...]
+    action_end: tuple[int, ...]
+    old_log_probs: tuple[tuple[float, ...], ...]
+    rewards: tuple[float, ...]
+    truncated: bool
+    key: tuple[Any, ...] = ()
+
+    @property
+    def n_turns(self) -> int:
+        return len(self.action_start)
+
+    @property
+    def prefixes(self) -> tuple[int, ...]:
+        """(N + 1,): the number of visible tokens of each state."""
+        return (*self.action_start, len(self.ids))
+
+
+def episode_ids(turns: Sequence[Mapping[str, Any]], final_ids: Sequence[int], *, truncated: bool, key: tuple[Any, ...] = ()) -> EpisodeIds:
+    """One episode from its rows of table `turns`, in order, and the ids of the state after the last turn.
+
+    The final turn's reward is the terminal state's, r_N = R_N (slides); an episode that was cut short has r_N = 0 and
+    keeps that reward at its turn N - 1, so that V_N may be bootstrapped from [ours].
+    Raises BadEpisode for what cannot be trained on, NotAPrefix where a state does not carry on the one before:
+    the caller may then train the turns as rows of their own.
+    """
+    if not turns:
+        raise BadEpisode(f"episode {name(key)}: wanted at least one turn, found none; leave episodes without an action out of the batch")
+    states = [*(tuple(turn["prompt_ids"]) for turn in turns[1:]), tuple(final_ids)]
+    for k, (turn, after) in enumerate(zip(turns, states, strict=True)):
+        check_turn(turn, k, key)
+        check_prefix((*turn["prompt_ids"], *turn["action_ids"]), after, k, key)
+    starts = tuple(len(turn["prompt_ids"]) for turn in turns)
+    ends = tuple(start + len(turn["action_ids"]) - 1 for start, turn in zip(starts, turns, strict=True))
+    rewards = [float(turn["reward"]) for turn in turns]
+    rewards = [*rewards, 0.0] if truncated else [*rewards[:-1], 0.0, rewards[-1]]
+    log_probs = tuple(tuple(turn["log_probs"]) for turn in turns)
+    return EpisodeIds(tuple(final_ids), starts, ends, log_probs, tuple(rewards), truncated, key)
+
+
+def check_turn(turn: Mapping[str, Any], k: int, key: tuple[Any, ...]) -> None:
+    where = f"episode {name(key)}, turn {k}"
+    n_tokens, log_probs = len(turn["action_ids"]), turn["log_probs"]
+    if not len(turn["prompt_ids"]):
+        raise BadEpisode(
+            f"{where}: wanted a prompt of at least one token, found none; the first token of an action needs a context to be predicted from"
+        )
+    if not n_tokens:
+        raise BadEpisode(
+            f"{where}: wanted an action of at least one token, found an empty one; have the engine return the end token too, or drop the episode"
+        )
+    if log_probs is None or len(log_probs) != n_tokens:
+        found = "none" if log_probs is None or not len(log_probs) else f"{len(log_probs)}"
+        raise BadEpisode(f"{where}: wanted {n_tokens} log-probs, one a token of the action, found {found}; collect with an engine that returns them")
+    if bad := [p for p in log_probs if p is None or not isfinite(p)]:
+        raise BadEpisode(f"{where}: wanted finite log-probs, found {bad[0]}; such a token has no ratio to the rollout policy, so drop the episode")
+    if turn["reward"] is None or not isfinite(turn["reward"]):
+        raise BadEpisode(f"{where}: wanted a finite reward, found {turn['reward']}; mend the environment's reward and collect again")
+
+
+def check_prefix(before: tuple[int, ...], after: tuple[int, ...], k: int, key: tuple[Any, ...]) -> None:
+    if after[: len(before)] == before:
+        return
+    shared = min(len(before), len(after))
+    position = next((t for t in range(shared) if before[t] != after[t]), shared)
+    raise NotAPrefix(
+        f"episode {name(key)}, turn {k}: wanted a next state that begins with this turn's prompt and action ({len(before)} tokens), found one of "
+        f"{len(after)} tokens that differs from position {position} on; use a chat template that only appends, or train the turns as separate rows",
+        turn=k, position=position,
+    )  # fmt: skip
+
+
+def name(key: tuple[Any, ...]) -> str:
+    return "/".join(map(str, key)) or "?"
+
+
+@dataclass(frozen=True)
+class PackedRow:
+    """B episodes in one row of T tokens. K: action tokens, M: the largest N + 1, Z: turns, all of the row. `turn` is one of the Z.
+
+    Positions in the row count from 0; starts and ends are inclusive.
+    """
+
+    ids: Tensor  # (T,), 0 at the places of a soft prompt
+    position_ids: Tensor  # (T,): within the token's own episode; cp_k starts where the next visible token stands
+    episode: Tensor  # (T,) in [0, B)
+    shadow: Tensor  # (T,): 0 visible, k + 1 in cp_k
+    prefix: Tensor  # (T,): how many visible tokens of its episode a shadow token attends to; 0 for visible ones
+    target_positions: Tensor  # (K,): where the action tokens stand
+    source_positions: Tensor  # (K,): the last visible token before each, which predicts it
+    turn_of_token: Tensor  # (K,) in [0, Z)
+    old_log_probs: Tensor  # (K,) fp32, of the rollout policy
+    value_positions: Tensor  # (B, M): the last token of cp_k, -1 past the episode's end
+    rewards: Tensor  # (B, M) fp32, 0 past the end
+    n_turns: Tensor  # (B,)
+    truncated: Tensor  # (B,) bool
+    a_start: Tensor  # (Z,)
+    a_end: Tensor  # (Z,)
+    cp_start: Tensor  # (Z,): of the state that the turn acted in
+    cp_end: Tensor  # (Z,)
+    soft_len: int  # length of the learned prompt whose places the shadows are; 0 where the critic's prompt is text
+
+    def to(self, device: Any) -> PackedRow:
+        moved = {f.name: getattr(self, f.name).to(device) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
+        return replace(self, **moved)
+
+
+def pack(episodes: Sequence[EpisodeIds], critic_ids: Sequence[int], *, max_positions: int | None, soft_len: int = 0) -> PackedRow:
+    """One row of the episodes, in their order.
+
+    critic_ids: the critic's prompt; empty where a prompt of `soft_len` learned vectors stands in its place.
+    max_positions: of the model, None = no limit. Raises EpisodeTooLong, and ValueError where there is no episode,
+    or not exactly one kind of critic prompt.
+    """
+    if not episodes:
+        raise ValueError("a row needs at least one episode, found none")
+    if bool(critic_ids) == bool(soft_len):
+        raise ValueError(f"wanted either the ids of a critic prompt or the length of a soft one, found {len(critic_ids)} ids and soft_len {soft_len}")
+    c, lengths = len(critic_ids) or soft_len, [len(e.ids) for e in episodes]
+    for e in episodes:
+        if max_positions is not None and len(e.ids) + c > max_positions:
+            raise EpisodeTooLong(
+                f"episode {name(e.key)}: wanted at most {max_positions} positions, found {len(e.ids)} tokens + {c} of the critic prompt; "
+                "give the episodes fewer turns or tokens, or have long ones dropped and counted"
+            )
+    starts = [0, *accumulate(lengths)][:-1]  # of each episode's visible tokens
+    states = [(b, k, p) for b, e in enumerate(episodes) for k, p in enumerate(e.prefixes)]
+    first_shadow = sum(lengths)
+    cp = {(b, k): first_shadow + i * c for i, (b, k, _) in enumerate(states)}
+    turns = [(b, k) for b, e in enumerate(episodes) for k in range(e.n_turns)]
+    a_start = [starts[b] + episodes[b].action_start[k] for b, k in turns]
+    a_end = [starts[b] + episodes[b].action_end[k] for b, k in turns]
+    targets = [t for start, end in zip(a_start, a_end, strict=True) for t in range(start, end + 1)]
+    width = max(e.n_turns for e in episodes) + 1
+
+    def row(visible: Sequence[Sequence[int]], shadows: Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor([*chain.from_iterable(visible), *chain.from_iterable(shadows)])
+
+    return PackedRow(
+        ids=row([e.ids for e in episodes], [critic_ids or [0] * c for _ in states]),
+        position_ids=row([range(n) for n in lengths], [range(p, p + c) for _, _, p in states]),
+        episode=row([[b] * n for b, n in enumerate(lengths)], [[b] * c for b, _, _ in states]),
+        shadow=row([[0] * n for n in lengths], [[k + 1] * c for _, k, _ in states]),
+        prefix=row([[0] * n for n in lengths], [[p] * c for _, _, p in states]),
+        target_positions=torch.tensor(targets),
+        # The label trap: the shadows stand elsewhere in the row, so the token before is the last visible one and never cp_k's last.
+        source_positions=torch.tensor(targets) - 1,
+        turn_of_token=torch.tensor([z for z, (start, end) in enumerate(zip(a_start, a_end, strict=True)) for _ in range(start, end + 1)]),
+        old_log_probs=torch.tensor([p for e in episodes for turn in e.old_log_probs for p in turn], dtype=torch.float32),
+        value_positions=torch.tensor([[cp[b, k] + c - 1 if k <= e.n_turns else -1 for k in range(width)] for b, e in enumerate(episodes)]),
+        rewards=torch.tensor([[*e.rewards, *[0.0] * (width - e.n_turns - 1)] for e in episodes], dtype=torch.float32),
+        n_turns=torch.tensor([e.n_turns for e in episodes]),
+        truncated=torch.tensor([e.truncated for e in episodes]),
+        a_start=torch.tensor(a_start),
+        a_end=torch.tensor(a_end),
+        cp_start=torch.tensor([cp[turn] for turn in turns]),
+        cp_end=torch.tensor([cp[turn] + c - 1 for turn in turns]),
+        soft_len=soft_len,
+    )
+
+
+def bins(episodes: Sequence[EpisodeIds], critic_len: int, *, token_budget: int, max_padding: float = 0.25) -> list[list[int]]:
+    """Episodes shared out over rows: lists of indices, every episode exactly once. First fit, longest first; no randomness.
+
+    A row holds at most `token_budget` tokens, shadows included, unless a single episode is longer: that one gets a row alone.
+    Episodes of like length meet in a row: `padding_share` of each row is at most max_padding, in [0, 1). [ours]
+    """
+    rows: list[list[int]] = []
+    for i in sorted(range(len(episodes)), key=lambda i: (-len(episodes[i].ids), -episodes[i].n_turns, i)):
+        for row in rows:
+            wider = [*row, i]
+            if n_tokens(episodes, wider, critic_len) <= token_budget and padding_share(episodes, [wider], critic_len) <= max_padding:
+                row.append(i)
+                break
+        else:
+            rows.append([i])
+    return rows
+
+
+def n_tokens(episodes: Sequence[EpisodeIds], row: Sequence[int], critic_len: int) -> int:
+    """Tokens of a row of `bins`: visible ones and shadows."""
+    return sum(len(episodes[i].ids) + (episodes[i].n_turns + 1) * critic_len for i in row)
+
+
+def padding_share(episodes: Sequence[EpisodeIds], rows: Sequence[Sequence[int]], critic_len: int) -> float:
+    """Share of padding among the slots of attention, where the episodes of a row are laid side by side. Linear layers see no padding.
+
+    1 - tokens / slots,   slots of a row = episodes x (longest visible part + most states x critic_len)
+    """
+    slots = sum(len(r) * (max(len(episodes[i].ids) for i in r) + (max(episodes[i].n_turns for i in r) + 1) * critic_len) for r in rows)
+    return 1 - sum(n_tokens(episodes, r, critic_len) for r in rows) / slots if slots else 0.0

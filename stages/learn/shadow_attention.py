@@ -1,0 +1,173 @@
+"""Attention over a packed row: visible tokens by the plain causal kernel, shadows by one small masked one.
+
+    allowed(i, j) = same episode and j <= i and (shadow(j) == 0 or shadow(j) == shadow(i))      (Self-AC slides, the mask)
+
+written for the row order of `stages.learn.shadow`: a visible token sees the visible tokens up to itself; a token of cp_k
+sees the first prefix(k) visible tokens and cp_k up to itself. No (T, T) mask is made [ours]: a dense one takes the causal
+kernel away from the visible tokens. One function, registered with transformers under `NAME`; no model code is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from stages.learn.shadow import EpisodeIds, PackedRow, pack
+from stages.learn.shadow_layout import Keys, Layout, Row, SideBySide, layout_of
+from stages.types import UsageError
+
+NAME = "turnwise_shadow"
+
+
+def shadow_forward(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0, scaling: float | None = None,
+    shadow_layout: Layout | None = None, sliding_window: int | None = None, **options: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """transformers' attention interface: query (1, H, T, d), key and value (1, H', T, d), H' dividing H. Returns (1, T, H, d).
+
+    Without a layout it is transformers' own sdpa, so that a switched model still runs plain passes. Gradients flow.
+    Raises UsageError where the layer has a sliding window that an episode does not fit into.
+    """
+    if shadow_layout is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        options |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
+        plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        return plain
+    if sliding_window is not None and sliding_window < shadow_layout.longest:
+        raise UsageError(
+            f"wanted attention over a whole episode of {shadow_layout.longest} positions, found a sliding window of {sliding_window}; "
+            "use a model without one, or shorter episodes"
+        )
+    groups, back = shadow_layout.groups, shadow_layout.back
+    if shadow_layout.slots is not None:
+        query, key, value = (SideBySide.apply(x, shadow_layout.slots, back) for x in (query, key, value))  # type: ignore[no-untyped-call]
+    grouped = query.shape[1] != key.shape[1]
+    options = {"dropout_p": dropout, "scale": scaling}
+    # Token by token, as the projections leave it: the gradients put together again then need no other order in memory.
+    queries = torch.split(query.transpose(1, 2), [shadow_layout.n_visible, *(g.end - g.start for g in groups)], 1)
+    keys, values = (Keys.apply(x, shadow_layout.n_visible, groups) for x in (key, value))  # type: ignore[no-untyped-call]
+    outs = [scaled_dot_product_attention(queries[0].transpose(1, 2), keys[0], values[0], is_causal=True, enable_gqa=grouped, **options)]
+    for group, q, k, v in zip(groups, (q.transpose(1, 2) for q in queries[1:]), keys[1:], values[1:], strict=True):
+        if grouped and q.device.type != "cpu":
+            # Off the CPU, grouped heads together with a mask would fall back to the kernel that writes out all scores.
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        outs.append(scaled_dot_product_attention(q, k, v, attn_mask=group.mask, enable_gqa=q.shape[1] != k.shape[1], **options))
+    out = torch.cat([o.transpose(1, 2) for o in outs], 1)
+    return (out if back is None else Row.apply(out, back)), None  # type: ignore[no-untyped-call]
+
+
+def base_of(model: Any) -> Any:
+    """The transformers model inside a peft model, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+@contextmanager
+def shadow_attention(model: Any) -> Iterator[None]:
+    """The model with this attention, put back afterwards. Needed around forward *and* backward only with gradient checkpointing,
+    where the backward pass runs the layers again. Raises UsageError for a model whose attention cannot be replaced."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(NAME, shadow_forward)
+    AttentionMaskInterface.register(NAME, sdpa_mask)  # for plain passes; `body_pass` has none built
+    base = base_of(model)
+    before = base.config._attn_implementation
+    if before == NAME:
+        yield
+        return
+    base.set_attn_implementation(NAME)
+    if base.config._attn_implementation != NAME:
+        raise UsageError(
+            f"wanted a model whose attention can be replaced, found {type(base).__name__}; use one that transformers runs by its attention interface"
+        )
+    try:
+        yield
+    finally:
+        base.set_attn_implementation(before)
+
+
+def body_pass(model: Any, packed: PackedRow, *, layout: Layout | None = None, embeddings_TD: Tensor | None = None) -> Tensor:
+    """Last hidden state of every token of the row, (T, D): one pass through the body, no vocabulary projection. Gradients flow.
+
+    embeddings_TD: what goes in instead of the ids' embeddings. layout: `layout_of(packed)`, where it is known already.
+    Raises ValueError with gradient checkpointing outside `shadow_attention`: the second run of the layers would use another attention.
+    """
+    base = base_of(model)
+    body, switched = base.model, base.config._attn_implementation == NAME
+    if not switched and torch.is_grad_enabled() and body.training and getattr(body, "is_gradient_checkpointing", False):
+        raise ValueError("with gradient checkpointing, put forward and backward inside `with shadow_attention(model):`")
+    inputs = {"input_ids": packed.ids[None]} if embeddings_TD is None else {"inputs_embeds": embeddings_TD[None]}
+    # A 4-D mask is handed on as it is, so this empty one, which `shadow_forward` ignores, keeps (T, T) masks from being built.
+    no_mask = torch.empty(1, 1, 0, 0, device=packed.ids.device)
+    with shadow_attention(model):
+        states: Tensor = body(
+            **inputs, attention_mask=no_mask, position_ids=packed.position_ids[None], use_cache=False,
+            shadow_layout=layout or layout_of(packed),
+        ).last_hidden_state[0]  # fmt: skip
+    return states
+
+
+def check_masks(model: Any, critic_ids: Sequence[int], *, length: int = 48) -> None:
+    """Raise UsageError, one sentence, for an architecture on which a packed row is not what separate passes are.
+
+    Two made-up episodes of `length` and about length / 2 tokens are run as one row, and one by one by the model's own attention:
+    the visible tokens' states must not know of the shadows, nor a critic prompt's last state of anything but its own state.
+    Largest |difference| up to 1e-3 of the largest |state| passes in fp32, 5e-2 in 16 bits; what ignores mask or positions is far off.
+    A sliding window longer than `length` shows only when an episode outgrows it: then `shadow_forward` refuses.
+    """
+    critic = tuple(critic_ids) or (1,)
+    base = base_of(model)
+    training = [m for m in model.modules() if m.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            off = largest_difference(model, critic, length)
+    except torch.OutOfMemoryError:
+        raise
+    except (AttributeError, TypeError, ValueError, KeyError, IndexError, RuntimeError) as error:  # whatever an unfit model's code trips over
+        reason = str(error).partition("\n")[0]
+        raise UsageError(
+            f"wanted a decoder that takes positions and attention by transformers' interface, found {type(base).__name__} ({reason})"
+        ) from error
+    finally:
+        for module in training:
+            module.training = True
+    allowed = 1e-3 if next(base.parameters()).dtype == torch.float32 else 5e-2
+    if not off <= allowed:
+        raise UsageError(
+            f"wanted a model whose packed row equals separate passes, found {type(base).__name__} off by {off:.1%} (allowed {allowed:.1%}): "
+            "it does not follow the mask or the positions it is given; use another model"
+        )
+
+
+def largest_difference(model: Any, critic: tuple[int, ...], length: int) -> float:
+    """Packed row against separate passes: largest |difference| of final states and visible logits, each in shares of the largest |entry|."""
+    base = base_of(model)
+    vocabulary, device = base.get_input_embeddings().num_embeddings, base.device
+    made_up = [made_up_episode(vocabulary, length, 0), made_up_episode(vocabulary, length // 2, 5)]
+    packed = pack(made_up, critic, max_positions=None).to(device)
+    states_TD = body_pass(model, packed)
+
+    def alone(ids: Sequence[int]) -> Tensor:
+        found: Tensor = base.model(input_ids=torch.tensor([ids], device=device), use_cache=False).last_hidden_state[0]
+        return found
+
+    visible = torch.cat([alone(e.ids) for e in made_up])
+    ends = torch.stack([alone((*e.ids[:prefix], *critic))[-1] for e in made_up for prefix in e.prefixes])
+    found_ends = states_TD[packed.value_positions[packed.value_positions >= 0]]
+    project = base.get_output_embeddings()
+    pairs = [(states_TD[: len(visible)], visible), (found_ends, ends), (project(states_TD[: len(visible)]), project(visible))]
+    return max(float((x - y).abs().max() / y.abs().max()) for x, y in pairs)
+
+
+def made_up_episode(vocabulary: int, length: int, offset: int) -> EpisodeIds:
+    """Two turns; ids are spread over the vocabulary by a fixed rule, so that a check says the same each time."""
+    ids = tuple((offset + 37 * t * t + 11 * t) % vocabulary for t in range(length))
+    starts = (length // 4, length // 2)
+    return EpisodeIds(ids, starts, starts, ((0.0,), (0.0,)), (0.0,) * 3, False)
