@@ -21,6 +21,7 @@ STAGES: dict[str, str] = {
     "distill": "stages.distill",
     "rft": "stages.rft",
     "grpo": "stages.grpo",
+    "self_ac": "stages.self_ac",
     "evaluate": "stages.evaluate",
 }
 """Stage name -> module that exports it as STAGE. The name is also its section of a preset."""
@@ -29,12 +30,13 @@ METHODS: dict[str, tuple[str, ...]] = {
     "nlac": ("collect", "targets", "critic", "refine", "distill"),
     "rft": ("collect", "rft"),
     "grpo": ("collect", "grpo"),
+    "self_ac": ("collect", "self_ac"),
 }
 """Method -> its stages within one iteration, in order. The last one makes the adapter that is evaluated."""
 
 Which = Literal["all", "last"]
 
-_POLICIES: dict[str, Which] = {"distill": "last", "rft": "last", "grpo": "last"}
+_POLICIES: dict[str, Which] = {"distill": "last", "rft": "last", "grpo": "last", "self_ac": "last"}
 
 WIRING: dict[str, dict[str, Which]] = {
     "pretrain": {},
@@ -45,6 +47,7 @@ WIRING: dict[str, dict[str, Which]] = {
     "distill": {"refine": "last", "targets": "last", "critic": "last"},
     "rft": {"collect": "all", "rft": "last"},
     "grpo": {"collect": "last", "grpo": "last"},
+    "self_ac": {"collect": "last", "self_ac": "last"},
     "evaluate": {**_POLICIES, "critic": "last"},
 }
 """Stage -> upstream stage -> all of its runs so far, or the newest only. Upstream stages without a run yet are left out."""

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from stages.types import Engine, Row
 
-POLICY_STAGES = ("distill", "rft", "grpo")
+POLICY_STAGES = ("distill", "rft", "grpo", "self_ac")
 """Stages that leave the policy's adapter; a pipeline has one of them."""
 
 

@@ -1,7 +1,7 @@
 """Roles are prompts: one folder a task, one file a role, with named fields.
 
 policy, successor, combine, evaluator, refiner and corrector are the roles of NLAC (arXiv 2512.04601, section 4 and its
-prompts). A prompt file is hashed into the fingerprint of every stage that uses the role: a changed word is a new run.
+prompts); value is what Self-AC's critic is asked, as a system message after the state. A prompt file is hashed into the fingerprint of every stage that uses the role: a changed word is a new run.
 `policy.md` is added to the environment's own system message; every other file is one user message.
 """
 
@@ -17,7 +17,7 @@ from string import Formatter
 from stages.react import parse_react
 from stages.types import Completion, Engine, Malformed, Message, Request, UsageError
 
-ROLES = ("policy", "successor", "combine", "evaluator", "refiner", "corrector")
+ROLES = ("policy", "successor", "combine", "evaluator", "refiner", "corrector", "value")
 # What each role is told. policy and successor are the students: s', the reward and the critique have no field in their prompts.
 FIELDS = {
     "policy": frozenset[str](),
@@ -26,6 +26,7 @@ FIELDS = {
     "evaluator": frozenset({"history", "action", "thought", "futures"}),
     "refiner": frozenset({"system", "history", "action", "thought", "evaluation"}),
     "corrector": frozenset({"text"}),
+    "value": frozenset[str](),
 }
 FOLDER = Path(__file__).parent / "prompts"
 

@@ -32,7 +32,7 @@ def test_every_role_of_every_task_has_a_prompt_that_fills_in(task: str) -> None:
         (message,) = roles.prompt(role, **fields)
         assert message["role"] == "user"
         used = {name for _, name, _, _ in Formatter().parse(roles.templates[role]) if name}
-        assert used
+        assert bool(used) == bool(FIELDS[role])
         assert all(fields[name] in message["content"] for name in used)
 
 

@@ -1,0 +1,234 @@
+"""Self-AC: actor and critic in one transformer, one pass an episode, credit turn by turn.
+
+    L = alpha L_critic + (1 - alpha) L_actor
+    L_critic = mean_n || V - stop_grad(target_n) ||^2,   L_actor = -mean_k min(rho_k A_k, clip(rho_k, 1 - c, 1 + c) A_k)
+
+Source: Self-AC slides, critic loss and actor loss; the row's layout is in `learn/shadow.py`. Every minibatch reads its values and
+log-probs from the same pass, so targets and advantages are of the weights that are being trained; all of them are detached. [ours]
+
+    turnwise run self_ac_demo
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from stages.contract import Context, Outputs, Stage
+from stages.learn.adapter import save_adapter
+from stages.learn.fit import fit
+from stages.learn.losses import Per, Ratio, chunked_log_probs, group_advantages, loss_normaliser, turn_ppo_clip
+from stages.learn.returns import AdvantageKind, advantages, turn_mask, value_loss
+from stages.learn.shadow import BadEpisode, EpisodeIds, NotAPrefix, PackedRow, bins, episode_ids, pack
+from stages.learn.shadow_attention import base_of
+from stages.learn.value_head import ValueHead, episode_pass, load_head, new_head, save_head
+from stages.llm.roles import load_roles, mix
+from stages.training import OptimConfig, fit_metrics, trainable
+from stages.types import MissingInput, Outcome, Row
+
+
+class SelfAcConfig(OptimConfig):
+    """Critic and actor loss of one shared transformer."""
+
+    epochs: int = Field(2, ge=1, description="Passes over the iteration's episodes. [ours]")
+    batch: int = Field(32, ge=1, description="Episodes a step. [ours]")
+    row_tokens: int = Field(4096, ge=1, description="Most tokens of one packed row; a step is as many rows as it needs. [ours]")
+    alpha: float = Field(0.5, ge=0, le=1, description="Weight of the critic's loss against the actor's. [slides: alpha; number ours]")
+    gamma: float = Field(1.0, ge=0, le=1, description="Discount a turn; below 1 the actor's gradient is biased. [slides: gamma; number ours]")
+    td_steps: int = Field(5, ge=1, description="TD(1) to TD(n) are averaged. [slides: 5]")
+    advantage: AdvantageKind = Field("td_mean", description="td_mean, td1, gae, mc, or group: one number for a whole episode, as GRPO. [ours]")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="For advantage = gae. [ours]")
+    known_end: bool = Field(False, description="The known final reward instead of V_N in the targets of earlier states. [ours; slides: V_N]")
+    ratio: Ratio = Field("turn", description="Ratio of a turn's probability, of its mean token's (turn_mean), or of each token's. [slides: turn]")
+    ratio_clip: float = Field(0.2, gt=0, lt=1, description="c of the clipped ratio. [slides: eps; number is PPO's]")
+    per: Per = Field("turn", description="The actor's sum is divided by turns, or by episodes, which is unbiased. [slides: turn]")
+    value_grad_scale: float = Field(1.0, ge=0, description="Factor on the critic's gradient into the shared body; 0 = head only. [ours; slides: 1]")
+    warmup: int = Field(0, ge=0, description="First iterations in which only the critic learns. [ours; slides: 0]")
+    soft_prompt: int = Field(0, ge=0, le=4, description="Learned vectors in place of the critic prompt's text. [ours; slides: text]")
+    unusable: Literal["error", "drop"] = Field(
+        "error", description="An episode that cannot be trained on (too long, no log-probs): stop, or drop and count it. [ours]"
+    )
+
+
+@dataclass(frozen=True)
+class Part:
+    """One packed row of a step, and what the whole step counts: all parts divide by the same numbers, so their losses add up."""
+
+    row: PackedRow
+    relative_B: Tensor | None  # advantage of each episode relative to its group; None = by turn, from the values of the pass
+    n_states: float  # states with a target in the step
+    normaliser: float  # of the actor's sum
+
+
+def run(context: Context) -> Outputs:
+    """Artifacts `adapter` and `head`. Raises MissingInput without an episode to train on."""
+    config: SelfAcConfig = context.config
+    heads = [row for row in context.replay.rows("episodes", context.inputs["collect"][-1:]) if Outcome(row["outcome"]).trainable]
+    critic_ids = critic_prompt(context)
+    model = trainable(context, context.artifact(context.policy_run, "adapter") if context.policy_run else None)
+    head = open_head(context, model)
+    episodes, counts = training_rows(context, heads, critic_ids, longest(model))
+    bar = context.progress("train actor and critic", config.epochs * -(-len(episodes) // config.batch))
+    weight = 0.0 if context.iteration < config.warmup else 1 - config.alpha
+
+    def loss(pair: Any, part: Part) -> tuple[Tensor, dict[str, float]]:
+        return joint_loss(pair[0], pair[1], part, config, actor_weight=weight)
+
+    batches = steps(
+        episodes, by_group(heads, config), critic_ids, config,
+        rng=random.Random(context.seed), device=model.device,
+    )  # fmt: skip
+    history = fit(
+        nn.ModuleList([model, head]), batches, loss, lr=config.rate(context.iteration), clip=config.clip, after_step=lambda step: bar.advance(1)
+    )
+    save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
+    save_head(head, context.workdir / "head")
+    curves = {
+        f"self_ac/step_{name}": [h[name] for h in history if name in h] for name in ("value_loss", "actor_loss", "explained_variance", "grad_norm")
+    }
+    files = {"adapter": context.workdir / "adapter", "head": context.workdir / "head"}
+    return Outputs(fit_metrics("self_ac", history) | {"self_ac/rows": float(len(episodes)), **counts}, {}, files, curves)
+
+
+def longest(model: Any) -> int | None:
+    """Most positions that the model has; None = no limit that it tells of."""
+    found: int | None = getattr(base_of(model).config, "max_position_embeddings", None)
+    return found
+
+
+def training_rows(
+    context: Context, heads: Sequence[Row], critic_ids: Sequence[int], max_positions: int | None
+) -> tuple[list[EpisodeIds], dict[str, float]]:
+    """The episodes as rows to be packed, and how many were split or dropped."""
+    config: SelfAcConfig = context.config
+    turns: dict[str, list[Row]] = defaultdict(list)
+    for turn in context.replay.rows("turns", context.inputs["collect"][-1:]):
+        turns[turn["episode_id"]].append(turn)
+    roles = load_roles(context.run.roles.prompts)
+    rows, counts = [], {"self_ac/split": 0.0, "self_ac/dropped": 0.0}
+    for head in heads:
+        final = context.engine.encode(roles.policy(head["messages"]))
+        try:
+            found = unbroken(turns[head["episode_id"]], final, head["outcome"] == Outcome.TRUNCATED, config.gamma, (head["episode_id"],))
+            pack(found, critic_ids, max_positions=max_positions, soft_len=config.soft_prompt)  # raises where one is too long
+        except BadEpisode:
+            if config.unusable == "error":
+                raise
+            counts["self_ac/dropped"] += 1
+            continue
+        rows += found
+        counts["self_ac/split"] += len(found) > 1
+    if not rows:
+        raise MissingInput(f"self_ac found no usable one among {len(heads)} episodes of its last collect run; collect more")
+    return rows, counts
+
+
+def unbroken(turns: Sequence[Row], final: Sequence[int], truncated: bool, gamma: float, key: tuple[Any, ...]) -> list[EpisodeIds]:
+    """One row; or several, cut where a state does not begin with the ids before it, as after a reply that was cut short.
+
+    The row before a cut ends with its action, and what the episode returned from there on is its final reward: nothing of
+    the credit is lost over the cut. [ours]
+    """
+    try:
+        return [episode_ids(turns, final, truncated=truncated, key=key)]
+    except NotAPrefix as cut:
+        head, tail = list(turns[: cut.turn + 1]), turns[cut.turn + 1 :]
+    ids = (*head[-1]["prompt_ids"], *head[-1]["action_ids"])
+    if not tail:
+        return unbroken(head, ids, truncated, gamma, key)
+    rest = sum(gamma**k * turn["reward"] for k, turn in enumerate(tail, 1))
+    head[-1] = {**head[-1], "reward": head[-1]["reward"] + rest}
+    return [*unbroken(head, ids, False, gamma, key), *unbroken(tail, final, truncated, gamma, key)]
+
+
+def critic_prompt(context: Context) -> tuple[int, ...]:
+    """Ids of the text that asks for a value; none where a learned prompt stands in its place."""
+    if context.config.soft_prompt:
+        return ()
+    text = load_roles(context.run.roles.prompts).templates["value"].strip()
+    return context.engine.encode([{"role": "system", "content": text}])
+
+
+def open_head(context: Context, model: Any) -> ValueHead:
+    """The head of the last run, or a fresh one. Raises UsageError for one of another width."""
+    if (last := context.latest("self_ac")) is not None:
+        return load_head(context.artifact(last, "head"), width=base_of(model).config.hidden_size).to(model.device)
+    return new_head(model, soft_len=context.config.soft_prompt, seed=mix("head", context.run.seed) % 2**31)
+
+
+def by_group(heads: Sequence[Row], config: SelfAcConfig) -> dict[Any, float] | None:
+    """Advantage of each episode relative to those of its scenario, over the whole iteration; None where the values tell it."""
+    if config.advantage != "group":
+        return None
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for head in heads:
+        groups[head["scenario_id"]].append(head)
+    if any(len(members) < 2 for members in groups.values()):
+        raise MissingInput("advantage = group compares episodes of one scenario, found a scenario with one episode; set collect.group to 4 or more")
+    found: dict[Any, float] = {}
+    for members in groups.values():
+        returns = torch.tensor([head["total_reward"] for head in members])
+        found |= {head["episode_id"]: a for head, a in zip(members, group_advantages(returns).tolist(), strict=True)}
+    return found
+
+
+def steps(
+    episodes: Sequence[EpisodeIds],
+    groups: dict[Any, float] | None,
+    critic_ids: Sequence[int],
+    config: SelfAcConfig,
+    *,
+    rng: random.Random,
+    device: Any,
+) -> Iterator[list[Part]]:
+    """Each epoch's episodes in a new order, `batch` of them a step, packed by length into as few rows as hold them."""
+    for _ in range(config.epochs):
+        order = rng.sample(list(episodes), len(episodes))
+        for start in range(0, len(order), config.batch):
+            chosen = order[start : start + config.batch]
+            n_states = float(sum(e.n_turns + (not e.truncated) for e in chosen))
+            normaliser = loss_normaliser(config.per, torch.tensor([e.n_turns for e in chosen]))
+            parts = []
+            for row in bins(chosen, len(critic_ids) or config.soft_prompt, token_budget=config.row_tokens):
+                members = [chosen[i] for i in row]
+                packed = pack(members, critic_ids, max_positions=None, soft_len=config.soft_prompt).to(device)
+                relative = torch.tensor([groups[e.key[0]] for e in members], device=device) if groups else None
+                parts.append(Part(packed, relative, n_states, normaliser))
+            yield parts
+
+
+def joint_loss(model: Any, head: ValueHead, part: Part, config: SelfAcConfig, *, actor_weight: float) -> tuple[Tensor, dict[str, float]]:
+    """alpha L_critic + actor_weight L_actor of one row, from one pass through the body; metrics of both."""
+    row = part.row
+    states_KD, values_BM = episode_pass(model, head, row, value_grad_scale=config.value_grad_scale)
+    told = (row.rewards, values_BM, row.n_turns, row.truncated)
+    critic, metrics = value_loss(
+        values_BM, row.rewards, row.n_turns, row.truncated, gamma=config.gamma, n_max=config.td_steps, normaliser=part.n_states,
+        known_end=config.known_end,
+    )  # fmt: skip
+    if part.relative_B is not None:
+        advantage_BM = part.relative_B[:, None].expand_as(values_BM)
+    else:
+        advantage_BM = advantages(
+            config.advantage, *told, gamma=config.gamma, n_max=config.td_steps, lam=config.gae_lambda, known_end=config.known_end
+        )  # fmt: skip
+    ids_K = row.ids[row.target_positions]
+    log_probs_K, entropy_K = chunked_log_probs(states_KD, base_of(model).get_output_embeddings(), ids_K, entropy=True)
+    actor, of_actor = turn_ppo_clip(
+        log_probs_K, row.old_log_probs, row.turn_of_token, advantage_BM[turn_mask(row.n_turns, values_BM.shape[1])],
+        clip=config.ratio_clip, ratio=config.ratio, normaliser=part.normaliser,
+    )  # fmt: skip
+    metrics |= {**of_actor, "value_loss": float(critic.detach()), "actor_loss": float(actor.detach()), "entropy": float(entropy_K.detach().mean())}
+    return config.alpha * critic + actor_weight * actor, metrics
+
+
+STAGE = Stage(
+    "self_ac", 1, SelfAcConfig, inputs=("collect", "self_ac"), roles=("policy", "value"), run=run, outputs=("adapter/", "head/"),
+)  # fmt: skip
