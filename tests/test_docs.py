@@ -102,7 +102,7 @@ def test_every_row_of_the_paper_map_has_code_and_a_test() -> None:
 
 def test_every_default_of_the_paper_is_in_the_paper_map() -> None:
     named = set(spans(DOCS / "paper-map.md"))
-    stated = [key for key, field in config_keys().items() if re.search(r"\[[^\]]*paper[^\]]*\]", field.description or "")]
+    stated = [key for key, field in config_keys().items() if re.search(r"\[[^\]]*(?:paper|slides)[^\]]*\]", field.description or "")]
     assert stated
     assert not [key for key in stated if key not in named]
 

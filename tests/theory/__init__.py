@@ -1,1 +1,1 @@
-"""Theorems 5.1 and 5.2 of NLAC in miniature: a text is an exact symbol, a critic is a table, everything can be computed."""
+"""Theorems in miniature: NLAC's 5.1 and 5.2 over tables and exact symbols, and the policy gradient of Self-AC by enumeration."""
