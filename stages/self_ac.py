@@ -27,7 +27,7 @@ from stages.learn.fit import fit
 from stages.learn.losses import Per, Ratio, chunked_log_probs, group_advantages, loss_normaliser, turn_ppo_clip
 from stages.learn.returns import AdvantageKind, advantages, turn_mask, value_loss
 from stages.learn.shadow import BadEpisode, EpisodeIds, NotAPrefix, PackedRow, bins, episode_ids, pack
-from stages.learn.shadow_attention import base_of
+from stages.learn.shadow_attention import base_of, check_masks
 from stages.learn.value_head import ValueHead, episode_pass, load_head, new_head, save_head
 from stages.llm.roles import load_roles, mix
 from stages.training import OptimConfig, fit_metrics, trainable
@@ -68,11 +68,13 @@ class Part:
 
 
 def run(context: Context) -> Outputs:
-    """Artifacts `adapter` and `head`. Raises MissingInput without an episode to train on."""
+    """Artifacts `adapter` and `head`. Raises MissingInput without an episode, UsageError for a model that a packed row does not fit."""
     config: SelfAcConfig = context.config
     heads = [row for row in context.replay.rows("episodes", context.inputs["collect"][-1:]) if Outcome(row["outcome"]).trainable]
     critic_ids = critic_prompt(context)
     model = trainable(context, context.artifact(context.policy_run, "adapter") if context.policy_run else None)
+    if context.policy_run is None:
+        check_masks(model, critic_ids)  # once, before the first step
     head = open_head(context, model)
     episodes, counts = training_rows(context, heads, critic_ids, longest(model))
     bar = context.progress("train actor and critic", config.epochs * -(-len(episodes) // config.batch))
