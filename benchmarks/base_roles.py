@@ -18,7 +18,8 @@ from stages.llm.roles import ask, load_roles
 
 def examples(role: str, n_steps: int, step: int, n: int, rng: random.Random) -> list[corpus.Example]:
     """n examples of visits with so many steps whose first step broke its rule, about the step that is asked for."""
-    roles, found = load_roles("service_desk"), []
+    roles = load_roles("service_desk")
+    found: list[corpus.Example] = []
     while len(found) < n:
         v = corpus.visit(rng)
         if len(v.chosen) != n_steps or v.chosen[0][1] == v.needed[0].option:
