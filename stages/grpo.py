@@ -23,7 +23,7 @@ from stages.contract import Context, Outputs, Stage
 from stages.learn.adapter import save_adapter
 from stages.learn.batches import Batch
 from stages.learn.fit import fit
-from stages.learn.losses import completion_log_probs, group_advantages, ppo_clip
+from stages.learn.losses import completion_log_probs, group_advantages, turn_ppo_clip
 from stages.training import OptimConfig, TrainRow, fit_metrics, make_part, pad_id, trainable
 from stages.types import MissingInput, Outcome, Row
 
@@ -57,7 +57,10 @@ def run(context: Context) -> Outputs:
 
     def loss(model: Any, part: Turns) -> tuple[Tensor, dict[str, float]]:
         log_probs_K, rows_K = completion_log_probs(model, part.batch)
-        return ppo_clip(log_probs_K, part.old_log_probs_K, part.advantage_B[rows_K], clip=config.ratio_clip)
+        # A row is a turn; divided by the number of tokens, the sum over them is their mean.
+        return turn_ppo_clip(
+            log_probs_K, part.old_log_probs_K, rows_K, part.advantage_B, clip=config.ratio_clip, ratio="token", normaliser=len(log_probs_K)
+        )
 
     batches = step_batches(turns, advantage, config, random.Random(context.seed), model)
     history = fit(model, batches, loss, lr=config.rate(context.iteration), clip=config.clip, after_step=lambda step: bar.advance(1))

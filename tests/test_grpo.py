@@ -16,7 +16,7 @@ from stages import grpo
 from stages.contract import Config, Outputs
 from stages.grpo import GrpoConfig, episode_advantages
 from stages.learn.adapter import save_adapter
-from stages.learn.losses import ppo_clip
+from stages.learn.losses import turn_ppo_clip
 from stages.llm.hf import HfEngine
 from stages.training import trainable
 from stages.types import Completion, MissingInput, Outcome, Request
@@ -84,11 +84,11 @@ def test_ids_and_log_probs_reach_the_loss_unchanged(bench: models.Bench, monkeyp
     trained = models.capture(monkeypatch)
     tokens: list[tuple[float, float]] = []
 
-    def spy(log_probs_K: Any, old_K: Any, advantages_K: Any, **options: Any) -> Any:
-        tokens.extend(zip(old_K.tolist(), advantages_K.tolist(), strict=True))
-        return ppo_clip(log_probs_K, old_K, advantages_K, **options)
+    def spy(log_probs_K: Any, old_K: Any, turn_of_K: Any, advantages_J: Any, **options: Any) -> Any:
+        tokens.extend(zip(old_K.tolist(), advantages_J[turn_of_K].tolist(), strict=True))
+        return turn_ppo_clip(log_probs_K, old_K, turn_of_K, advantages_J, **options)
 
-    monkeypatch.setattr(grpo, "ppo_clip", spy)
+    monkeypatch.setattr(grpo, "turn_ppo_clip", spy)
     outputs = run(bench, batch=3, epochs=2)
     counted = [t for t in rows["turns"] if not t["episode_id"].startswith("c")]  # a group of equal returns teaches nothing
     assert Counter(trained) == Counter(2 * [(tuple(t["prompt_ids"]), tuple(t["action_ids"])) for t in counted])

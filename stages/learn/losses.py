@@ -128,24 +128,6 @@ def group_advantages(returns_G: Tensor, *, eps: float = 1e-6) -> Tensor:
     return centred / (returns_G.std(correction=0) + eps)
 
 
-def ppo_clip(log_probs_K: Tensor, old_log_probs_K: Tensor, advantages_K: Tensor, *, clip: float) -> tuple[Tensor, dict[str, float]]:
-    """Clipped policy-gradient loss, mean over tokens.
-
-        rho_t = exp(log pi_theta - log pi_rollout),   L = -mean_t min(rho_t A_t, clip(rho_t, 1 - c, 1 + c) A_t)
-
-    At rho = 1 its gradient is that of -A log pi. All arguments (K,), one a token. Gradients flow into log_probs_K only.
-    Raises ValueError if the shapes differ. Source: PPO, arXiv 1707.06347, eq. 7."""
-    if not log_probs_K.shape == old_log_probs_K.shape == advantages_K.shape:
-        shapes = [tuple(x.shape) for x in (log_probs_K, old_log_probs_K, advantages_K)]
-        raise ValueError(f"log-probs, old log-probs and advantages must have one shape, found {shapes}")
-    log_ratio = log_probs_K - old_log_probs_K.detach()
-    ratio = log_ratio.exp()
-    clipped = ratio.clamp(1 - clip, 1 + clip)
-    loss = -torch.minimum(ratio * advantages_K, clipped * advantages_K).mean()
-    metrics = {"clip_frac": float((ratio != clipped).float().mean()), "kl_old": float((ratio - 1 - log_ratio).detach().mean())}
-    return loss, metrics
-
-
 def loss_normaliser(per: Per, n_turns_B: Tensor) -> float:
     """What a step's sum over turns is divided by: the number of its turns, or of its episodes.
 

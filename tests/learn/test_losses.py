@@ -19,7 +19,7 @@ from torch import Tensor
 
 from stages.learn.adapter import new_adapter
 from stages.learn.batches import pad_rows
-from stages.learn.losses import completion_log_probs, completion_nll, group_advantages, kl_to_base, ppo_clip
+from stages.learn.losses import completion_log_probs, completion_nll, group_advantages, kl_to_base
 
 PROMPTS = [[5, 9, 3], [7], [11, 12, 13, 14, 2, 6], [4, 4]]
 COMPLETIONS = [[8, 1], [21, 22, 23, 24, 1], [30], [0, 39, 0]]  # a 0, which is also the padding id, is a token like any other
@@ -172,40 +172,6 @@ def test_group_advantages_of_equal_returns_are_zero_and_of_one_return_refused() 
 
 
 RATIOS = [0.5, 0.79, 0.81, 1.0, 1.19, 1.21, 2.0]
-
-
-def test_ppo_clip_and_its_gradient_equal_a_loop() -> None:
-    """By hand: dL/dlog pi_t = -rho_t A_t / K where the unclipped term is the smaller one, else 0."""
-    old = torch.linspace(-3, -0.1, 2 * len(RATIOS))
-    ratios = torch.tensor(RATIOS * 2)
-    advantages = torch.tensor([1.5] * len(RATIOS) + [-0.5] * len(RATIOS))
-    log_probs = (old + ratios.log()).requires_grad_(True)
-    loss, metrics = ppo_clip(log_probs, old, advantages, clip=0.2)
-    total, expected = 0.0, []
-    for ratio, advantage in zip(ratios.tolist(), advantages.tolist(), strict=True):
-        clipped = min(max(ratio, 0.8), 1.2)
-        total += min(ratio * advantage, clipped * advantage)
-        expected.append(-ratio * advantage / 14 if ratio * advantage <= clipped * advantage else 0.0)
-    assert float(loss.detach()) == pytest.approx(-total / 14, abs=1e-6)
-    (found,) = torch.autograd.grad(loss, log_probs)
-    assert found.tolist() == pytest.approx(expected, abs=1e-6)
-    assert metrics["clip_frac"] == pytest.approx(8 / 14)
-    assert metrics["kl_old"] == pytest.approx(sum(r - 1 - math.log(r) for r in RATIOS) / len(RATIOS), abs=1e-5)
-
-
-def test_ppo_clip_at_ratio_1_is_the_policy_gradient() -> None:
-    log_probs = torch.tensor([-0.1, -2.0, -1.0], requires_grad=True)
-    advantages = torch.tensor([2.0, -1.0, 0.5])
-    loss, _ = ppo_clip(log_probs, log_probs.detach(), advantages, clip=0.2)
-    assert torch.allclose(torch.autograd.grad(loss, log_probs)[0], -advantages / 3)
-
-
-def test_ppo_clip_sends_no_gradient_into_the_old_policy_and_checks_shapes() -> None:
-    old = torch.zeros(2, requires_grad=True)
-    loss, _ = ppo_clip(torch.zeros(2, requires_grad=True), old, torch.ones(2), clip=0.2)
-    assert torch.autograd.grad(loss, old, allow_unused=True)[0] is None
-    with pytest.raises(ValueError, match="one shape"):
-        ppo_clip(torch.zeros(3), torch.zeros(3), torch.ones(1), clip=0.2)  # would broadcast without a word
 
 
 def test_losses_do_not_change_the_model() -> None:
