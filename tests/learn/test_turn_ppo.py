@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stages.learn.losses import Ratio, loss_normaliser, ppo_clip, turn_ppo_clip
+from stages.learn.losses import Ratio, loss_normaliser, turn_ppo_clip
 
 RATIOS: list[Ratio] = ["turn", "turn_mean", "token"]
 LENGTHS = [1, 4, 2, 3, 1, 5, 2, 6]
@@ -76,16 +76,17 @@ def test_at_ratio_1_the_gradient_is_that_of_minus_a_log_pi(ratio: Ratio) -> None
     assert metrics == {"ratio_mean": 1.0, "ratio_max": 1.0, "clip_frac": 0.0, "kl_old": 0.0}
 
 
-def test_for_turns_of_one_token_the_three_ratios_are_one_and_the_token_loss_another_name_for_it() -> None:
+def test_for_turns_of_one_token_the_three_ratios_are_one() -> None:
     new, old = log_probs()
     everyone, advantages = torch.arange(24), torch.linspace(-2, 2, 24).double()
     found = [turn_ppo_clip(new, old, everyone, advantages, clip=0.2, ratio=ratio, normaliser=24.0) for ratio in RATIOS]
-    expected, metrics = ppo_clip(new, old, advantages, clip=0.2)
+    rho = (new - old).exp()
+    expected = -torch.minimum(rho * advantages, rho.clamp(0.8, 1.2) * advantages).mean()
     wanted = torch.autograd.grad(expected, new)[0]
-    for loss, its_metrics in found:
+    for loss, metrics in found:
         assert float(loss.detach()) == pytest.approx(float(expected.detach()), abs=1e-12)
         assert torch.allclose(torch.autograd.grad(loss, new)[0], wanted, atol=1e-12)
-        assert its_metrics | metrics == pytest.approx(its_metrics, abs=1e-7)
+        assert metrics == pytest.approx(found[0][1], abs=1e-7)
 
 
 @pytest.mark.parametrize("ratio", RATIOS)
