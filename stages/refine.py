@@ -176,7 +176,7 @@ def refiner_prompt(roles: Roles, r: Refinement, critique: str) -> list[Message]:
 
 
 def gated(context: Context, roles: Roles, refined: Sequence[Refinement]) -> list[Refinement]:
-    """Where the gate refuses a rewritten action, the fresh one is kept; what the critic kept is left alone.
+    """Where the gate refuses all rewrites of an action, the fresh one is kept, once; what the critic kept is left alone.
 
     Refused rows are not dropped: a critic that says No to everything at some step would take that step's states out of
     training altogether, and the policy forgets how to act there.
@@ -188,15 +188,23 @@ def gated(context: Context, roles: Roles, refined: Sequence[Refinement]) -> list
         passes = [j.verdict == "yes" for j in judge(context, roles, pairs, k=config.futures, seed=mix(context.seed, "gate"))]
     else:
         passes = no_worse(context, roles, [(r.state, r.action, learned) for r, learned in new], config.gate_rollouts)
-    rest = [r for r in refined if r.dropped or r.kept_action]
-    gone = [replace(r, raw=r.action, learned=r.action, refused=learned.text) for r, learned in new]
-    return rest + [r if passed else kept for (r, _), kept, passed in zip(new, gone, passes, strict=True)]
+    settled = {id(r.action) for (r, _), passed in zip(new, passes, strict=True) if passed}
+    found = [r for r in refined if r.dropped or r.kept_action]
+    for (r, learned), passed in zip(new, passes, strict=True):
+        if passed:
+            found.append(r)
+        elif id(r.action) in settled:
+            found.append(replace(r, refused=learned.text, dropped="gate"))  # another rewrite stands for this action, or the fresh one does
+        else:
+            settled.add(id(r.action))
+            found.append(replace(r, raw=r.action, learned=r.action, refused=learned.text))
+    return found
 
 
 def cap_yes(refined: Sequence[Refinement], most: float, rng: random.Random) -> list[Refinement]:
-    """The rows to be learned, with at most the share `most` of kept actions: otherwise a pleased critic teaches nothing but itself."""
-    yes = [r for r in refined if not r.dropped and r.kept_action]
-    no = [r for r in refined if not r.dropped and not r.kept_action]
+    """The rows to be learned, with at most the share `most` of actions kept because of "Yes": else a pleased critic teaches nothing but itself."""
+    yes = [r for r in refined if not r.dropped and r.kept_action and not r.refused]
+    no = [r for r in refined if not r.dropped and (not r.kept_action or r.refused)]
     allowed = len(yes) if most >= 1 else int(most * len(no) / (1 - most) + 1e-9)  # 0.7 * 3 / (1 - 0.7) is 6.9999...
     return no + (rng.sample(yes, allowed) if allowed < len(yes) else yes)
 
@@ -244,6 +252,6 @@ def target_row(context: Context, roles: Roles, r: Refinement, number: int) -> Ro
 
 
 STAGE = Stage(
-    "refine", 2, RefineConfig, inputs=("collect", "critic"), roles=("policy", "successor", "evaluator", "refiner", "corrector"), run=run,
+    "refine", 3, RefineConfig, inputs=("collect", "critic"), roles=("policy", "successor", "evaluator", "refiner", "corrector"), run=run,
     outputs=("judgements", "targets"),
 )  # fmt: skip

@@ -229,7 +229,8 @@ def target_row(context: Context, roles: Roles, b: Backup) -> Row:
     assert b.combined is not None and b.target is not None
     prompt = successor_prompt(roles, b.t.state, b.t.action or "unreadable")
     text, state = prompt[0]["content"], history_text(b.t.state)
-    check_student(text, f"{state}\n{b.t.action}\n{roles.templates['successor']}", [b.t.observation, b.future if b.future != "none" else ""])
+    seen = [*(t.observation for t in b.chain), b.future if b.future != "none" else ""]
+    check_student(text, f"{state}\n{b.t.action}\n{roles.templates['successor']}", seen)
     ids, messages = b.teacher
     return {
         "target_id": f"{b.t.episode_id}-{b.t.turn}-{context.iteration}", "role": "successor", "episode_id": b.t.episode_id, "turn": b.t.turn,
@@ -243,13 +244,13 @@ def target_row(context: Context, roles: Roles, b: Backup) -> Row:
 def leaks(roles: Roles, kept: Sequence[Backup]) -> dict[str, float]:
     """Share of targets that say what only the teacher could know, before and after correction.
 
-    leak: any content word of s' that is not in x; that holds what is to be learned, too, so it is compared with `leak_shuffled`, the
+    leak: any content word of the observations merged into the target that is not in x; that holds what is to be learned, too, so it is compared with `leak_shuffled`, the
     same against another row's s'. leak_name: capitalised names alone, which nobody can learn to foresee.
     """
     if not kept:
         return {}
     before, after = ([c.text for b in kept if (c := getattr(b, part))] for part in ("combined", "target"))
-    privileged = [b.t.observation for b in kept]
+    privileged = ["\n".join(t.observation for t in b.chain) for b in kept]
     known = [successor_prompt(roles, b.t.state, b.t.action)[0]["content"] for b in kept]
     shuffled = privileged[1:] + privileged[:1]
     return {
@@ -267,6 +268,6 @@ def names(texts: Sequence[str]) -> list[str]:
 
 
 STAGE = Stage(
-    "targets", 2, TargetsConfig, inputs=("collect", "critic", "distill"), roles=("policy", "successor", "combine", "corrector"), run=run,
+    "targets", 3, TargetsConfig, inputs=("collect", "critic", "distill"), roles=("policy", "successor", "combine", "corrector"), run=run,
     outputs=("targets",),
 )  # fmt: skip

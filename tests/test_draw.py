@@ -44,6 +44,14 @@ def test_leak_against_other_rows_is_the_chance_level() -> None:
     assert (found["targets/leak_after"], found["targets/leak_shuffled"]) == (1.0, 0.0)
 
 
+def test_what_any_merged_step_told_is_a_leak() -> None:
+    """The audit came two real steps after the action: a target that names the auditor leaks it all the same."""
+    b = make_backup(target=Completion("Future: then Mia says fail.", (1,), (0.0,), "stop"))
+    first = replace(b.t, observation="photo done.", terminal=False)
+    assert leaks(load_roles("service_desk"), [replace(b, chain=(first, b.t))])["targets/leak_name_after"] == 1.0
+    assert leaks(load_roles("service_desk"), [replace(b, chain=(first,))])["targets/leak_name_after"] == 0.0
+
+
 def pool(n: int, terminal: int = 0) -> list[Transition]:
     t = make_backup().t
     return [replace(t, episode_id=f"e{i}", terminal=i < terminal) for i in range(n)]

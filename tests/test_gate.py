@@ -28,6 +28,36 @@ def test_gate_evaluate_keeps_what_the_critic_then_says_yes_to(base: Path, tmp_pa
     check(rows, judgements, metrics, n)
 
 
+def test_refused_rows_are_not_capped_away(base: Path, tmp_path: Path) -> None:
+    """A critic that says No to everything, before and after: without these rows nothing would hold the policy where it is."""
+    rows, _, metrics = run(bench_of(base, tmp_path, Seeing(better="wrong")), gate="evaluate", yes_frac_max=0.0)
+    assert len(rows) == metrics["refine/refused"] == 20
+
+
+def test_of_many_rewrites_the_fresh_action_is_learned_once_and_only_if_none_passes(base: Path, tmp_path: Path) -> None:
+    class Mixed(Seeing):
+        """Rewrites right and wrong by the request's seed."""
+
+        def __call__(self, prompt: str, request: Request) -> str:
+            if models.role_of(prompt) == "refiner":
+                return f"Thought: as told, x. Action: {self.action(prompt, 'right' if request.seed % 3 == 0 else 'wrong')}"
+            return super().__call__(prompt, request)
+
+    bench = bench_of(base, tmp_path, Mixed(), judge_temperature=1.0)
+    rows, judgements, _ = run(bench, gate="evaluate", refinements=3)
+    tried: dict[tuple[str, int], list[bool]] = {}
+    for row in judgements:
+        tried.setdefault((row["episode_id"], row["turn"]), []).append(not row["info"]["refused"])
+    learned: dict[tuple[str, int], list[bool]] = {}
+    for row in rows:
+        learned.setdefault((row["episode_id"], row["turn"]), []).append(row["info"]["kept"])
+    assert {len(passed) for passed in tried.values()} == {3}
+    assert any(any(passed) for passed in tried.values())
+    assert any(not any(passed) for passed in tried.values())
+    for state, passed in tried.items():
+        assert learned[state] == ([False] * sum(passed) if any(passed) else [True])
+
+
 def test_without_a_gate_worse_actions_are_learned(base: Path, tmp_path: Path) -> None:
     rows, _, _ = run(bench_of(base, tmp_path, Seeing(better="wrong")))
     assert len(rows) == 20
