@@ -20,11 +20,12 @@ def fit(
     clip: float = 1.0,
     weight_decay: float = 0.0,
     after_step: Callable[[int], None] | None = None,
+    merge: Callable[[list[dict[str, float]]], dict[str, float]] | None = None,
 ) -> list[dict[str, float]]:
     """One AdamW step a batch on the model's trainable parameters; returns the metrics of every step.
 
     A list is one batch in parts, whose losses and gradients are summed, so that no more than a part is held in memory; the loss
-    divides each part by what the whole batch counts. Metrics of parts are averaged.
+    divides each part by what the whole batch counts. merge: the metrics of a batch from those of its parts; without it their mean.
     loss(model, batch) -> (scalar, metrics). after_step(step) runs once the parameters have moved (EMA, progress).
     Raises FloatingPointError at the first loss or gradient that is not finite, before it reaches the weights.
     """
@@ -47,7 +48,7 @@ def fit(
         if not torch.isfinite(norm):
             raise FloatingPointError(f"the gradient of step {step} is not finite, though the loss is {total}; lower the learning rate")
         optimiser.step()
-        history.append({**_mean(found), "loss": total, "grad_norm": float(norm)})
+        history.append({**(merge or _mean)(found), "loss": total, "grad_norm": float(norm)})
         if after_step:
             after_step(step)
     return history

@@ -142,12 +142,12 @@ def check_masks(model: Any, critic_ids: Sequence[int], *, length: int = 48) -> N
     if not off <= allowed:
         raise UsageError(
             f"wanted a model whose packed row equals separate passes, found {type(base).__name__} off by {off:.1%} (allowed {allowed:.1%}): "
-            "it does not follow the mask or the positions it is given; use another model"
+            "it does not follow the mask or the positions it is given, or scales its logits; use another model"
         )
 
 
 def largest_difference(model: Any, critic: tuple[int, ...], length: int) -> float:
-    """Packed row against separate passes: largest |difference| of final states and visible logits, each in shares of the largest |entry|."""
+    """Packed row against separate passes: largest |difference| of final states and of visible logits as the model gives them, each in shares of the largest |entry|."""
     base = base_of(model)
     vocabulary, device = base.get_input_embeddings().num_embeddings, base.device
     made_up = [made_up_episode(vocabulary, length, 0), made_up_episode(vocabulary, length // 2, 5)]
@@ -159,10 +159,12 @@ def largest_difference(model: Any, critic: tuple[int, ...], length: int) -> floa
         return found
 
     visible = torch.cat([alone(e.ids) for e in made_up])
+    # The model's own logits: some architectures scale or cap them after the projection, and an engine's log-probs are of those.
+    own_logits = torch.cat([base(input_ids=torch.tensor([e.ids], device=device), use_cache=False).logits[0] for e in made_up])
     ends = torch.stack([alone((*e.ids[:prefix], *critic))[-1] for e in made_up for prefix in e.prefixes])
     found_ends = states_TD[packed.value_positions[packed.value_positions >= 0]]
     project = base.get_output_embeddings()
-    pairs = [(states_TD[: len(visible)], visible), (found_ends, ends), (project(states_TD[: len(visible)]), project(visible))]
+    pairs = [(states_TD[: len(visible)], visible), (found_ends, ends), (project(states_TD[: len(visible)]), own_logits)]
     return max(float((x - y).abs().max() / y.abs().max()) for x, y in pairs)
 
 

@@ -68,6 +68,12 @@ def test_a_batch_in_parts_is_the_step_of_the_whole_batch() -> None:
     assert two["seen"] == pytest.approx(3.1 / 2)
 
 
+def test_metrics_of_parts_are_merged_as_told() -> None:
+    rows = [torch.tensor([3.0, 4.0]), torch.tensor([0.1, -0.2])]
+    (history,) = fit(Dot(), [rows], dot, lr=0.01, merge=lambda parts: {"seen": max(part["seen"] for part in parts)})
+    assert history["seen"] == 3.0
+
+
 def test_after_step_sees_the_weights_that_have_moved() -> None:
     model, seen = Dot(), []
     fit(model, [torch.ones(2)] * 3, dot, lr=0.1, after_step=lambda step: seen.append((step, float(model.w.detach()[0]))))

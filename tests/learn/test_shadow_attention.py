@@ -181,6 +181,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: shadows.tiny("XGLM", d_model=16, num_layers=2, attention_heads=2, ffn_dim=8),
         "whose attention can be replaced, found XGLM",
     ),
+    "scaled logits": (lambda: shadows.tiny("Granite", logits_scaling=4.0), "found GraniteForCausalLM off by"),
+    "capped logits": (
+        lambda: shadows.tiny("Gemma2", final_logit_softcapping=2.0, layer_types=["full_attention"] * 2),
+        "found Gemma2ForCausalLM off by",
+    ),
     "another body": (lambda: shadows.tiny("GPTNeoX"), "found GPTNeoXForCausalLM ("),
 }
 
