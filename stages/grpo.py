@@ -24,7 +24,7 @@ from stages.learn.adapter import save_adapter
 from stages.learn.batches import Batch
 from stages.learn.fit import fit
 from stages.learn.losses import completion_log_probs, group_advantages, turn_ppo_clip
-from stages.training import OptimConfig, TrainRow, fit_metrics, make_part, pad_id, trainable
+from stages.training import OptimConfig, TrainRow, check_temperature, fit_metrics, make_part, pad_id, trainable
 from stages.types import MissingInput, Outcome, Row
 
 
@@ -46,8 +46,9 @@ class Turns:
 
 
 def run(context: Context) -> Outputs:
-    """Artifact `adapter`. Raises MissingInput where no group has two episodes."""
+    """Artifact `adapter`. Raises MissingInput where no group has two episodes, UsageError for a policy_temperature that is not 1."""
     config: GrpoConfig = context.config
+    check_temperature(context)
     latest = context.inputs["collect"][-1:]
     episodes = [e for e in context.replay.rows("episodes", latest) if Outcome(e["outcome"]).trainable]
     advantage = episode_advantages(episodes)

@@ -41,6 +41,12 @@ class OptimConfig(Config):
         return self.lr * lr_factor(iteration, start=self.lr_decay_start, end=self.lr_decay_end, final=self.lr_final)
 
 
+def check_temperature(context: Context) -> None:
+    """Raises UsageError where a policy gradient would be of another distribution than the one that acted: log-probs are of temperature 1."""
+    if (found := context.run.roles.policy_temperature) != 1:
+        raise UsageError(f"roles.policy_temperature: a policy gradient wants actions sampled at temperature 1, found {found:g}; set it to 1")
+
+
 @dataclass(frozen=True)
 class TrainRow:
     """One (prompt -> completion) to be learned. `key` says where it came from, e.g. (episode id, turn)."""

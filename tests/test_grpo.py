@@ -18,8 +18,9 @@ from stages.grpo import GrpoConfig, episode_advantages
 from stages.learn.adapter import save_adapter
 from stages.learn.losses import turn_ppo_clip
 from stages.llm.hf import HfEngine
+from stages.sections import RolesConfig
 from stages.training import trainable
-from stages.types import Completion, MissingInput, Outcome, Request
+from stages.types import Completion, MissingInput, Outcome, Request, UsageError
 
 TURNS = [("Action: check photo", "photo done."), ("Action: close phone", "phone done.")]
 
@@ -74,6 +75,13 @@ def test_advantages_are_relative_to_the_group_by_hand() -> None:
 def test_without_groups_it_says_what_to_do(bench: models.Bench) -> None:
     bench.memory.keep("collect0", Outputs({}, group_rows({"a": [1.0], "b": [0.0]})))
     with pytest.raises(MissingInput, match=r"found none with two; set collect.group to 4 or more"):
+        run(bench)
+
+
+def test_another_temperature_than_1_is_refused(bench: models.Bench) -> None:
+    bench.memory.keep("collect0", Outputs({}, group_rows({"a": [1.0, 0.0]})))
+    bench.roles = RolesConfig(policy_temperature=0.5)
+    with pytest.raises(UsageError, match=r"roles.policy_temperature: .* found 0.5; set it to 1"):
         run(bench)
 
 
