@@ -3,8 +3,8 @@
     python benchmarks/curves.py docs/results/desk.jsonl
 
 Writes desk.svg beside desk.jsonl. Win rates of the table are of the test split; the curves are of the validation split,
-one thin line a seed and a thick one for their mean. "CPU s" is the processor time of the stages, evaluation left out;
-"to .6" is the first iteration whose validation win rate reached .6.
+one thin line a seed and a thick one for their mean. (Choosing the best of an arm's evaluations is no cost in "episodes".) "CPU s" is the processor time of the stages, evaluation left out;
+"to .6" is the first iteration whose validation win rate reached .6, with its mean cost where all seeds did.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def table_row(name: str, runs: list[Run]) -> str:
     spread = statistics.stdev(final) if len(final) > 1 else 0.0
     means = {key: statistics.mean(point[key] for point in last) for key in ("episodes", "generated_tokens", "cpu_s")}
     found = f"{len(hits)}/{len(runs)}"
-    if hits:
+    if len(hits) == len(runs):
         found += f": {statistics.mean(h['episodes'] for h in hits):.0f} ep., {statistics.mean(h['cpu_s'] for h in hits):.0f} s"
     cells = [
         name,
@@ -61,10 +61,11 @@ def draw(arms: dict[str, list[Run]], path: Path) -> None:
     panels = figure.subplots(1, len(AXES), sharey=True)
     for axes, (key, label) in zip(panels, AXES.items(), strict=True):
         for number, (name, runs) in enumerate(arms.items()):
-            lines = [([p[key] for p in run["curve"]], [p["win_rate"] for p in run["curve"]]) for run in runs]
+            curves = [[p for p in run["curve"] if p["win_rate"] is not None] for run in runs]
+            lines = [([p[key] for p in curve], [p["win_rate"] for p in curve]) for curve in curves]
             for x, y in lines:
                 axes.plot(x, y, color=f"C{number}", linewidth=0.6, alpha=0.35)
-            mean_x, mean_y = ([statistics.mean(column) for column in zip(*part, strict=False)] for part in zip(*lines, strict=True))
+            mean_x, mean_y = ([statistics.mean(column) for column in zip(*part, strict=True)] for part in zip(*lines, strict=True))
             axes.plot(mean_x, mean_y, color=f"C{number}", linewidth=2, label=f"{name} ({len(runs)})")
         axes.set(xlabel=label, ylim=(0, 1.02))
         axes.grid(color="0.9")

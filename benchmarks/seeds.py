@@ -4,8 +4,8 @@
     python benchmarks/curves.py docs/results/desk.jsonl
 
 Each run is `turnwise run PRESET --plain --json --set seed=N`, so what is finished is reused, and an interrupted benchmark
-goes on where it stopped. `--into` gets one line a finished run: preset, seed, changed keys, and win rate and cost by
-iteration. A run that already has its line there is not run again.
+goes on where it stopped. `--into` gets one line a finished run: preset, seed, changed keys, commit, and win rate and cost by
+iteration. A run that already has its line there is not run again: after a change that matters begin a new file.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ def row(summary: dict[str, Any], preset: str, seed: int, sets: Sequence[str]) ->
     for point in summary["iterations"]:
         costs = {name: round(point["metrics"].get(f"pipeline/{name}", 0.0), 1) for name in COSTS}
         curve.append({"iteration": point["iteration"], "win_rate": point["win_rate"], **costs})
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
     ends = {"base": summary["base"]["win_rate"], "final": summary["final"]["win_rate"]}
-    return {"preset": preset, "seed": seed, "sets": list(sets), **ends, "curve": curve}
+    return {"preset": preset, "seed": seed, "sets": list(sets), "commit": commit, **ends, "curve": curve}
 
 
 def main() -> None:
