@@ -95,6 +95,8 @@ def _add_looking(commands: Any) -> None:
     what = "Show a run, or an episode with futures, critiques and refinements beside it."
     show = _command(commands, "show", what, "turnwise show 3f9c", module="show")
     show.add_argument("what", metavar="RUN|EPISODE", help="the start of its id is enough")
+    ledger = "of a run of self_ac: what each turn of an episode of its first step earned, and its share of the loss"
+    show.add_argument("--ledger", metavar="EPISODE", help=ledger)
     export = _command(commands, "export", "Write a run's rows, adapter or merged model to a folder.", "turnwise export 3f9c out --what adapter")
     export.add_argument("run", metavar="RUN", help="pipeline or stage run; the start of its id is enough")
     export.add_argument("folder", metavar="FOLDER", type=Path, help="a new folder")

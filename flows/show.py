@@ -2,6 +2,7 @@
 
     turnwise show RUN
     turnwise show EPISODE
+    turnwise show RUN --ledger EPISODE
 
 Text that a model wrote is never read as markup of the terminal.
 """
@@ -20,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.commands import emit
+from flows.ledger import ledger_table, read_ledger
 from flows.pipeline import EXPERIMENT, Iteration
 from flows.report import ending, header, table_row
 from flows.rerun import stored_summary
@@ -35,9 +37,13 @@ PLAIN_WIDTH = 140  # where output is no terminal
 
 
 def show(args: Namespace) -> int:
-    """turnwise show RUN|EPISODE"""
+    """turnwise show RUN|EPISODE, and turnwise show RUN --ledger EPISODE"""
     workspace = open_workspace(find_home(args.home))
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    if args.ledger is not None:
+        found = read_ledger(workspace, args.what, args.ledger)
+        emit(found) if args.json else console.print(ledger_table(found))
+        return 0
     run_id = _find_run(workspace, args.what)
     if run_id is None:
         found = read_episode(workspace, args.what)

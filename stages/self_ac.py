@@ -5,6 +5,7 @@
 
 Source: Self-AC slides, critic loss and actor loss; the row's layout is in `learn/shadow.py`. Every minibatch reads its values and
 log-probs from the same pass, so targets and advantages are of the weights that are being trained; all of them are detached. [ours]
+Before every loss `learn/credit.py` checks that each token learns from its own turn; the first step is written down in ledger.parquet. [ours]
 
     turnwise run self_ac_demo
 """
@@ -13,8 +14,9 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -23,13 +25,16 @@ from torch import Tensor, nn
 
 from stages.contract import Context, Outputs, Stage
 from stages.learn.adapter import save_adapter
+from stages.learn.credit import check_credit, first_turn, returns_of
 from stages.learn.fit import fit
+from stages.learn.ledger import check_shares, ledger, step_targets
 from stages.learn.losses import Per, Ratio, chunked_log_probs, group_advantages, loss_normaliser, turn_ppo_clip
 from stages.learn.returns import AdvantageKind, advantages, turn_mask, value_loss
 from stages.learn.shadow import BadEpisode, EpisodeIds, NotAPrefix, PackedRow, bins, episode_ids, pack
 from stages.learn.shadow_attention import base_of, check_masks
 from stages.learn.value_head import ValueHead, episode_pass, load_head, new_head, save_head
 from stages.llm.roles import load_roles, mix
+from stages.tables import write_parquet
 from stages.training import OptimConfig, fit_metrics, trainable
 from stages.types import MissingInput, Outcome, Row
 
@@ -62,13 +67,26 @@ class Part:
     """One packed row of a step, and what the whole step counts: all parts divide by the same numbers, so their losses add up."""
 
     row: PackedRow
+    episodes: tuple[EpisodeIds, ...]  # of the row, in order
+    returns: tuple[float, ...]  # what the rewards of each add up to, as it was stored
     relative_B: Tensor | None  # advantage of each episode relative to its group; None = by turn, from the values of the pass
     n_states: float  # states with a target in the step
     normaliser: float  # of the actor's sum
+    first: bool  # of the stage's first step, which goes into the ledger
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one pass through the body gives to the losses. J turns and K action tokens of the row; gradients flow into values and log-probs."""
+
+    values_BM: Tensor
+    advantages_J: Tensor
+    log_probs_K: Tensor
+    entropy_K: Tensor
 
 
 def run(context: Context) -> Outputs:
-    """Artifacts `adapter` and `head`. Raises MissingInput without an episode, UsageError for a model that a packed row does not fit."""
+    """Artifacts `adapter`, `head` and `ledger.parquet`. Raises MissingInput without an episode, UsageError for a model that a packed row does not fit."""
     config: SelfAcConfig = context.config
     heads = [row for row in context.replay.rows("episodes", context.inputs["collect"][-1:]) if Outcome(row["outcome"]).trainable]
     critic_ids = critic_prompt(context)
@@ -76,15 +94,20 @@ def run(context: Context) -> Outputs:
     if context.policy_run is None:
         check_masks(model, critic_ids)  # once, before the first step
     head = open_head(context, model)
-    episodes, counts = training_rows(context, heads, critic_ids, longest(model))
+    episodes, returns, counts = training_rows(context, heads, critic_ids, longest(model))
     bar = context.progress("train actor and critic", config.epochs * -(-len(episodes) // config.batch))
     weight = 0.0 if context.iteration < config.warmup else 1 - config.alpha
+    pages: list[dict[str, list[Any]]] = []
 
     def loss(pair: Any, part: Part) -> tuple[Tensor, dict[str, float]]:
-        return joint_loss(pair[0], pair[1], part, config, actor_weight=weight)
+        found = credited_pass(pair[0], pair[1], part, config)
+        total, metrics = joint_loss(found, part, config, actor_weight=weight)
+        if part.first:
+            pages.append(page(found, part, config, metrics["actor_loss"]))
+        return total, metrics
 
     batches = steps(
-        episodes, by_group(heads, config), critic_ids, config,
+        episodes, returns, by_group(heads, config), critic_ids, config,
         rng=random.Random(context.seed), device=model.device,
     )  # fmt: skip
     history = fit(
@@ -95,7 +118,8 @@ def run(context: Context) -> Outputs:
     curves = {
         f"self_ac/step_{name}": [h[name] for h in history if name in h] for name in ("value_loss", "actor_loss", "explained_variance", "grad_norm")
     }
-    files = {"adapter": context.workdir / "adapter", "head": context.workdir / "head"}
+    book = write_ledger(pages, context.engine.decode, context.workdir / "ledger.parquet")
+    files = {"adapter": context.workdir / "adapter", "head": context.workdir / "head", book.name: book}
     return Outputs(fit_metrics("self_ac", history) | {"self_ac/rows": float(len(episodes)), **counts}, {}, files, curves)
 
 
@@ -107,18 +131,20 @@ def longest(model: Any) -> int | None:
 
 def training_rows(
     context: Context, heads: Sequence[Row], critic_ids: Sequence[int], max_positions: int | None
-) -> tuple[list[EpisodeIds], dict[str, float]]:
-    """The episodes as rows to be packed, and how many were split or dropped."""
+) -> tuple[list[EpisodeIds], dict[tuple[Any, ...], float], dict[str, float]]:
+    """The episodes as rows to be packed, what the rewards of each add up to by its key, and how many were split or dropped."""
     config: SelfAcConfig = context.config
     turns: dict[str, list[Row]] = defaultdict(list)
     for turn in context.replay.rows("turns", context.inputs["collect"][-1:]):
         turns[turn["episode_id"]].append(turn)
     roles = load_roles(context.run.roles.prompts)
-    rows, counts = [], {"self_ac/split": 0.0, "self_ac/dropped": 0.0}
+    rows: list[EpisodeIds] = []
+    returns: dict[tuple[Any, ...], float] = {}
+    counts = {"self_ac/split": 0.0, "self_ac/dropped": 0.0}
     for head in heads:
-        final = context.engine.encode(roles.policy(head["messages"]))
+        final, mine = context.engine.encode(roles.policy(head["messages"])), turns[head["episode_id"]]
         try:
-            found = unbroken(turns[head["episode_id"]], final, head["outcome"] == Outcome.TRUNCATED, config.gamma, (head["episode_id"],))
+            found = unbroken(mine, final, head["outcome"] == Outcome.TRUNCATED, config.gamma, (head["episode_id"],))
             pack(found, critic_ids, max_positions=max_positions, soft_len=config.soft_prompt)  # raises where one is too long
         except BadEpisode:
             if config.unusable == "error":
@@ -126,17 +152,19 @@ def training_rows(
             counts["self_ac/dropped"] += 1
             continue
         rows += found
+        told = returns_of(found, head["total_reward"], [turn["reward"] for turn in mine], gamma=config.gamma)
+        returns |= {row.key: one for row, one in zip(found, told, strict=True)}
         counts["self_ac/split"] += len(found) > 1
     if not rows:
         raise MissingInput(f"self_ac found no usable one among {len(heads)} episodes of its last collect run; collect more")
-    return rows, counts
+    return rows, returns, counts
 
 
 def unbroken(turns: Sequence[Row], final: Sequence[int], truncated: bool, gamma: float, key: tuple[Any, ...]) -> list[EpisodeIds]:
     """One row; or several, cut where a state does not begin with the ids before it, as after a reply that was cut short.
 
     The row before a cut ends with its action, and what the episode returned from there on is its final reward: nothing of
-    the credit is lost over the cut. [ours]
+    the credit is lost over the cut. A row that begins later than its episode has that turn as the second part of its key. [ours]
     """
     try:
         return [episode_ids(turns, final, truncated=truncated, key=key)]
@@ -147,7 +175,8 @@ def unbroken(turns: Sequence[Row], final: Sequence[int], truncated: bool, gamma:
         return unbroken(head, ids, truncated, gamma, key)
     rest = sum(gamma**k * turn["reward"] for k, turn in enumerate(tail, 1))
     head[-1] = {**head[-1], "reward": head[-1]["reward"] + rest}
-    return [*unbroken(head, ids, False, gamma, key), *unbroken(tail, final, truncated, gamma, key)]
+    later = (key[0], first_turn(key) + len(head))
+    return [*unbroken(head, ids, False, gamma, key), *unbroken(tail, final, truncated, gamma, later)]
 
 
 def critic_prompt(context: Context) -> tuple[int, ...]:
@@ -183,6 +212,7 @@ def by_group(heads: Sequence[Row], config: SelfAcConfig) -> dict[Any, float] | N
 
 def steps(
     episodes: Sequence[EpisodeIds],
+    returns: Mapping[tuple[Any, ...], float],
     groups: dict[Any, float] | None,
     critic_ids: Sequence[int],
     config: SelfAcConfig,
@@ -191,7 +221,7 @@ def steps(
     device: Any,
 ) -> Iterator[list[Part]]:
     """Each epoch's episodes in a new order, `batch` of them a step, packed by length into as few rows as hold them."""
-    for _ in range(config.epochs):
+    for epoch in range(config.epochs):
         order = rng.sample(list(episodes), len(episodes))
         for start in range(0, len(order), config.batch):
             chosen = order[start : start + config.batch]
@@ -199,38 +229,68 @@ def steps(
             normaliser = loss_normaliser(config.per, torch.tensor([e.n_turns for e in chosen]))
             parts = []
             for row in bins(chosen, len(critic_ids) or config.soft_prompt, token_budget=config.row_tokens):
-                members = [chosen[i] for i in row]
+                members = tuple(chosen[i] for i in row)
                 packed = pack(members, critic_ids, max_positions=None, soft_len=config.soft_prompt).to(device)
                 relative = torch.tensor([groups[e.key[0]] for e in members], device=device) if groups else None
-                parts.append(Part(packed, relative, n_states, normaliser))
+                told = tuple(returns[e.key] for e in members)
+                parts.append(Part(packed, members, told, relative, n_states, normaliser, first=epoch == start == 0))
             yield parts
 
 
-def joint_loss(model: Any, head: ValueHead, part: Part, config: SelfAcConfig, *, actor_weight: float) -> tuple[Tensor, dict[str, float]]:
-    """alpha L_critic + actor_weight L_actor of one row, from one pass through the body; metrics of both."""
+def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig) -> Pass:
+    """One pass through the body, and the advantages that its values give. Raises LostCredit where a token would not get its own turn's."""
     row = part.row
     states_KD, values_BM = episode_pass(model, head, row, value_grad_scale=config.value_grad_scale)
-    told = (row.rewards, values_BM, row.n_turns, row.truncated)
-    critic, metrics = value_loss(
-        values_BM, row.rewards, row.n_turns, row.truncated, gamma=config.gamma, n_max=config.td_steps, normaliser=part.n_states,
-        known_end=config.known_end,
-    )  # fmt: skip
     if part.relative_B is not None:
-        advantage_BM = part.relative_B[:, None].expand_as(values_BM)
+        advantages_BM = part.relative_B[:, None].expand_as(values_BM)
     else:
-        advantage_BM = advantages(
-            config.advantage, *told, gamma=config.gamma, n_max=config.td_steps, lam=config.gae_lambda, known_end=config.known_end
+        advantages_BM = advantages(
+            config.advantage, row.rewards, values_BM, row.n_turns, row.truncated,
+            gamma=config.gamma, n_max=config.td_steps, lam=config.gae_lambda, known_end=config.known_end,
         )  # fmt: skip
+    advantages_J = advantages_BM[turn_mask(row.n_turns, values_BM.shape[1])]
+    check_credit(row, part.episodes, advantages_BM, advantages_J, returns=part.returns)
     ids_K = row.ids[row.target_positions]
     log_probs_K, entropy_K = chunked_log_probs(states_KD, base_of(model).get_output_embeddings(), ids_K, entropy=True)
+    return Pass(values_BM, advantages_J, log_probs_K, entropy_K)
+
+
+def joint_loss(found: Pass, part: Part, config: SelfAcConfig, *, actor_weight: float) -> tuple[Tensor, dict[str, float]]:
+    """alpha L_critic + actor_weight L_actor of one row; metrics of both."""
+    row = part.row
+    critic, metrics = value_loss(
+        found.values_BM, row.rewards, row.n_turns, row.truncated, gamma=config.gamma, n_max=config.td_steps, normaliser=part.n_states,
+        known_end=config.known_end,
+    )  # fmt: skip
     actor, of_actor = turn_ppo_clip(
-        log_probs_K, row.old_log_probs, row.turn_of_token, advantage_BM[turn_mask(row.n_turns, values_BM.shape[1])],
+        found.log_probs_K, row.old_log_probs, row.turn_of_token, found.advantages_J,
         clip=config.ratio_clip, ratio=config.ratio, normaliser=part.normaliser,
     )  # fmt: skip
-    metrics |= {**of_actor, "value_loss": float(critic.detach()), "actor_loss": float(actor.detach()), "entropy": float(entropy_K.detach().mean())}
+    entropy = float(found.entropy_K.detach().mean())
+    metrics |= {**of_actor, "value_loss": float(critic.detach()), "actor_loss": float(actor.detach()), "entropy": entropy}
     return config.alpha * critic + actor_weight * actor, metrics
 
 
+def page(found: Pass, part: Part, config: SelfAcConfig, actor_loss: float) -> dict[str, list[Any]]:
+    """The ledger of one row. Its shares are of the unweighted actor's loss, in the warm-up, too. Raises LostCredit if they do not add up to it."""
+    targets = step_targets(part.row, found.values_BM, gamma=config.gamma, n_max=config.td_steps, known_end=config.known_end)
+    columns = ledger(
+        part.row, part.episodes, found.values_BM, targets, found.advantages_J, found.log_probs_K,
+        ratio=config.ratio, clip=config.ratio_clip, normaliser=part.normaliser,
+    )  # fmt: skip
+    check_shares(columns, actor_loss)
+    return columns
+
+
+def write_ledger(pages: Sequence[Mapping[str, list[Any]]], decode: Callable[[Sequence[int]], str], path: Path) -> Path:
+    """The pages below each other as one Parquet file, with the text of each token as it decodes alone."""
+    import pyarrow as pa
+
+    columns = {name: [one for found in pages for one in found[name]] for name in pages[0]}
+    texts = {token: decode([token]) if token >= 0 else "" for token in set(columns["token_id"])}
+    return write_parquet(pa.table({**columns, "text": [texts[token] for token in columns["token_id"]]}), path)
+
+
 STAGE = Stage(
-    "self_ac", 1, SelfAcConfig, inputs=("collect", "self_ac"), roles=("policy", "value"), run=run, outputs=("adapter/", "head/"),
+    "self_ac", 1, SelfAcConfig, inputs=("collect", "self_ac"), roles=("policy", "value"), run=run, outputs=("adapter/", "head/", "ledger.parquet"),
 )  # fmt: skip

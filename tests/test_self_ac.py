@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import models
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from stages import self_ac
 from stages.contract import Outputs
-from stages.learn.shadow import BadEpisode, EpisodeTooLong
+from stages.learn.credit import LostCredit, returns_of
+from stages.learn.shadow import BadEpisode, EpisodeTooLong, pack
 from stages.llm.hf import HfEngine
 from stages.self_ac import SelfAcConfig, unbroken
 from stages.transitions import episode_rows
@@ -121,7 +124,8 @@ def test_a_row_that_breaks_is_cut_and_no_reward_is_lost() -> None:
     assert (first.ids, first.action_start, first.action_end) == ((5, 6, 7), (1,), (2,))
     assert first.rewards == (0.0, 0.5 + 0.5 * 0.5 + 0.25 * 4.0)
     assert (second.ids, second.rewards) == ((5, 6, 9, 8, 4, 3, 2), (0.5, 0.0, 4.0))
-    assert (first.truncated, second.truncated, first.key) == (False, False, ("e",))
+    assert (first.truncated, second.truncated, first.key, second.key) == (False, False, ("e",), ("e", 1))
+    assert returns_of([first, second], 5.0, [0.5, 0.5, 4.0], gamma=0.5) == [sum(first.rewards), sum(second.rewards)]
 
 
 def test_a_last_state_that_breaks_costs_its_observation_alone() -> None:
@@ -166,6 +170,43 @@ def test_a_head_of_another_width_is_refused(bench: models.Bench, tmp_path: Path)
 def test_no_episode_at_all_says_what_to_do(bench: models.Bench) -> None:
     bench.memory.keep("collect0", Outputs({}, {"episodes": [], "turns": []}))
     with pytest.raises(MissingInput, match="collect more"):
+        run(bench)
+
+
+@pytest.mark.parametrize(("row_tokens", "parts"), [(1, 3), (4096, 1)])
+def test_the_first_step_is_written_down_with_shares_that_add_up_to_its_loss(bench: models.Bench, row_tokens: int, parts: int) -> None:
+    """All three episodes of the first step, in one row or in three, and not the one of the second step."""
+    episodes = {e.id: e for e in keep_episodes(bench)}
+    curves = run(bench, epochs=1, batch=3, lr=0.01, row_tokens=row_tokens).curves
+    entries = pq.read_table(bench.memory.files["self_ac0", "ledger.parquet"]).to_pylist()
+    names = {entry["episode"] for entry in entries}
+    assert (len(names), names < set(episodes)) == (3, True)
+    for name in names:
+        mine = [entry for entry in entries if entry["episode"] == name]
+        produced = [token for turn in episodes[name].turns for token in turn.completion.token_ids]
+        assert [entry["token_id"] for entry in mine if entry["in_action"]] == produced
+        assert sum({entry["turn"]: entry["reward"] for entry in mine if entry["turn"] >= 0}.values()) == episodes[name].total_reward
+        assert "".join(entry["text"] for entry in mine if entry["turn"] == 0) == CHECK[0]
+    loss = parts * curves["self_ac/step_actor_loss"][0]  # a step's metric is the mean over its parts
+    assert sum(entry["loss_share"] for entry in entries) == pytest.approx(loss, rel=1e-4)
+
+
+def test_the_stage_stops_where_credit_is_lost(bench: models.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_episodes(bench)
+
+    def late(*args: Any, **options: Any) -> Any:
+        found = pack(*args, **options)
+        return replace(found, target_positions=found.target_positions + 1, source_positions=found.source_positions + 1)
+
+    monkeypatch.setattr(self_ac, "pack", late)
+    with pytest.raises(LostCredit, match=r"episode Ana\d, turn 0, token \d+ \(id \d+\): wanted its turn's credit .* found none"):
+        run(bench)
+
+
+def test_the_stage_stops_where_rewards_do_not_sum_to_the_stored_return(bench: models.Bench) -> None:
+    keep_episodes(bench)
+    bench.memory.tables["episodes", "collect0"][3]["total_reward"] = 0.5
+    with pytest.raises(LostCredit, match=r"episode Ana3: wanted rewards over its turns that sum to its return 0.5, found 1"):
         run(bench)
 
 
