@@ -16,6 +16,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,13 +30,13 @@ from stages.learn.credit import check_credit, first_turn, returns_of
 from stages.learn.fit import fit
 from stages.learn.ledger import check_shares, ledger, step_targets
 from stages.learn.losses import Per, Ratio, chunked_log_probs, group_advantages, loss_normaliser, turn_ppo_clip
-from stages.learn.returns import AdvantageKind, advantages, turn_mask, value_loss
+from stages.learn.returns import AdvantageKind, advantages, monte_carlo, state_mask, turn_mask, value_loss
 from stages.learn.shadow import BadEpisode, EpisodeIds, NotAPrefix, PackedRow, bins, episode_ids, pack
 from stages.learn.shadow_attention import base_of, check_masks
 from stages.learn.value_head import ValueHead, episode_pass, load_head, new_head, save_head
 from stages.llm.roles import load_roles, mix
 from stages.tables import write_parquet
-from stages.training import OptimConfig, fit_metrics, trainable
+from stages.training import OptimConfig, check_temperature, fit_metrics, trainable
 from stages.types import MissingInput, Outcome, Row
 
 
@@ -55,7 +56,7 @@ class SelfAcConfig(OptimConfig):
     ratio_clip: float = Field(0.2, gt=0, lt=1, description="c of the clipped ratio. [slides: eps; number is PPO's]")
     per: Per = Field("turn", description="The actor's sum is divided by turns, or by episodes, which is unbiased. [slides: turn]")
     value_grad_scale: float = Field(1.0, ge=0, description="Factor on the critic's gradient into the shared body; 0 = head only. [ours; slides: 1]")
-    warmup: int = Field(0, ge=0, description="First iterations in which only the critic learns. [ours; slides: 0]")
+    warmup: int = Field(0, ge=0, description="First iterations in which only the head learns, and the shared body stays as it is. [ours; slides: 0]")
     soft_prompt: int = Field(0, ge=0, le=4, description="Learned vectors in place of the critic prompt's text. [ours; slides: text]")
     unusable: Literal["error", "drop"] = Field(
         "error", description="An episode that cannot be trained on (too long, no log-probs): stop, or drop and count it. [ours]"
@@ -88,6 +89,7 @@ class Pass:
 def run(context: Context) -> Outputs:
     """Artifacts `adapter`, `head` and `ledger.parquet`. Raises MissingInput without an episode, UsageError for a model that a packed row does not fit."""
     config: SelfAcConfig = context.config
+    check_temperature(context)
     heads = [row for row in context.replay.rows("episodes", context.inputs["collect"][-1:]) if Outcome(row["outcome"]).trainable]
     critic_ids = critic_prompt(context)
     model = trainable(context, context.artifact(context.policy_run, "adapter") if context.policy_run else None)
@@ -96,11 +98,14 @@ def run(context: Context) -> Outputs:
     head = open_head(context, model)
     episodes, returns, counts = training_rows(context, heads, critic_ids, longest(model))
     bar = context.progress("train actor and critic", config.epochs * -(-len(episodes) // config.batch))
-    weight = 0.0 if context.iteration < config.warmup else 1 - config.alpha
+    warming_up = context.iteration < config.warmup
+    weight = 0.0 if warming_up else 1 - config.alpha
+    # With no actor to answer it, the critic's gradient would move the policy. A soft prompt learns through the body alone, so with one it has to.
+    scale = 0.0 if warming_up and not config.soft_prompt else config.value_grad_scale
     pages: list[dict[str, list[Any]]] = []
 
     def loss(pair: Any, part: Part) -> tuple[Tensor, dict[str, float]]:
-        found = credited_pass(pair[0], pair[1], part, config)
+        found = credited_pass(pair[0], pair[1], part, config, value_grad_scale=scale)
         total, metrics = joint_loss(found, part, config, actor_weight=weight)
         if part.first:
             pages.append(page(found, part, config, metrics["actor_loss"]))
@@ -111,8 +116,9 @@ def run(context: Context) -> Outputs:
         rng=random.Random(context.seed), device=model.device,
     )  # fmt: skip
     history = fit(
-        nn.ModuleList([model, head]), batches, loss, lr=config.rate(context.iteration), clip=config.clip, after_step=lambda step: bar.advance(1)
-    )
+        nn.ModuleList([model, head]), batches, loss, lr=config.rate(context.iteration), clip=config.clip,
+        after_step=lambda step: bar.advance(1), merge=of_step,
+    )  # fmt: skip
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     save_head(head, context.workdir / "head")
     curves = {
@@ -223,8 +229,11 @@ def steps(
     """Each epoch's episodes in a new order, `batch` of them a step, packed by length into as few rows as hold them."""
     for epoch in range(config.epochs):
         order = rng.sample(list(episodes), len(episodes))
-        for start in range(0, len(order), config.batch):
-            chosen = order[start : start + config.batch]
+        n_steps = -(-len(order) // config.batch)
+        # Steps of like size: a last one of a single episode would move the weights as far as any other.
+        edges = [round(i * len(order) / n_steps) for i in range(n_steps + 1)]
+        for start, end in pairwise(edges):
+            chosen = order[start:end]
             n_states = float(sum(e.n_turns + (not e.truncated) for e in chosen))
             normaliser = loss_normaliser(config.per, torch.tensor([e.n_turns for e in chosen]))
             parts = []
@@ -237,10 +246,10 @@ def steps(
             yield parts
 
 
-def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig) -> Pass:
+def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig, *, value_grad_scale: float) -> Pass:
     """One pass through the body, and the advantages that its values give. Raises LostCredit where a token would not get its own turn's."""
     row = part.row
-    states_KD, values_BM = episode_pass(model, head, row, value_grad_scale=config.value_grad_scale)
+    states_KD, values_BM = episode_pass(model, head, row, value_grad_scale=value_grad_scale)
     if part.relative_B is not None:
         advantages_BM = part.relative_B[:, None].expand_as(values_BM)
     else:
@@ -268,7 +277,29 @@ def joint_loss(found: Pass, part: Part, config: SelfAcConfig, *, actor_weight: f
     )  # fmt: skip
     entropy = float(found.entropy_K.detach().mean())
     metrics |= {**of_actor, "value_loss": float(critic.detach()), "actor_loss": float(actor.detach()), "entropy": entropy}
+    metrics |= {"tokens": float(len(found.log_probs_K)), **moments(found.values_BM.detach(), row, config)}
     return config.alpha * critic + actor_weight * actor, metrics
+
+
+def moments(values_BM: Tensor, row: PackedRow, config: SelfAcConfig) -> dict[str, float]:
+    """Sums over the states of terminated episodes, from which `of_step` has the explained variance of a step: count, R, R^2, error, error^2."""
+    returns = monte_carlo(row.rewards, values_BM, row.n_turns, row.truncated, gamma=config.gamma)
+    known = state_mask(row.n_turns, row.truncated, values_BM.shape[1]) & ~row.truncated[:, None]
+    r, error = returns[known].double(), (returns - values_BM)[known].double()
+    return {"n": float(len(r)), "r": float(r.sum()), "rr": float(r.square().sum()), "e": float(error.sum()), "ee": float(error.square().sum())}
+
+
+def of_step(parts: list[dict[str, float]]) -> dict[str, float]:
+    """Metrics of a step from those of its rows. Losses are divided by the step's counts already, so they add up; the rest are means over tokens."""
+    tokens = sum(part["tokens"] for part in parts)
+    losses = [name for name in parts[0] if name.startswith(("value_loss", "actor_loss"))]
+    found = {name: sum(part[name] for part in parts) for name in losses}
+    found |= {name: sum(part["tokens"] * part[name] for part in parts) / tokens for name in ("ratio_mean", "clip_frac", "kl_old", "entropy")}
+    n, r, rr, e, ee = (sum(part[name] for part in parts) for name in ("n", "r", "rr", "e", "ee"))
+    variance = rr / n - (r / n) ** 2 if n else 0.0
+    if variance > 1e-12:
+        found["explained_variance"] = 1 - (ee / n - (e / n) ** 2) / variance
+    return found | {"ratio_max": max(part["ratio_max"] for part in parts), "tokens": tokens}
 
 
 def page(found: Pass, part: Part, config: SelfAcConfig, actor_loss: float) -> dict[str, list[Any]]:

@@ -59,7 +59,7 @@ def chunked_log_probs(
 
     More than `chunk` tokens go through the head a chunk at a time, and each chunk once more in the backward pass, so that chunk x V
     floats are held and not K x V; else it is the direct way. states_KD: (K, D), ids_K: (K,) long, head: (., D) -> (., V); softmax in fp32.
-    Returns l (K,), with entropy=True (l, H). Gradients flow into the states and the head, through l and H.
+    Returns l (K,), with entropy=True (l, H). Gradients flow into the states and the head, through l; H carries none.
     Raises ValueError if the shapes do not fit or chunk < 1. Source: arXiv 1604.06174 (recomputation)."""
     if states_KD.ndim != 2 or ids_K.shape != states_KD.shape[:1] or chunk < 1:
         shapes = f"{tuple(states_KD.shape)}, {tuple(ids_K.shape)}"
@@ -68,7 +68,7 @@ def chunked_log_probs(
     def part(states: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
         logits = head(states).float()
         log_probs = -cross_entropy(logits, ids, reduction="none")
-        return (log_probs, _entropy(logits)) if entropy else (log_probs,)
+        return (log_probs, _entropy(logits.detach())) if entropy else (log_probs,)
 
     if len(ids_K) <= chunk:
         found = part(states_KD, ids_K)

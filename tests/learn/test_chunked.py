@@ -55,7 +55,8 @@ def test_chunks_equal_the_direct_way_in_values_and_gradients(chunk: int, bias: b
     assert torch.allclose(found, expected, atol=1e-5)
     assert torch.allclose(entropies, expected_entropies, atol=1e-5)
     assert torch.equal(chunked_log_probs(states, head, ids, chunk=chunk), found)
-    for fast, slow in (((weights * found).sum(), (weights * expected).sum()), ((weights * entropies).sum(), (weights * expected_entropies).sum())):
+    assert not entropies.requires_grad
+    for fast, slow in (((weights * found).sum(), (weights * expected).sum()),):
         for one, other in zip(gradients(fast, states, head), gradients(slow, states, head), strict=True):
             assert float(other.abs().max()) > 0.1
             assert torch.allclose(one, other, atol=1e-5 * max(1.0, float(other.abs().max())))
@@ -120,7 +121,6 @@ def test_a_token_that_is_ruled_out_leaves_the_entropy_finite() -> None:
     log_probs, entropies = chunked_log_probs(states, head, torch.tensor([0, 1, 2]), entropy=True)
     assert torch.allclose(entropies, torch.full((3,), 4.0).log())
     assert torch.allclose(log_probs, -torch.full((3,), 4.0).log())
-    assert torch.isfinite(torch.autograd.grad(entropies.sum(), states)[0]).all()
 
 
 @pytest.mark.parametrize("make_model", [models.tiny_llama, models.tiny_qwen2])
