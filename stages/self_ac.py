@@ -26,12 +26,12 @@ from torch import Tensor, nn
 
 from stages.contract import Context, Outputs, Stage
 from stages.learn.adapter import save_adapter
-from stages.learn.credit import check_credit, first_turn, returns_of
+from stages.learn.credit import check_credit, returns_of
 from stages.learn.fit import fit
 from stages.learn.ledger import check_shares, ledger, step_targets
 from stages.learn.losses import Per, Ratio, chunked_log_probs, group_advantages, loss_normaliser, turn_ppo_clip
 from stages.learn.returns import AdvantageKind, advantages, monte_carlo, state_mask, turn_mask, value_loss
-from stages.learn.shadow import BadEpisode, EpisodeIds, NotAPrefix, PackedRow, bins, episode_ids, pack
+from stages.learn.shadow import BadEpisode, EpisodeIds, PackedRow, bins, pack, unbroken
 from stages.learn.shadow_attention import base_of, check_masks
 from stages.learn.value_head import ValueHead, episode_pass, load_head, new_head, save_head
 from stages.llm.roles import load_roles, mix
@@ -164,25 +164,6 @@ def training_rows(
     if not rows:
         raise MissingInput(f"self_ac found no usable one among {len(heads)} episodes of its last collect run; collect more")
     return rows, returns, counts
-
-
-def unbroken(turns: Sequence[Row], final: Sequence[int], truncated: bool, gamma: float, key: tuple[Any, ...]) -> list[EpisodeIds]:
-    """One row; or several, cut where a state does not begin with the ids before it, as after a reply that was cut short.
-
-    The row before a cut ends with its action, and what the episode returned from there on is its final reward: nothing of
-    the credit is lost over the cut. A row that begins later than its episode has that turn as the second part of its key. [ours]
-    """
-    try:
-        return [episode_ids(turns, final, truncated=truncated, key=key)]
-    except NotAPrefix as cut:
-        head, tail = list(turns[: cut.turn + 1]), turns[cut.turn + 1 :]
-    ids = (*head[-1]["prompt_ids"], *head[-1]["action_ids"])
-    if not tail:
-        return unbroken(head, ids, truncated, gamma, key)
-    rest = sum(gamma**k * turn["reward"] for k, turn in enumerate(tail, 1))
-    head[-1] = {**head[-1], "reward": head[-1]["reward"] + rest}
-    later = (key[0], first_turn(key) + len(head))
-    return [*unbroken(head, ids, False, gamma, key), *unbroken(tail, final, truncated, gamma, later)]
 
 
 def critic_prompt(context: Context) -> tuple[int, ...]:

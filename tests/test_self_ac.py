@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from stages import self_ac
 from stages.contract import Outputs
 from stages.learn.credit import LostCredit, returns_of
-from stages.learn.shadow import BadEpisode, EpisodeTooLong, pack
+from stages.learn.shadow import BadEpisode, EpisodeTooLong, pack, unbroken
 from stages.llm.hf import HfEngine
 from stages.sections import RolesConfig
-from stages.self_ac import SelfAcConfig, unbroken
+from stages.self_ac import SelfAcConfig
 from stages.transitions import episode_rows
 from stages.types import MissingInput, Outcome, Request, UsageError
 

@@ -8,12 +8,11 @@ from its episode and begins with that turn; turns are counted from the episode's
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from stages.learn.shadow import EpisodeIds, PackedRow
+from stages.learn.shadow import EpisodeIds, PackedRow, first_turn
 from stages.types import TurnwiseError
 
 ADVICE = "the row was built wrongly and nothing was learnt from it: report it with the run's config"
@@ -44,11 +43,6 @@ def check_credit(packed: PackedRow, episodes: Sequence[EpisodeIds], advantages_B
     _check_sources(row, episodes, turns)
     _check_advantages(episodes, turns, advantages_BM.detach().cpu(), advantages_J.detach().cpu())
     _check_rewards(row, episodes, returns)
-
-
-def first_turn(key: Sequence[Any]) -> int:
-    """The turn of its episode that a row of this key begins with."""
-    return int(key[1]) if len(key) > 1 else 0
 
 
 def returns_of(rows: Sequence[EpisodeIds], total: float, rewards: Sequence[float], *, gamma: float) -> list[float]:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.learn.credit import ADVICE, LostCredit, first_turn
+from stages.learn.credit import ADVICE, LostCredit
 from stages.learn.losses import Ratio
 from stages.learn.returns import state_mask, td_targets
-from stages.learn.shadow import EpisodeIds, PackedRow
+from stages.learn.shadow import EpisodeIds, PackedRow, first_turn
 
 LOSS_TOLERANCE = 1e-4  # of the sum of |shares|: the loss exponentiates sums of fp32 log-probs, the shares 64-bit ones
 

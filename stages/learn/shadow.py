@@ -89,6 +89,30 @@ def episode_ids(turns: Sequence[Mapping[str, Any]], final_ids: Sequence[int], *,
     return EpisodeIds(tuple(final_ids), starts, ends, log_probs, tuple(rewards), truncated, key)
 
 
+def unbroken(turns: Sequence[Mapping[str, Any]], final: Sequence[int], truncated: bool, gamma: float, key: tuple[Any, ...]) -> list[EpisodeIds]:
+    """One row; or several, cut where a state does not begin with the ids before it, as after a reply that was cut short.
+
+    The row before a cut ends with its action, and what the episode returned from there on is its final reward: nothing of
+    the credit is lost over the cut. A row that begins later than its episode has that turn as the second part of its key. [ours]
+    """
+    try:
+        return [episode_ids(turns, final, truncated=truncated, key=key)]
+    except NotAPrefix as cut:
+        head, tail = list(turns[: cut.turn + 1]), turns[cut.turn + 1 :]
+    ids = (*head[-1]["prompt_ids"], *head[-1]["action_ids"])
+    if not tail:
+        return unbroken(head, ids, truncated, gamma, key)
+    rest = sum(gamma**k * turn["reward"] for k, turn in enumerate(tail, 1))
+    head[-1] = {**head[-1], "reward": head[-1]["reward"] + rest}
+    later = (key[0], first_turn(key) + len(head))
+    return [*unbroken(head, ids, False, gamma, key), *unbroken(tail, final, truncated, gamma, later)]
+
+
+def first_turn(key: Sequence[Any]) -> int:
+    """The turn of its episode that a row of this key begins with."""
+    return int(key[1]) if len(key) > 1 else 0
+
+
 def check_turn(turn: Mapping[str, Any], k: int, key: tuple[Any, ...]) -> None:
     where = f"episode {name(key)}, turn {k}"
     n_tokens, log_probs = len(turn["action_ids"]), turn["log_probs"]
