@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.pipeline import EXPERIMENT
-from flows.rerun import stored_summary
+from flows.rerun import stage_run_of
 from stages.types import Row, UsageError
 
 if TYPE_CHECKING:
@@ -102,13 +102,9 @@ def _cell(line: Row, name: str) -> str:
 
 def _find(workspace: Workspace, run: str) -> str:
     run_id = workspace.tracking.find(run)
+    if stage_run := stage_run_of(STAGE, run_id, workspace):
+        return stage_run
     experiment = workspace.tracking.experiment(run_id)
-    if experiment == STAGE:
-        return run_id
-    if experiment == EXPERIMENT:
-        for row in reversed(stored_summary(workspace, run_id)["iterations"]):
-            if STAGE in row["runs"]:
-                return str(row["runs"][STAGE])
     found = "one that has none yet" if experiment == EXPERIMENT else f"a run of {experiment}"
     raise UsageError(f"--ledger: wanted a run of {STAGE}, or a pipeline run with one, found {found}. See: turnwise runs --stage {STAGE}")
 

@@ -61,15 +61,21 @@ def find_stage_run(stage: str, of: str, workspace: Workspace, iteration: int | N
     """Id of the run of `stage` that `of` names, itself or through its pipeline."""
     run_id = workspace.tracking.find(of)
     experiment = workspace.tracking.experiment(run_id)
-    if experiment == stage:
-        return run_id
-    if experiment != EXPERIMENT:
+    if experiment not in (stage, EXPERIMENT):
         raise UsageError(f"--of {of}: wanted a pipeline run or a run of {stage}, found a run of {experiment}. See: turnwise runs")
-    for row in reversed(stored_summary(workspace, run_id)["iterations"]):
-        if stage in row["runs"] and iteration in (None, row["iteration"]):
-            return str(row["runs"][stage])
+    if found := stage_run_of(stage, run_id, workspace, iteration):
+        return found
     where = "no finished iteration" if iteration is None else f"no finished iteration {iteration}"
     raise UsageError(f"--of {of}: this pipeline run has {where} with the stage {stage}. See: turnwise show {run_id[:8]}")
+
+
+def stage_run_of(stage: str, run_id: str, workspace: Workspace, iteration: int | None = None) -> str | None:
+    """The run itself, if it is of the stage; of a pipeline run the stage's run of its last iteration, or of `iteration`; else None."""
+    experiment = workspace.tracking.experiment(run_id)
+    if experiment == EXPERIMENT:
+        rows = reversed(stored_summary(workspace, run_id)["iterations"])
+        return next((str(row["runs"][stage]) for row in rows if stage in row["runs"] and iteration in (None, row["iteration"])), None)
+    return run_id if experiment == stage else None
 
 
 def stored_summary(workspace: Workspace, run_id: str) -> dict[str, Any]:

@@ -10,7 +10,6 @@ Source: arXiv 2402.03300, with the mean over tokens of all episodes (arXiv 2503.
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,9 +22,20 @@ from stages.contract import Context, Outputs, Stage
 from stages.learn.adapter import save_adapter
 from stages.learn.batches import Batch
 from stages.learn.fit import fit
-from stages.learn.losses import completion_log_probs, group_advantages, turn_ppo_clip
-from stages.training import OptimConfig, TrainRow, check_temperature, fit_metrics, make_part, pad_id, trainable
-from stages.types import MissingInput, Outcome, Row
+from stages.learn.losses import completion_log_probs, turn_ppo_clip
+from stages.training import (
+    OptimConfig,
+    TrainRow,
+    by_scenario,
+    check_temperature,
+    fit_metrics,
+    make_part,
+    pad_id,
+    relative_advantages,
+    trainable_policy,
+)
+from stages.transitions import trainable_episodes
+from stages.types import MissingInput, Row
 
 
 class GrpoConfig(OptimConfig):
@@ -50,10 +60,10 @@ def run(context: Context) -> Outputs:
     config: GrpoConfig = context.config
     check_temperature(context)
     latest = context.inputs["collect"][-1:]
-    episodes = [e for e in context.replay.rows("episodes", latest) if Outcome(e["outcome"]).trainable]
+    episodes = trainable_episodes(context.replay, latest)
     advantage = episode_advantages(episodes)
     turns = [t for t in context.replay.rows("turns", latest) if advantage.get(t["episode_id"], 0.0) != 0.0]
-    model = trainable(context, context.artifact(context.policy_run, "adapter") if context.policy_run else None)
+    model = trainable_policy(context)
     bar = context.progress("train by GRPO", config.epochs * -(-len(turns) // config.batch))
 
     def loss(model: Any, part: Turns) -> tuple[Tensor, dict[str, float]]:
@@ -72,17 +82,10 @@ def run(context: Context) -> Outputs:
 
 def episode_advantages(episodes: list[Row]) -> dict[str, float]:
     """Group-relative advantage of every episode whose scenario has at least two."""
-    groups: dict[str, list[Row]] = defaultdict(list)
-    for e in episodes:
-        groups[e["scenario_id"]].append(e)
-    groups = {name: members for name, members in groups.items() if len(members) > 1}
+    groups = [members for members in by_scenario(episodes).values() if len(members) > 1]
     if not groups:
         raise MissingInput("grpo compares episodes of one scenario, found none with two; set collect.group to 4 or more")
-    found: dict[str, float] = {}
-    for members in groups.values():
-        returns = torch.tensor([e["total_reward"] for e in members])
-        found.update(zip([e["episode_id"] for e in members], group_advantages(returns).tolist(), strict=True))
-    return found
+    return relative_advantages(groups)
 
 
 def step_batches(turns: list[Row], advantage: dict[str, float], config: GrpoConfig, rng: random.Random, model: Any) -> Iterator[Turns]:

@@ -17,7 +17,7 @@ from pydantic import Field
 from stages.contract import Context, Outputs, Stage
 from stages.learn.adapter import save_adapter
 from stages.learn.fit import fit
-from stages.training import OptimConfig, TrainRow, fit_metrics, mixed_batches, mixed_nll, pad_id, trainable
+from stages.training import OptimConfig, TrainRow, fit_metrics, mixed_batches, mixed_nll, pad_id, trainable_policy
 from stages.transitions import transitions
 
 
@@ -35,7 +35,7 @@ def run(context: Context) -> Outputs:
     rng = random.Random(context.seed)
     won = [t for t in transitions(context.replay, context.inputs["collect"]) if t.total_reward >= 1 and not t.malformed]
     rows = [TrainRow(t.prompt_ids, t.action_ids, key=t.key) for t in rng.sample(won, min(config.rows, len(won)))]
-    model = trainable(context, context.artifact(context.policy_run, "adapter") if context.policy_run else None)
+    model = trainable_policy(context)
     bar = context.progress("train on wins", config.epochs * -(-len(rows) // config.batch))
 
     def loss(model: Any, parts: Any) -> Any:

@@ -25,18 +25,19 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stages.contract import Context, Outputs, Stage
-from stages.learn.adapter import save_adapter
+from stages.learn.adapter import base_of, save_adapter
 from stages.learn.credit import check_credit, returns_of
 from stages.learn.fit import fit
 from stages.learn.ledger import check_shares, ledger, step_targets
-from stages.learn.losses import Per, Ratio, chunked_log_probs, group_advantages, loss_normaliser, turn_ppo_clip
+from stages.learn.losses import Per, Ratio, chunked_log_probs, loss_normaliser, turn_ppo_clip
 from stages.learn.returns import AdvantageKind, advantages, monte_carlo, state_mask, turn_mask, value_loss
 from stages.learn.shadow import BadEpisode, EpisodeIds, PackedRow, bins, pack, unbroken
-from stages.learn.shadow_attention import base_of, check_masks
+from stages.learn.shadow_attention import check_masks
 from stages.learn.value_head import ValueHead, episode_pass, load_head, new_head, save_head
 from stages.llm.roles import load_roles, mix
 from stages.tables import write_parquet
-from stages.training import OptimConfig, check_temperature, fit_metrics, trainable
+from stages.training import OptimConfig, by_scenario, check_temperature, fit_metrics, relative_advantages, trainable_policy
+from stages.transitions import trainable_episodes
 from stages.types import MissingInput, Outcome, Row
 
 
@@ -90,9 +91,9 @@ def run(context: Context) -> Outputs:
     """Artifacts `adapter`, `head` and `ledger.parquet`. Raises MissingInput without an episode, UsageError for a model that a packed row does not fit."""
     config: SelfAcConfig = context.config
     check_temperature(context)
-    heads = [row for row in context.replay.rows("episodes", context.inputs["collect"][-1:]) if Outcome(row["outcome"]).trainable]
+    heads = trainable_episodes(context.replay, context.inputs["collect"][-1:])
     critic_ids = critic_prompt(context)
-    model = trainable(context, context.artifact(context.policy_run, "adapter") if context.policy_run else None)
+    model = trainable_policy(context)
     if context.policy_run is None:
         check_masks(model, critic_ids)  # once, before the first step
     head = open_head(context, model)
@@ -181,26 +182,20 @@ def open_head(context: Context, model: Any) -> ValueHead:
     return new_head(model, soft_len=context.config.soft_prompt, seed=mix("head", context.run.seed) % 2**31)
 
 
-def by_group(heads: Sequence[Row], config: SelfAcConfig) -> dict[Any, float] | None:
+def by_group(heads: Sequence[Row], config: SelfAcConfig) -> dict[str, float] | None:
     """Advantage of each episode relative to those of its scenario, over the whole iteration; None where the values tell it."""
     if config.advantage != "group":
         return None
-    groups: dict[str, list[Row]] = defaultdict(list)
-    for head in heads:
-        groups[head["scenario_id"]].append(head)
-    if any(len(members) < 2 for members in groups.values()):
+    groups = by_scenario(heads).values()
+    if any(len(members) < 2 for members in groups):
         raise MissingInput("advantage = group compares episodes of one scenario, found a scenario with one episode; set collect.group to 4 or more")
-    found: dict[Any, float] = {}
-    for members in groups.values():
-        returns = torch.tensor([head["total_reward"] for head in members])
-        found |= {head["episode_id"]: a for head, a in zip(members, group_advantages(returns).tolist(), strict=True)}
-    return found
+    return relative_advantages(groups)
 
 
 def steps(
     episodes: Sequence[EpisodeIds],
     returns: Mapping[tuple[Any, ...], float],
-    groups: dict[Any, float] | None,
+    groups: dict[str, float] | None,
     critic_ids: Sequence[int],
     config: SelfAcConfig,
     *,

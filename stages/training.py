@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from stages.contract import Config, Context
 from stages.learn.adapter import new_adapter, open_adapter
 from stages.learn.batches import Batch, pad_rows
 from stages.learn.fit import lr_factor
-from stages.learn.losses import completion_nll
+from stages.learn.losses import completion_nll, group_advantages
 from stages.llm.hf import check_adapter, load_base
 from stages.llm.roles import mix
 from stages.types import Row, UsageError
@@ -107,6 +108,28 @@ def trainable(context: Context, start: Path | None) -> Any:
         return open_adapter(base, start).train()
     # The seed of the run, not of the stage: every stage of a run that starts afresh starts from the same adapter.
     return new_adapter(base, rank=model.lora_rank, alpha=model.lora_alpha, seed=mix("adapter", context.run.seed) % 2**31).train()
+
+
+def trainable_policy(context: Context) -> Any:
+    """The model with the newest policy's adapter, or a fresh one, in training mode."""
+    return trainable(context, context.artifact(context.policy_run, "adapter") if context.policy_run else None)
+
+
+def by_scenario(heads: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows of `episodes` by scenario."""
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for head in heads:
+        groups[head["scenario_id"]].append(head)
+    return groups
+
+
+def relative_advantages(groups: Iterable[Sequence[Row]]) -> dict[str, float]:
+    """Advantage of each episode relative to its group, by episode id. Raises ValueError for a group of one."""
+    found: dict[str, float] = {}
+    for members in groups:
+        returns = torch.tensor([head["total_reward"] for head in members])
+        found.update(zip([head["episode_id"] for head in members], group_advantages(returns).tolist(), strict=True))
+    return found
 
 
 def mixed_batches(

@@ -59,9 +59,14 @@ def episode_rows(episodes: Sequence[Episode], iteration: int) -> dict[str, list[
     return {"episodes": heads, "turns": turns}
 
 
+def trainable_episodes(replay: Reader, run_ids: Sequence[str]) -> list[Row]:
+    """The rows of `episodes` of these runs that the policy answers for."""
+    return [row for row in replay.rows("episodes", run_ids) if Outcome(row["outcome"]).trainable]
+
+
 def transitions(replay: Reader, run_ids: Sequence[str], *, newest: int | None = None) -> list[Transition]:
     """Transitions of all trainable episodes of these runs, oldest first; the `newest` ones where a number is given."""
-    episodes = {row["episode_id"]: row for row in replay.rows("episodes", run_ids) if Outcome(row["outcome"]).trainable}
+    episodes = {row["episode_id"]: row for row in trainable_episodes(replay, run_ids)}
     found: list[Transition] = []
     past: dict[str, list[str]] = {}
     for row in replay.rows("turns", run_ids):

@@ -8,20 +8,17 @@ questions asks only the first. With `ask`, an LLM answers instead of the rule. A
 
 from __future__ import annotations
 
-import hashlib
-import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
 
 from stages.contract import Config
-from stages.envs.objects import Item, Names, Table, csv_table, own_table, words
+from stages.envs.objects import Names, Table, csv_table, own_table, words
 from stages.envs.oracle import Oracle, llm_oracle, rule_oracle
+from stages.envs.splits import check_split, deal, draw
 from stages.react import parse_react
 from stages.types import Ask, Env, Malformed, Message, Scenario, Step, UsageError
-
-SPLITS = ("train", "validation", "test")
 
 _SYSTEM = """You play 20 Questions. The other player thinks of an object; find out which, by asking yes/no questions, at most {questions}.
 Ask one question a turn. You win as soon as you name the object in a question, such as "Is it a lamp?".
@@ -120,22 +117,7 @@ def scenarios(options: Mapping[str, Any], split: str, n: int | None, seed: int) 
     Of the train split, n larger than it begins anew in another order; of the held-out splits no object comes twice.
     """
     checked = Options.model_validate(dict(options))
-    if split not in SPLITS:
-        raise UsageError(f"there is no split {split!r} of twenty_questions. Splits: {', '.join(SPLITS)}.")
-    items = [item for item in _table(checked).items.values() if _split(item, checked) == split]
-    order = random.Random(f"{split}/{seed}")
-    chosen: list[Item] = []
-    while items and len(chosen) < (len(items) if n is None else n):
-        chosen += order.sample(items, len(items))
-        if split != "train":
-            break
-    return [Scenario("twenty_questions", split, item.name, {"object": item.name}) for item in chosen[:n]]
-
-
-def _split(item: Item, options: Options) -> str:
-    """By the hash of the object's name alone: adding objects moves none from one split to another."""
-    digest = hashlib.sha256(f"{options.split_seed}/{item.name}".encode()).digest()
-    place = int.from_bytes(digest[:8]) / 2**64
-    if place < options.test:
-        return "test"
-    return "validation" if place < options.test + options.validation else "train"
+    check_split("twenty_questions", split)
+    shares = {"test": checked.test, "validation": checked.validation}
+    items = [item for item in _table(checked).items.values() if deal(item.name, checked.split_seed, **shares) == split]
+    return [Scenario("twenty_questions", split, item.name, {"object": item.name}) for item in draw(items, split, n, seed)]

@@ -27,6 +27,11 @@ def open_adapter(base: Any, path: Path) -> Any:
     return PeftModel.from_pretrained(base, path, is_trainable=True)
 
 
+def base_of(model: Any) -> Any:
+    """The transformers model inside a peft model, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def save_adapter(model: Any, path: Path, model_hash: str) -> None:
     """Write adapter_config.json, adapter_model.safetensors and base.json, which names the base model it belongs to."""
     model.save_pretrained(path, safe_serialization=True)

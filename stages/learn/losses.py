@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
+from stages.learn.adapter import base_of
 from stages.learn.batches import Batch
 
 Ratio = Literal["turn", "turn_mean", "token"]
@@ -37,8 +38,7 @@ def completion_logits(model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]
 
 def completion_states(model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Last hidden states (K, D) that predict the completion tokens, and each one's row and column, (K,)."""
-    body = model.get_base_model().model if hasattr(model, "get_base_model") else model.model
-    states_BTD = body(input_ids=batch.ids, use_cache=False).last_hidden_state
+    states_BTD = base_of(model).model(input_ids=batch.ids, use_cache=False).last_hidden_state
     # Token t is predicted by the state at t - 1: the label trap of every causal model.
     rows, columns = batch.completion.nonzero(as_tuple=True)
     return states_BTD[rows, columns - 1], rows, columns

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from stages.learn.adapter import base_of
 from stages.learn.shadow import EpisodeIds, PackedRow, pack
 from stages.learn.shadow_layout import Keys, Layout, Row, SideBySide, layout_of
 from stages.types import UsageError
@@ -60,11 +61,6 @@ def shadow_forward(
         outs.append(scaled_dot_product_attention(q, k, v, attn_mask=group.mask, enable_gqa=q.shape[1] != k.shape[1], **options))
     out = torch.cat([o.transpose(1, 2) for o in outs], 1)
     return (out if back is None else Row.apply(out, back)), None  # type: ignore[no-untyped-call]
-
-
-def base_of(model: Any) -> Any:
-    """The transformers model inside a peft model, or the model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 @contextmanager

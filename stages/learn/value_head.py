@@ -16,8 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from stages.learn.adapter import base_of
 from stages.learn.shadow import PackedRow
-from stages.learn.shadow_attention import base_of, body_pass
+from stages.learn.shadow_attention import body_pass
 from stages.learn.shadow_layout import Layout
 from stages.types import MissingInput, UsageError
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from stages import envs
-from stages.envs import twenty_questions as game
 from stages.envs.objects import Item, Names, csv_table, own_table
 from stages.envs.oracle import rule_oracle
+from stages.envs.splits import SPLITS
 from stages.types import EngineUnavailable, Env, Malformed, Message, Scenario, SimulatorError, Step, UsageError
 
 THINGS = Path("../shared/data/twenty_questions/things_objects.csv")
@@ -188,7 +188,7 @@ def ids(split: str, n: int | None = None, seed: int = 0, **options: object) -> l
 
 
 def test_splits_share_no_object_and_leave_none_out() -> None:
-    parts = [set(ids(split)) for split in game.SPLITS]
+    parts = [set(ids(split)) for split in SPLITS]
     assert sum(map(len, parts)) == len(set().union(*parts)) == len(own_table().items)
     assert all(len(part) >= 10 for part in parts)
 
