@@ -3,7 +3,7 @@
     python -m benchmarks.base_roles
 
 combine and corrector are told of a broken rule of the first step, which they have to carry over word by word: a wrong word
-there becomes a wrong target. Every example has a random rule book, as in the corpus (stages/corpus.py).
+there becomes a wrong target. Every example has a random rule book, as in the corpus (stages/corpora/desk.py).
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from __future__ import annotations
 import argparse
 import random
 
-from stages import corpus
+from stages.corpora import Example
+from stages.corpora import desk as corpus
 from stages.llm.hf import HfEngine
 from stages.llm.roles import ask, load_roles
 
 
-def examples(role: str, n_steps: int, step: int, n: int, rng: random.Random) -> list[corpus.Example]:
+def examples(role: str, n_steps: int, step: int, n: int, rng: random.Random) -> list[Example]:
     """n examples of visits with so many steps whose first step broke its rule, about the step that is asked for."""
     roles = load_roles("service_desk")
-    found: list[corpus.Example] = []
+    found: list[Example] = []
     while len(found) < n:
         v = corpus.visit(rng)
         if len(v.chosen) != n_steps or v.chosen[0][1] == v.needed[0].option:
@@ -32,7 +33,7 @@ def examples(role: str, n_steps: int, step: int, n: int, rng: random.Random) -> 
             prompt = roles.prompt("combine", history=corpus.history(v, step), action=f"{tool} {option}", thought="", **fields)
         else:
             prompt = roles.prompt("corrector", text=rest)
-        found.append(corpus.Example(role, tuple(prompt), rest))
+        found.append(Example(role, tuple(prompt), rest))
     return found
 
 

@@ -2,7 +2,7 @@
 
     turnwise pretrain --set pretrain.steps=900
 
-Llama-shaped, trained from scratch on `corpus.py`, saved as AutoModelForCausalLM and AutoTokenizer load it. Muon for
+Llama-shaped, trained from scratch on a text of `corpora/`, saved as AutoModelForCausalLM and AutoTokenizer load it. Muon for
 matrices and AdamW for embeddings and norms (Jordan et al. 2024); flat, then linear decay. [ours]
 """
 
@@ -16,18 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from stages import corpus
 from stages.contract import Config, Context, Outputs, Stage
+from stages.corpora import desk
+from stages.corpora.tokenizers import word_tokenizer
 from stages.llm.roles import ROLES, Roles, load_roles
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
-SPECIAL = ("<|pad|>", "<|end|>", "<|unknown|>", "<|system|>", "<|user|>", "<|assistant|>")
-CHAT_TEMPLATE = (
-    "{% for m in messages %}<|{{ m['role'] }}|> {{ m['content'] }}{% if m['role'] == 'assistant' %} <|end|>{% endif %} {% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
+    from transformers import PreTrainedModel
 
 
 class PretrainConfig(Config):
@@ -43,21 +38,6 @@ class PretrainConfig(Config):
     flat: float = Field(0.4, ge=0, le=1, description="Share of the steps before the linear decay to 3 %. [ours]")
     general_rows: int = Field(3000, ge=0, description="Role rows written to general.jsonl, for mixing into later training. [ours]")
     probe_rows: int = Field(40, ge=1, description="Held-out rows a role in probe.jsonl, for scores and the forgetting probe. [ours]")
-
-
-def make_tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
-    """One token a word, one for '.' and ','; text with single spaces survives encode and decode unchanged."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {word: i for i, word in enumerate([*SPECIAL, *words])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unknown|>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex("[.,]"), "isolated")])
-    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=True)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|end|>", unk_token="<|unknown|>")
-    fast.add_special_tokens({"additional_special_tokens": list(SPECIAL[3:])})
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
 
 
 def make_model(config: PretrainConfig, tokenizer: Any, seed: int) -> PreTrainedModel:
@@ -83,7 +63,7 @@ def make_model(config: PretrainConfig, tokenizer: Any, seed: int) -> PreTrainedM
 
 
 def rows(n: int, rng: random.Random, roles: Roles, role: str | None = None) -> list[dict[str, Any]]:
-    examples = [corpus.example(rng, roles, role) for _ in range(n)]
+    examples = [desk.example(rng, roles, role) for _ in range(n)]
     return [{"role": e.role, "messages": list(e.messages), "reply": e.reply} for e in examples]
 
 
@@ -154,8 +134,8 @@ def card(config: PretrainConfig, seed: int, n_parameters: int, n_words: int, sco
     return f"""# The embedded base model
 
 A word-level Llama-shaped decoder, {n_parameters:,} parameters, {n_words} tokens, made by `turnwise pretrain` with seed {seed}:
-{config.steps} steps of {config.batch} examples of `stages/corpus.py`. It knows the language of the roles on `service_desk`,
-and no rule of any desk: every training example has a rule book of its own, drawn at random (`tests/test_corpus.py`).
+{config.steps} steps of {config.batch} examples of `stages/corpora/desk.py`. It knows the language of the roles on `service_desk`,
+and no rule of any desk: every training example has a rule book of its own, drawn at random (`tests/corpora/test_desk.py`).
 
 Made only to try the pipeline on a laptop. It can do nothing else.
 
@@ -174,8 +154,8 @@ def run(context: Context) -> Outputs:
     """Artifact `model`: weights, tokenizer, model card, general.jsonl and probe.jsonl."""
     config: PretrainConfig = context.config
     roles = load_roles(context.run.roles.prompts)
-    words = corpus.words(roles)
-    tokenizer = make_tokenizer(words)
+    words = desk.words(roles)
+    tokenizer = word_tokenizer(words)
     model = make_model(config, tokenizer, context.run.seed)
     bar = context.progress("pretrain", config.steps)
     losses = train(model, tokenizer, config, roles, context.run.seed, bar.advance)

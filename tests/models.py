@@ -62,12 +62,12 @@ def shake(model: Any, seed: int = 0, spread: float = 0.3) -> Any:
 
 def save_base(folder: Path, seed: int = 0) -> Path:
     """A folder that AutoModelForCausalLM and AutoTokenizer load; it holds the words of service_desk."""
-    from stages.corpus import words
+    from stages.corpora.desk import words
+    from stages.corpora.tokenizers import word_tokenizer
     from stages.llm.roles import load_roles
-    from stages.pretrain import make_tokenizer
 
     known = words(load_roles("service_desk"), 300)
-    tokenizer = make_tokenizer([*known, *(f"w{i}" for i in range(VOCABULARY))])
+    tokenizer = word_tokenizer([*known, *(f"w{i}" for i in range(VOCABULARY))])
     model = tiny_llama(len(tokenizer), seed, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

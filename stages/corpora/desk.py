@@ -2,7 +2,7 @@
 
 Every example has a rule book of its own, drawn at random, so each (key -> option) pair is as frequent as any other: the
 corpus teaches how to act in the format, to merge an observation with a later future, to judge by a predicted future,
-to follow a critique and to rewrite a fact as a possibility. tests/test_corpus.py proves the ignorance. [ours]
+to follow a critique and to rewrite a fact as a possibility. tests/corpora/test_desk.py proves the ignorance. [ours]
 """
 
 from __future__ import annotations
@@ -12,20 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from stages.corpora import Example
 from stages.envs import service_desk as desk
 from stages.llm.roles import Roles
 from stages.types import Message
 
 SHARE = {"policy": 0.08, "successor": 0.16, "combine": 0.24, "evaluator": 0.26, "refiner": 0.14, "corrector": 0.12}
-
-
-@dataclass(frozen=True)
-class Example:
-    """One prompt and the one reply that is right for it (policy and successor: one of many)."""
-
-    role: str
-    messages: tuple[Message, ...]
-    reply: str
 
 
 @dataclass(frozen=True)

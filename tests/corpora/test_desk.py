@@ -18,14 +18,15 @@ from typing import Any
 import pytest
 from scipy.stats import chi2
 
-from stages import corpus
-from stages.corpus import Example, example, judge, words
+from stages.corpora import Example
+from stages.corpora import desk as corpus
+from stages.corpora.desk import example, judge, words
+from stages.corpora.tokenizers import word_tokenizer
 from stages.envs import service_desk as desk
 from stages.llm.roles import ROLES, Roles, load_roles, parse_evaluation, parse_future
-from stages.pretrain import make_tokenizer
 from stages.react import parse_react
 
-BASE = Path(__file__).parent.parent / "data" / "base"
+BASE = Path(__file__).parent.parent.parent / "data" / "base"
 RULE = re.compile(r"(?:^|[.:\n] ?|as told, )([a-z]+(?: [a-z]+)?) (?:may need|needs) (check|give|log|close) ([a-z]+)\.")
 CUSTOMER = re.compile(r"\w+, (\w+), wants (\w+) for")
 Z = 5.0  # standard errors: by chance beyond it once in 1.7 million looks; a few hundred are taken here
@@ -136,7 +137,7 @@ def test_right_actions_do_not_end_well_more_often_than_wrong_ones(examples: list
 
 def test_every_word_of_every_desk_and_role_is_in_the_vocabulary(roles: Roles) -> None:
     """Other examples than those the vocabulary was read off, and all that the largest desk can say."""
-    tokenizer = make_tokenizer(words(roles))
+    tokenizer = word_tokenizer(words(roles))
     rng = random.Random("other examples")
     texts = [text(example(rng, roles)) for _ in range(4000)]
     options = desk.Options(requests=8, tiers=6, log=True)
@@ -153,7 +154,7 @@ def test_every_word_of_every_desk_and_role_is_in_the_vocabulary(roles: Roles) ->
 
 
 def test_text_with_single_spaces_survives_the_tokenizer(roles: Roles) -> None:
-    tokenizer = make_tokenizer(words(roles))
+    tokenizer = word_tokenizer(words(roles))
     rng = random.Random("round trip")
     for _ in range(2000):
         e = example(rng, roles)
@@ -163,7 +164,7 @@ def test_text_with_single_spaces_survives_the_tokenizer(roles: Roles) -> None:
 
 
 def test_no_example_is_longer_than_the_model(roles: Roles, examples: list[Example]) -> None:
-    tokenizer = make_tokenizer(words(roles))
+    tokenizer = word_tokenizer(words(roles))
     longest = max(examples, key=lambda e: len(text(e)))
     ids = tokenizer.apply_chat_template([*longest.messages, {"role": "assistant", "content": longest.reply}], tokenize=True, return_dict=False)
     assert len(ids) < 256
