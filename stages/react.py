@@ -1,6 +1,10 @@
 """Reading of a ReAct reply: a thought, which never touches the environment, and an action, which does.
 
-Source: ReAct, arXiv 2210.03629. Spaces before the colon and any case are accepted: small models write both.
+    Thought: ... Action: ...                             ReAct, arXiv 2210.03629
+    <think>...</think><action>TOOL(args)</action>        Self-AC slides
+
+Any case is accepted, and spaces before the colon: small models write both. A reply with an <action> tag is read by its tags, every other
+one by "Action:"; what stands inside of <think> was only thought of, whatever it says. [ours]
 """
 
 from __future__ import annotations
@@ -13,15 +17,47 @@ _ACTION = re.compile(r"\baction\s*:", re.IGNORECASE)
 _THOUGHT = re.compile(r"\bthought\s*:", re.IGNORECASE)
 # A model may go on and invent the answer to its own action; nothing of that was done.
 _INVENTED = re.compile(r"^\s*(?:observation|thought)\s*:", re.IGNORECASE | re.MULTILINE)
+_TAGGED = re.compile(
+    r"<think>(?P<thought>.*?)</think>|<action>(?P<action>(?:(?!</?action>).)*)</action>|(?P<unclosed><think>|<action>)",
+    re.IGNORECASE | re.DOTALL,
+)
+_THINK = re.compile(r"</?think>", re.IGNORECASE)
 
 
 def parse_react(text: str) -> tuple[str, str]:
-    """(thought, action) of 'Thought: ... Action: ...'; of several actions the last one counts.
+    """(thought, action) of 'Thought: ... Action: ...' or '<think>...</think><action>...</action>'; of several actions the last one counts.
 
-    The thought is what stands between the last 'Thought:' before that action and the action; it may be empty.
-    The action is the rest, up to a line that begins an invented observation or thought.
-    Raises Malformed where there is no 'Action:' or nothing after it.
+    The thought is what stands in the last <think>, or after the last 'Thought:', before that action; it may be empty. The action is what
+    stands between its tags; without tags it is the rest, up to a line that begins an invented observation or thought.
+    Raises Malformed where there is no action, nothing in it, or a tag that is never closed.
     """
+    first = _THINK.search(text)
+    if first and first[0].startswith("</"):
+        text = f"<think>{text}"  # a chat template opened it in the prompt
+    found: tuple[str, str] | None = None
+    thought, outside, unclosed, end = "", "", "", 0
+    for item in _TAGGED.finditer(text):
+        outside, end = outside + text[end : item.start()], item.end()
+        if item["thought"] is not None:
+            thought = item["thought"].strip()
+        elif item["action"] is not None:
+            found = thought or outside.strip(), item["action"].strip()
+            thought = outside = ""
+        else:
+            unclosed = item["unclosed"].lower()
+            if unclosed == "<think>":
+                break  # all that follows is thought
+    if found and not found[1]:
+        raise Malformed("nothing between <action> and </action> in the reply")
+    if found:
+        return found  # what is open behind it was invented, like an observation
+    if unclosed:
+        raise Malformed(f"the tag {unclosed} is not closed in the reply; end it with </{unclosed[1:]}")
+    said, action = _by_words(outside + text[end:])
+    return said or thought, action
+
+
+def _by_words(text: str) -> tuple[str, str]:
     actions = list(_ACTION.finditer(text))
     if not actions:
         raise Malformed("no 'Action:' in the reply")
