@@ -123,15 +123,31 @@ def row(prompt: list[int], action: list[int], reward: float = 0.0) -> dict[str, 
     return {"prompt_ids": prompt, "action_ids": action, "log_probs": [-0.5] * len(action), "reward": reward}
 
 
-def test_a_row_that_breaks_is_cut_and_no_reward_is_lost() -> None:
-    """The second prompt does not begin with the first turn's ids: the first row's end gets what the rest returned, 0.5 + 0.25 + 1 at gamma 0.5."""
-    turns = [row([5], [6, 7], 0.5), row([5, 6, 9], [8], 0.5), row([5, 6, 9, 8, 4], [3], 4.0)]
-    first, second = unbroken(turns, [5, 6, 9, 8, 4, 3, 2], False, 0.5, ("e",))
+BROKEN = [row([5], [6, 7], 0.5), row([5, 6, 9], [8], 0.25), row([5, 6, 9, 8, 4], [3], 4.0)]
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.5])
+def test_a_row_that_breaks_is_cut_and_every_state_keeps_its_return(gamma: float) -> None:
+    """The second prompt does not begin with the first turn's ids. The oracle is the same episode, had it not broken."""
+    first, second = unbroken(BROKEN, [5, 6, 9, 8, 4, 3, 2], False, gamma, ("e",))
     assert (first.ids, first.action_start, first.action_end) == ((5, 6, 7), (1,), (2,))
-    assert first.rewards == (0.0, 0.5 + 0.5 * 0.5 + 0.25 * 4.0)
-    assert (second.ids, second.rewards) == ((5, 6, 9, 8, 4, 3, 2), (0.5, 0.0, 4.0))
+    assert (second.ids, second.rewards) == ((5, 6, 9, 8, 4, 3, 2), (0.25, 0.0, 4.0))
     assert (first.truncated, second.truncated, first.key, second.key) == (False, False, ("e",), ("e", 1))
-    assert returns_of([first, second], 5.0, [0.5, 0.5, 4.0], gamma=0.5) == [sum(first.rewards), sum(second.rewards)]
+    assert returns_of([first, second], 4.75, [0.5, 0.25, 4.0], gamma=gamma) == [sum(first.rewards), sum(second.rewards)]
+    whole = [row([5], [6], 0.5), row([5, 6], [8], 0.25), row([5, 6, 8], [3], 4.0)]
+    (same,) = unbroken(whole, [5, 6, 8, 3], False, gamma, ("e",))
+
+    def returns(e: Any) -> list[float]:
+        return [sum(gamma**j * r for j, r in enumerate(e.rewards[k:])) for k in range(len(e.rewards))]
+
+    assert [*returns(first)[:-1], *returns(second)] == returns(same)
+
+
+def test_a_truncated_episode_that_breaks_is_truncated_in_each_row() -> None:
+    """What would have come is not known, so the last value of each row has to stand for it; no reward is counted twice."""
+    rows = unbroken(BROKEN, [5, 6, 9, 8, 4, 3, 2], True, 1.0, ("e",))
+    assert [(e.truncated, e.rewards) for e in rows] == [(True, (0.5, 0.0)), (True, (0.25, 4.0, 0.0))]
+    assert returns_of(rows, 4.75, [0.5, 0.25, 4.0], gamma=1.0) == [0.5, 4.25]
 
 
 def test_a_last_state_that_breaks_costs_its_observation_alone() -> None:

@@ -48,15 +48,18 @@ def check_credit(packed: PackedRow, episodes: Sequence[EpisodeIds], advantages_B
 def returns_of(rows: Sequence[EpisodeIds], total: float, rewards: Sequence[float], *, gamma: float) -> list[float]:
     """What the rewards of each row of one episode must add up to.
 
-        total - sum of r_k before the row - sum over the turns j = 1, 2, .. after it of (1 - gamma^j) r_j
+        total - sum of r_k before the row - sum over the turns j = 0, 1, .. after it of (1 - gamma^j) r_j
 
-    For an episode that is one row it is `total`, the stored return; a row that breaks off ends with what the rest returned, discounted.
+    where the last turn's reward counts as one turn later: it is the terminal state's. For an episode that is one row it is `total`, the stored
+    return; a row that breaks off ends with what the rest returned, discounted, and in a truncated episode with nothing of it.
     rewards: one a turn, as the turns were stored."""
-    ends = [first_turn(e.key) + e.n_turns for e in rows]
-    return [
-        total - sum(rewards[: first_turn(e.key)]) - sum((1 - gamma**j) * r for j, r in enumerate(rewards[end:], 1))
-        for e, end in zip(rows, ends, strict=True)
-    ]
+    found = []
+    for e in rows:
+        start, end = first_turn(e.key), first_turn(e.key) + e.n_turns
+        delays = [*range(len(rewards) - end - 1), len(rewards) - end]
+        lost = sum(reward if e.truncated else (1 - gamma**j) * reward for j, reward in zip(delays, rewards[end:], strict=False))
+        found.append(total - sum(rewards[:start]) - lost)
+    return found
 
 
 def _check_tokens(row: PackedRow, episodes: Sequence[EpisodeIds], turns: Sequence[tuple[int, int]]) -> None:

@@ -92,20 +92,24 @@ def episode_ids(turns: Sequence[Mapping[str, Any]], final_ids: Sequence[int], *,
 def unbroken(turns: Sequence[Mapping[str, Any]], final: Sequence[int], truncated: bool, gamma: float, key: tuple[Any, ...]) -> list[EpisodeIds]:
     """One row; or several, cut where a state does not begin with the ids before it, as after a reply that was cut short.
 
-    The row before a cut ends with its action, and what the episode returned from there on is its final reward: nothing of
-    the credit is lost over the cut. A row that begins later than its episode has that turn as the second part of its key. [ours]
+    The row before a cut ends with its action. Its last state is the one that the next row begins with, so its final reward is what the episode
+    returned from there on, R_0 of the next row: nothing of the credit is lost over the cut. Where the episode was cut short that is not known:
+    then each row is a truncated one, whose last value stands for the rest. A row that begins later than its episode has that turn as the
+    second part of its key. [ours]
     """
     try:
         return [episode_ids(turns, final, truncated=truncated, key=key)]
     except NotAPrefix as cut:
-        head, tail = list(turns[: cut.turn + 1]), turns[cut.turn + 1 :]
-    ids = (*head[-1]["prompt_ids"], *head[-1]["action_ids"])
-    if not tail:
-        return unbroken(head, ids, truncated, gamma, key)
-    rest = sum(gamma**k * turn["reward"] for k, turn in enumerate(tail, 1))
-    head[-1] = {**head[-1], "reward": head[-1]["reward"] + rest}
-    later = (key[0], first_turn(key) + len(head))
-    return [*unbroken(head, ids, False, gamma, key), *unbroken(tail, final, truncated, gamma, later)]
+        before, after = turns[: cut.turn + 1], turns[cut.turn + 1 :]
+    ids = (*before[-1]["prompt_ids"], *before[-1]["action_ids"])
+    first = episode_ids(before, ids, truncated=truncated, key=key)
+    if not after:
+        return [first]
+    rest = unbroken(after, final, truncated, gamma, (key[0], first_turn(key) + len(before)))
+    if not truncated:
+        told = sum(gamma**k * reward for k, reward in enumerate(rest[0].rewards))
+        first = replace(first, rewards=(*(float(turn["reward"]) for turn in before), told))
+    return [first, *rest]
 
 
 def first_turn(key: Sequence[Any]) -> int:

@@ -197,8 +197,10 @@ def turn(prompt: list[int], action: list[int], reward: float) -> dict[str, Any]:
 
 def test_a_row_that_breaks_twice_has_three_rows_whose_rewards_are_the_return_from_there_on() -> None:
     turns = [turn([5], [6], 0.5), turn([4], [3], 0.25), turn([4, 3], [2], 0.125), turn([7], [8], 1.0)]
-    rows = unbroken(turns, [7, 8, 9], True, 0.5, ("e",))
+    rows = unbroken(turns, [7, 8, 9], False, 0.5, ("e",))
     assert [e.key for e in rows] == [("e",), ("e", 1), ("e", 3)]
-    assert returns_of(rows, 1.875, [0.5, 0.25, 0.125, 1.0], gamma=0.5) == [sum(e.rewards) for e in rows] == [0.78125, 0.875, 1.0]
-    whole = unbroken(turns, [7, 8, 9], True, 1.0, ("e",))
+    # From the last row back: .5 x 1, as its reward is the terminal state's; .25 + .5 x .125 + .25 x .5; and so on.
+    assert [sum(e.rewards) for e in rows] == [0.5 + 0.4375, 0.25 + 0.125 + 0.5, 1.0]
+    assert returns_of(rows, 1.875, [0.5, 0.25, 0.125, 1.0], gamma=0.5) == [sum(e.rewards) for e in rows]
+    whole = unbroken(turns, [7, 8, 9], False, 1.0, ("e",))
     assert returns_of(whole, 1.875, [0.5, 0.25, 0.125, 1.0], gamma=1.0) == [1.875, 1.375, 1.0]
