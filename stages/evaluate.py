@@ -1,7 +1,8 @@
-"""Evaluate: win rate on held-out scenarios, what was forgotten, and an audit of the language critic.
+"""Evaluate: win rate on held-out scenarios, what was forgotten, and what the critic knows: an audit of its words, or of its values.
 
 The audit asks whether the critic deserves the trust that refine puts in it: verdicts and futures against Monte-Carlo returns on
 the policy's own actions, and against the environment's truth (which action is right, exact Q*, the true cause) where it can tell.
+A policy of self_ac has a value function for free; it is read on the episodes, and what it would be good for is measured: `values.py`.
 Source: ours; nlac.md, "The evaluator tends to please".
 
     turnwise rerun evaluate --of RUN --set evaluate.episodes=500
@@ -10,6 +11,7 @@ Source: ours; nlac.md, "The evaluator tends to please".
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -18,11 +20,12 @@ from stages import envs
 from stages.audit import audit
 from stages.contract import POLICY_STAGES, Config, Context, Outputs, Stage
 from stages.learn.statistics import wilson
-from stages.llm.roles import ask, load_roles, mix
+from stages.llm.roles import Roles, ask, load_roles, mix
 from stages.rollout import check_environment, environment, rollout, rollout_settings, summary
 from stages.training import read_jsonl
 from stages.transitions import episode_rows
-from stages.types import Row
+from stages.types import Episode, Row, UsageError
+from stages.values import Values, best_of, judge_episodes, open_critic, report
 
 
 class EvaluateConfig(Config):
@@ -38,31 +41,53 @@ class EvaluateConfig(Config):
     loss_words: tuple[str, ...] = Field(("fail", "lost"), description="Words by which a predicted future tells a loss, in the audit. [ours]")
     probe_path: str = Field("", description='JSONL file of role rows whose replies are known, for the forgetting probe; "" = none. [ours]')
     probe_rows: int = Field(20, ge=1, description="Rows a role. [ours]")
+    value: bool = Field(True, description="Read the values of a self_ac policy on these episodes, by one pass a state. [ours]")
+    best_of: int = Field(
+        1, ge=1, description="Episodes a scenario, of which V(s_{N-1}) chooses one; metrics named evaluate/ are of the first. [ours]"
+    )
 
 
 def run(context: Context) -> Outputs:
     """Rows of `episodes`, `turns` and `judgements`; plots and tables of the audit as artifacts."""
     config: EvaluateConfig = context.config
     task, shared = context.run.task, context.run.roles
+    if config.best_of > 1 and config.temperature == 0:
+        raise UsageError(f"evaluate.best_of: {config.best_of} greedy episodes of a scenario are all the same; set evaluate.temperature above 0")
     roles, policy = load_roles(shared.prompts), context.policy_adapter()
     # The scenarios depend on the run's seed alone: every iteration, and every rerun, is judged on the same ones.
     scenarios = envs.scenarios(task.env, task.options, config.split, config.episodes, mix("evaluate", context.run.seed))
-    bar = context.progress(f"evaluate on {config.split}", len(scenarios))
+    bar = context.progress(f"evaluate on {config.split}", len(scenarios) * config.best_of)
     settings = rollout_settings(context, policy, seed=context.seed, temperature=config.temperature, slots=config.slots, attempts=config.attempts)
-    episodes = rollout(context.engine, environment(context), scenarios, roles, settings, done=bar.advance)
+    # The first round has the numbers, and with them the seeds, of an evaluation without others: its episodes are the same ones.
+    played = rollout(context.engine, environment(context), scenarios * config.best_of, roles, settings, done=bar.advance)
+    rounds = [played[i : i + len(scenarios)] for i in range(0, len(played), max(len(scenarios), 1))]
+    episodes = rounds[0] if rounds else []
     check_environment(episodes)
     scored = [e for e in episodes if e.outcome.trainable]
     low, high = wilson(sum(e.total_reward >= 1 for e in scored), len(scored))
     metrics = summary(episodes, "evaluate") | {"evaluate/win_low": low, "evaluate/win_high": high}
-    rows: dict[str, Sequence[Row]] = dict(episode_rows(episodes, context.iteration))
-    files = {}
+    rows: dict[str, Sequence[Row]] = dict(episode_rows(played, context.iteration))
+    files: dict[str, Path] = {}
     if config.audit_turns and context.latest("critic"):
         found = audit(context, roles, scored, config.audit_turns, config.audit_futures)
         metrics |= found.metrics
         rows["judgements"], files = found.rows, found.files
+    known = values(context, roles, rounds)
+    metrics, files = metrics | known.metrics, files | known.files
     if config.probe_path:
         metrics |= probe(context, config.probe_path, config.probe_rows, policy)
     return Outputs(metrics, rows, files)
+
+
+def values(context: Context, roles: Roles, rounds: Sequence[Sequence[Episode]]) -> Values:
+    """The values of a self_ac policy on all episodes, and what one of n chosen by them would win; nothing of other policies' values."""
+    config: EvaluateConfig = context.config
+    critic = open_critic(context, roles) if config.value else None
+    judged, found = None, Values({}, {})
+    if critic is not None:
+        judged = judge_episodes(critic, context.engine, roles, [e for one in rounds for e in one if e.outcome.trainable])
+        found = report(judged, context.workdir)
+    return Values(found.metrics | (best_of(rounds, judged) if config.best_of > 1 else {}), found.files)
 
 
 def probe(context: Context, path: str, rows_a_role: int, adapter: str | None) -> dict[str, float]:
@@ -81,6 +106,6 @@ def probe(context: Context, path: str, rows_a_role: int, adapter: str | None) ->
 
 
 STAGE = Stage(
-    "evaluate", 2, EvaluateConfig, inputs=(*POLICY_STAGES, "critic"), roles=("policy", "successor", "evaluator"), run=run,
-    outputs=("episodes", "turns", "judgements", "audit/"),
+    "evaluate", 2, EvaluateConfig, inputs=(*POLICY_STAGES, "critic"), roles=("policy", "successor", "evaluator", "value"), run=run,
+    outputs=("episodes", "turns", "judgements", "audit/", "values/"),
 )  # fmt: skip

@@ -1,0 +1,192 @@
+"""The values of a finished run of self_ac, read on episodes that were played since: what they know, and what they are good for.
+
+    V(s_k), k = 0 .. N: the head on the last token of s_k + critic prompt, one plain pass a state, no gradient, in evaluation mode
+
+States are the turns' own prompts, as the engine produced them, and last the conversation after the last turn. Metrics and plots read the states
+k < N alone: the text of s_N may tell the verdict. Source: Self-AC slides, which promise a value function for free; the measures are ours.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stages.contract import Context
+from stages.learn.adapter import base_of
+from stages.learn.statistics import spearman
+from stages.learn.value_head import ValueHead, load_head, state_values
+from stages.learn.value_use import abort_table, abort_thresholds, best_of_n, binned_returns, explained_variance, returns_to_go
+from stages.llm.roles import Roles
+from stages.tables import write_parquet
+from stages.training import trainable
+from stages.types import Engine, Episode, Outcome, Row
+
+TABLE = "values/values.parquet"
+BINS = 10
+
+
+@dataclass(frozen=True)
+class Critic:
+    """A policy's model with its adapter, its value head, and what the head is asked with. gamma: of the returns that it learned."""
+
+    model: Any
+    head: ValueHead
+    prompt_ids: tuple[int, ...]  # none where the head has a soft prompt
+    gamma: float
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An episode with V of its states 0 .. N, and their returns to go; none where it was cut short, because what would have come is not known."""
+
+    episode: Episode
+    values: tuple[float, ...]
+    returns: tuple[float, ...] | None
+
+
+@dataclass(frozen=True)
+class Values:
+    """metrics that are defined, files by artifact path."""
+
+    metrics: dict[str, float]
+    files: dict[str, Path]
+
+
+def open_critic(context: Context, roles: Roles) -> Critic | None:
+    """The critic of the newest policy; None where that policy is not one of self_ac. Raises UsageError where head or adapter do not fit the model."""
+    run = context.latest("self_ac")
+    if run is None or run != context.policy_run:
+        return None
+    model = trainable(context, context.artifact(run, "adapter")).eval()
+    head = load_head(context.artifact(run, "head"), width=base_of(model).config.hidden_size).to(model.device)
+    # As it was trained, whatever the config of the present run says.
+    trained = json.loads(context.artifact(run, "config.json").read_text(encoding="utf-8"))["config"]["self_ac"]
+    return Critic(model, head.eval(), () if head.soft_len else prompt_ids(context.engine, roles), float(trained["gamma"]))
+
+
+def prompt_ids(engine: Engine, roles: Roles) -> tuple[int, ...]:
+    """The text that asks for a value, as it stands after a state."""
+    return engine.encode([{"role": "system", "content": roles.templates["value"].strip()}])
+
+
+@torch.no_grad()
+def values_of(critic: Critic, states: Sequence[Sequence[int]], *, batch: int = 16) -> list[float]:
+    """V of each state, in order; `batch` states a pass, like lengths together."""
+    found: list[float] = state_values(critic.model, critic.head, states, critic.prompt_ids, batch_size=batch).tolist()
+    return found
+
+
+def judge_episodes(critic: Critic, engine: Engine, roles: Roles, episodes: Sequence[Episode]) -> list[Judged]:
+    """V and returns to go of every state of every episode. An episode needs a turn."""
+    states = [[*(turn.prompt_ids for turn in e.turns), engine.encode(roles.policy(e.messages))] for e in episodes]
+    flat = iter(values_of(critic, [ids for mine in states for ids in mine]))
+    return [Judged(e, tuple(next(flat) for _ in mine), actual_returns(e, critic.gamma)) for e, mine in zip(episodes, states, strict=True)]
+
+
+def actual_returns(episode: Episode, gamma: float) -> tuple[float, ...] | None:
+    if episode.outcome == Outcome.TRUNCATED:
+        return None
+    return tuple(returns_to_go([turn.reward for turn in episode.turns], gamma=gamma))
+
+
+def report(judged: Sequence[Judged], folder: Path) -> Values:
+    """What the values know of the returns, as metrics, over all states k < N and by turn; every value in values.parquet; tables and plots."""
+    known = [(k, v, r) for j in judged if j.returns for k, (v, r) in enumerate(zip(j.values[:-1], j.returns[:-1], strict=True))]
+    metrics = {"value/states": float(len(known)), **agreement(known, "value")}
+    for turn in sorted({k for k, _, _ in known}):
+        metrics |= agreement([one for one in known if one[0] == turn], f"value/turn{turn}")
+    values, returns = [v for _, v, _ in known], [r for _, _, r in known]
+    aborts = abort_rows(judged)
+    tables = {"calibration": binned_returns(values, returns, BINS), "abort": aborts, "curve": mean_by_turn(judged)}
+    files = {TABLE: write_values(judged, folder)}
+    for name, rows in tables.items():
+        files[f"values/{name}.json"] = folder / f"{name}_of_values.json"
+        files[f"values/{name}.json"].write_text(json.dumps(rows, indent=1))
+    files["values/values.png"] = draw(tables, folder / "values.png")
+    return Values({name: value for name, value in metrics.items() if not math.isnan(value)}, files)
+
+
+def agreement(known: Sequence[tuple[int, float, float]], name: str) -> dict[str, float]:
+    """Explained variance, rank correlation, and how far the values lie above the returns on average."""
+    values, returns = [v for _, v, _ in known], [r for _, _, r in known]
+    return {
+        f"{name}/explained_variance": explained_variance(values, returns),
+        f"{name}/rank_correlation": spearman(values, returns),
+        f"{name}/bias": sum(values) / len(values) - sum(returns) / len(returns) if known else math.nan,
+    }
+
+
+def abort_rows(judged: Sequence[Judged]) -> list[Row]:
+    """The table of early abort over these episodes, after the fact. An episode that was cut short is one that was not won."""
+    values = [j.values[:-1] for j in judged]
+    tokens = [[len(turn.completion.token_ids) for turn in j.episode.turns] for j in judged]
+    return abort_table(values, tokens, [won(j.episode) for j in judged], abort_thresholds(values)) if judged else []
+
+
+def mean_by_turn(judged: Sequence[Judged]) -> list[Row]:
+    """Mean V of the states that an action follows, by turn, of won episodes and of the others."""
+    groups: dict[tuple[int, bool], list[float]] = {}
+    for j in judged:
+        for k, value in enumerate(j.values[:-1]):
+            groups.setdefault((k, won(j.episode)), []).append(value)
+    return [{"turn": k, "won": is_won, "n": len(found), "mean_value": sum(found) / len(found)} for (k, is_won), found in sorted(groups.items())]
+
+
+def best_of(rounds: Sequence[Sequence[Episode]], judged: Sequence[Judged] | None) -> dict[str, float]:
+    """Win rates of one of n episodes a scenario: a random one, the one of the largest V(s_{N-1}), an oracle's. rounds: n lists, a scenario a place.
+
+    A scenario with an episode that says nothing about the policy is left out, and the others are counted. judged: of all that are left; None =
+    no critic, so that nothing but chance and the oracle can choose."""
+    complete = [tries for tries in zip(*rounds, strict=True) if all(e.outcome.trainable for e in tries)]
+    if not complete:
+        return {"best_of/scenarios": 0.0}
+    before_last = {j.episode.id: j.values[-2] for j in judged or ()}
+    values = [[before_last[e.id] for e in tries] for tries in complete] if judged is not None else None
+    rates = best_of_n([[won(e) for e in tries] for tries in complete], values)
+    return {"best_of/scenarios": float(len(complete)), **{f"best_of/{name}_win_rate": rate for name, rate in rates.items()}}
+
+
+def won(episode: Episode) -> bool:
+    return episode.total_reward >= 1
+
+
+def write_values(judged: Sequence[Judged], folder: Path) -> Path:
+    """One row a state: episode_id, turn (N = the terminal state, `terminal`), value, return_to_go (null where the episode was cut short)."""
+    import pyarrow as pa
+
+    rows: list[Row] = [
+        {"episode_id": j.episode.id, "turn": k, "terminal": k == len(j.values) - 1, "value": v, "return_to_go": j.returns[k] if j.returns else None}
+        for j in judged
+        for k, v in enumerate(j.values)
+    ]
+    kinds = {"episode_id": pa.string(), "turn": pa.int32(), "terminal": pa.bool_(), "value": pa.float64(), "return_to_go": pa.float64()}
+    return write_parquet(pa.Table.from_pylist(rows, pa.schema(list(kinds.items()))), folder / "values.parquet")
+
+
+def draw(tables: Mapping[str, Sequence[Row]], path: Path) -> Path:
+    """Three panels: the return that followed by the value; the value by turn of won and lost episodes; what early abort saves and loses."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    calibration, curve, abort = figure.subplots(1, 3)
+    means = [(row["mean_value"], row["mean_return"]) for row in tables["calibration"]]
+    ends = [bound(x for pair in means for x in pair) for bound in (min, max)] if means else [0.0, 1.0]
+    calibration.plot(ends, ends, color="0.8")
+    calibration.plot(*zip(*means, strict=True) if means else ([], []), "o")
+    calibration.set(xlabel="V(s), tenths of the states", ylabel="mean return that followed", title="Calibration")
+    for is_won, label in ((True, "won"), (False, "not won")):
+        mine = [row for row in tables["curve"] if row["won"] == is_won]
+        curve.plot([row["turn"] for row in mine], [row["mean_value"] for row in mine], "o-", label=label)
+    curve.set(xlabel="turn", ylabel="mean V before the action", title="Value along an episode")
+    curve.legend()
+    abort.plot([0, 1], [0, 1], color="0.8")
+    abort.plot([row["tokens_saved"] for row in tables["abort"]], [row["wins_lost"] for row in tables["abort"]], "o-")
+    abort.set(xlabel="share of tokens saved", ylabel="share of wins lost", title="Early abort by V, after the fact")
+    figure.savefig(path, dpi=100)
+    return path
