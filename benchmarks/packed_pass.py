@@ -1,88 +1,85 @@
-"""Self-AC's packed pass against the plain causal pass of the same episodes, forward and backward: what turn-level credit costs.
+"""Self-AC's packed step against GRPO's on the same episodes, forward and backward: what turn-level credit costs.
 
-    python -m benchmarks.packed_pass                      # 8 turns of 100 + 100 tokens, critic prompt of 16
-    python -m benchmarks.packed_pass --turns 2 8 32 --critic 1 4 16 --width 256 768
+    python -m benchmarks.packed_pass                      # 8 turns of 100 + 100 tokens
+    python -m benchmarks.packed_pass --turns 2 8 32 --critic 16 soft1 --width 768 --layers 2
 
-Both passes end in the log-probs of the action tokens, as GRPO's would; the packed one also reads N + 1 values. Single thread,
-processor time of the thread, both passes in turn; "ratio" is the median over the pairs. "bound" is what the count of tokens says:
-1 + (N + 1) |cp| / T. Random weights: only the time matters.
+Both sides: LoRA of rank 32 on a frozen base, the loss functions of the stage with entropy, as many episodes a row as `--row-tokens` holds, one thread.
+Self-AC's step is the stage's own (critic, actor, checks, metrics). GRPO's is the cheapest there is for these episodes: rows of one
+length side by side, nothing padded, and nothing after the last action, which GRPO need not read; `--last` tokens of it are Self-AC's alone.
+
+critic: tokens of the critic's prompt, or soft1 .. soft4 for learned vectors. |cp| / T: the bound 1 + (N + 1) |cp| / T. tokens: tokens of the two rows,
+the same with T as GRPO needs it. work: floating-point operations, matrix products as PyTorch counts them and attention by its pairs.
+ratio: median over pairs of steps in turn, ± half the interquartile range. Random weights: only the time matters.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
-import time
-from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from stages.learn.losses import chunked_log_probs
-from stages.learn.shadow import EpisodeIds, PackedRow, pack
-from stages.learn.shadow_layout import layout_of
-from stages.learn.value_head import ValueHead, episode_pass, new_head
-
-VOCABULARY = 1000
-
-
-def model_of(width: int, layers: int, positions: int) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    shape = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": layers, "num_attention_heads": width // 64}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=positions, **shape)).train()
-
-
-def episode(turns: int, action: int, observation: int) -> EpisodeIds:
-    """A prompt as long as an observation, then the turns."""
-    starts = tuple(observation + k * (action + observation) for k in range(turns))
-    ids = tuple(t * 7919 % VOCABULARY for t in range(observation + turns * (action + observation)))
-    log_probs = tuple((-1.0,) * action for _ in starts)
-    return EpisodeIds(ids, starts, tuple(s + action - 1 for s in starts), log_probs, (0.0,) * (turns + 1), False)
+from benchmarks.passes import (
+    attention_flops,
+    backward,
+    causal_pairs,
+    grpo_loss,
+    grpo_row,
+    in_turn,
+    made_up,
+    matmul_flops,
+    random_policy,
+    self_ac_loss,
+    self_ac_part,
+    shadow_pairs,
+    table_head,
+    table_row,
+    with_log_probs,
+)
+from stages.learn.value_head import new_head
 
 
-def plain(model: Any, row: PackedRow, n_visible: int) -> Tensor:
-    states_TD = model.model(input_ids=row.ids[None, :n_visible], use_cache=False).last_hidden_state[0]
-    return chunked_log_probs(states_TD[row.source_positions], model.lm_head, row.ids[row.target_positions]).sum()
-
-
-def packed(model: Any, head: ValueHead, row: PackedRow) -> Tensor:
-    states_KD, values_BM = episode_pass(model, head, row, layout=layout_of(row))
-    return chunked_log_probs(states_KD, model.lm_head, row.ids[row.target_positions]).sum() + values_BM.square().sum()
-
-
-def seconds(loss: Callable[[], Tensor], model: Any) -> float:
-    model.zero_grad(set_to_none=True)
-    start = time.thread_time()
-    loss().backward()  # type: ignore[no-untyped-call]
-    return time.thread_time() - start
+def measure(args: argparse.Namespace, width: int, turns: int, length: int, last: int, critic: str) -> None:
+    soft = int(critic[4:]) if critic.startswith("soft") else 0
+    c = soft or int(critic)
+    [one] = made_up(1, turns, length, length, last, args.vocabulary)
+    n = max(1, args.row_tokens // (len(one.ids) + (turns + 1) * c))
+    model = random_policy(width, args.layers, len(one.ids) + c, args.vocabulary)
+    head = new_head(model, soft_len=soft, seed=0)
+    episodes = with_log_probs(model, made_up(n, turns, length, length, last, args.vocabulary))
+    part, plain = self_ac_part(episodes, () if soft else [1] * c, soft), grpo_row(episodes)
+    ours = backward(lambda: self_ac_loss(model, head, part), model, head)
+    theirs = backward(lambda: grpo_loss(model, plain), model)
+    seen = causal_pairs([len(e.ids) for e in episodes]) + shadow_pairs(part.row)[0]
+    flops = [matmul_flops(step) for step in (theirs, ours)]
+    flops[0] += attention_flops(causal_pairs([plain.ids.shape[1]] * n), width, args.layers)
+    flops[1] += attention_flops(seen, width, args.layers)
+    found = in_turn(theirs, ours, args.pairs)
+    tokens, work = len(part.row.ids) / plain.ids.numel(), flops[1] / flops[0]
+    bound = 1 + (turns + 1) * c / len(one.ids)
+    rate = f"{flops[0] / found.first_s / 1e9:.0f}, {flops[1] / found.second_s / 1e9:.0f}"
+    table_row(
+        width, turns, f"{n} x {len(one.ids)}", last, critic, f"{bound:.3f}", f"{tokens:.3f}", f"{work:.3f}", found,
+        f"{100 * (found.ratio / tokens - 1):+.1f} %", f"{1000 * found.first_s:.0f}", rate,
+    )  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, nargs="+", default=[8])
-    parser.add_argument("--critic", type=int, nargs="+", default=[16], help="tokens of the critic prompt")
+    parser.add_argument("--critic", nargs="+", default=["16", "4", "soft4", "soft1"], help="tokens of the critic prompt, or soft1 .. soft4")
+    parser.add_argument("--last", type=int, nargs="+", default=[0], help="tokens after the last action, read for V_N only")
+    parser.add_argument("--length", type=int, nargs="+", default=[100], help="tokens of an action, and of an observation")
     parser.add_argument("--width", type=int, nargs="+", default=[256])
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--length", type=int, default=100, help="tokens of an action, and of an observation")
+    parser.add_argument("--vocabulary", type=int, default=1000)
+    parser.add_argument("--row-tokens", type=int, default=4096, help="a row holds as many episodes as fit, at least one")
     parser.add_argument("--pairs", type=int, default=10)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print("| width | layers | turns | tokens | critic prompt | ratio | bound |\n|---|---|---|---|---|---|---|")
-    for width, turns, critic in itertools.product(args.width, args.turns, args.critic):
-        one = episode(turns, args.length, args.length)
-        model = model_of(width, args.layers, len(one.ids) + critic)
-        head, row = new_head(model, seed=0), pack([one], [1] * critic, max_positions=None)
-        pairs = [
-            (seconds(lambda: plain(model, row, len(one.ids)), model), seconds(lambda: packed(model, head, row), model))  # noqa: B023
-            for _ in range(args.pairs + 1)
-        ]
-        ratio = statistics.median(b / a for a, b in pairs[1:])
-        bound = 1 + (turns + 1) * critic / len(one.ids)
-        print(f"| {width} | {args.layers} | {turns} | {len(one.ids)} | {critic} | {ratio:.2f} | {bound:.2f} |", flush=True)
+    table_head("width", "turns", "episodes", "last", "critic", "1 + (N+1) cp / T", "tokens", "work", "ratio", "over tokens", "GRPO ms", "GFLOP/s")
+    for width, turns, length, last, critic in itertools.product(args.width, args.turns, args.length, args.last, args.critic):
+        measure(args, width, turns, length, last, critic)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,165 @@
+"""An ordinary actor-critic, which reads the history anew for every turn, against Self-AC's packed step on the same episodes.
+
+    python -m benchmarks.per_turn                     # 2 to 16 turns of 25 + 25 tokens
+    python -m benchmarks.per_turn --turns 8 --length 100 --width 128 --pairs 3
+
+Self-AC: the stage's own step, one pass an episode. Per turn: s_k + critic prompt for every V_k, and s_k + a_k for every action's log-probs, in batches of
+`--batch` rows of like length, padded to the right; a backward pass a batch, so that one batch is held in memory. Its targets and advantages are handed to
+it, as if stored with the rollout: it pays for no extra pass to find them. Before timing both steps' losses and gradients are compared.
+
+ratio: per turn / Self-AC, median over pairs of steps in turn, ± half the interquartile range. actor alone: only the s_k + a_k passes; what a
+critic that reads V off the same pass, without a prompt of its own, would cost. tokens: counted, both without padding. Random weights: only the time matters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.passes import (
+    CONFIG,
+    backward,
+    in_turn,
+    made_up,
+    random_policy,
+    self_ac_loss,
+    self_ac_part,
+    table_head,
+    table_row,
+    with_log_probs,
+)
+from stages.learn.adapter import base_of
+from stages.learn.batches import pad_rows
+from stages.learn.ledger import step_targets
+from stages.learn.losses import chunked_log_probs, completion_states, turn_ppo_clip
+from stages.learn.value_head import ValueHead, new_head, values_of_batch
+from stages.self_ac import Part, credited_pass
+
+ALLOWED = 1e-4  # fp32 sums in another order
+
+
+@dataclass(frozen=True)
+class State:
+    """What is learned of one state: its TD targets; and of the action taken in it, empty in s_N, its log-probs and its advantage."""
+
+    ids: tuple[int, ...]
+    targets: Tensor  # (n,)
+    action: tuple[int, ...]
+    old_log_probs: tuple[float, ...]
+    advantage: float
+
+
+def states_of(model: Any, head: ValueHead, part: Part) -> list[State]:
+    """Every state of the episodes, with the targets and advantages that the packed step has for them."""
+    with torch.no_grad():
+        found = credited_pass(model, head, part, CONFIG, value_grad_scale=1.0)
+    targets = torch.stack(step_targets(part.row, found.values_BM, gamma=CONFIG.gamma, n_max=CONFIG.td_steps, known_end=CONFIG.known_end), 2)
+    advantages, states = iter(found.advantages_J.tolist()), []
+    for b, e in enumerate(part.episodes):
+        for k, prefix in enumerate(e.prefixes):
+            acts = k < e.n_turns
+            action = e.ids[prefix : e.action_end[k] + 1] if acts else ()
+            states.append(State(e.ids[:prefix], targets[b, k], action, e.old_log_probs[k] if acts else (), next(advantages) if acts else 0.0))
+    return states
+
+
+def batches(states: Sequence[State], size: int) -> Iterator[list[State]]:
+    """By length, so that a batch is padded little."""
+    order = sorted(states, key=lambda s: len(s.ids) + len(s.action))
+    yield from ([*order[i : i + size]] for i in range(0, len(order), size))
+
+
+def critic_loss(model: Any, head: ValueHead, batch: Sequence[State], critic_ids: Sequence[int], n_states: float) -> Tensor:
+    values_B = values_of_batch(model, head, [s.ids for s in batch], critic_ids)
+    targets_BN = torch.stack([s.targets for s in batch])
+    return (values_B[:, None] - targets_BN).square().mean(1).sum() / n_states
+
+
+def actor_loss(model: Any, batch: Sequence[State], n_turns: float) -> Tensor:
+    rows = pad_rows([s.ids for s in batch], [s.action for s in batch], pad_id=0)
+    states_KD, row_K, column_K = completion_states(model, rows)
+    log_probs_K, _ = chunked_log_probs(states_KD, base_of(model).get_output_embeddings(), rows.ids[row_K, column_K], entropy=True)
+    old_K = torch.tensor([p for s in batch for p in s.old_log_probs])
+    advantages_J = torch.tensor([s.advantage for s in batch])
+    return turn_ppo_clip(log_probs_K, old_K, row_K, advantages_J, clip=CONFIG.ratio_clip, ratio=CONFIG.ratio, normaliser=n_turns)[0]
+
+
+def per_turn(model: Any, head: ValueHead, states: Sequence[State], critic_ids: Sequence[int], size: int, *, critic: bool = True) -> float:
+    """Forward and backward pass over all batches; returns the loss. The gradients add up in the parameters."""
+    model.zero_grad(set_to_none=True)
+    head.zero_grad(set_to_none=True)
+    acting = [s for s in states if s.action]
+    total = 0.0
+    for batch in batches(states, size) if critic else ():
+        loss = CONFIG.alpha * critic_loss(model, head, batch, critic_ids, float(len(states)))
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += float(loss.detach())
+    for batch in batches(acting, size):
+        loss = (1 - CONFIG.alpha) * actor_loss(model, batch, float(len(acting)))
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += float(loss.detach())
+    return total
+
+
+def largest_difference(model: Any, head: ValueHead, part: Part, states: Sequence[State], critic_ids: Sequence[int], size: int) -> tuple[float, float]:
+    """Of the two losses, and of the gradients in shares of the largest entry of any."""
+
+    def gradients() -> list[Tensor]:
+        return [p.grad.clone() for module in (model, head) for p in module.parameters() if p.requires_grad and p.grad is not None]
+
+    loss = per_turn(model, head, states, critic_ids, size)
+    slow = gradients()
+    fast_loss = self_ac_loss(model, head, part)
+    backward(lambda: fast_loss, model, head)()
+    fast = gradients()
+    largest = max(float(g.abs().max()) for g in slow)
+    return abs(loss - float(fast_loss.detach())), max(float((a - b).abs().max()) for a, b in zip(slow, fast, strict=True)) / largest
+
+
+def measure(args: argparse.Namespace, turns: int) -> None:
+    critic_ids = tuple(range(1, args.critic + 1))
+    drawn = made_up(args.episodes, turns, args.length, args.length, args.length, args.vocabulary)
+    model = random_policy(args.width, args.layers, len(drawn[0].ids) + args.critic, args.vocabulary)
+    head = new_head(model, seed=0)
+    part = self_ac_part(with_log_probs(model, drawn), critic_ids, 0)
+    states = states_of(model, head, part)
+    off = largest_difference(model, head, part, states, critic_ids, args.batch)
+    if not max(off) < ALLOWED:
+        sys.exit(
+            f"wanted equal steps, found a loss off by {off[0]:.0e} and a gradient off by {off[1]:.0e} (allowed {ALLOWED:.0e}): nothing was timed"
+        )
+    packed = backward(lambda: self_ac_loss(model, head, part), model, head)
+    both = in_turn(packed, lambda: per_turn(model, head, states, critic_ids, args.batch), args.pairs)
+    actor = in_turn(packed, lambda: per_turn(model, head, states, critic_ids, args.batch, critic=False), args.pairs)
+    counted = sum(len(s.ids) + args.critic + (len(s.ids) + len(s.action) if s.action else 0) for s in states) / len(part.row.ids)
+    table_row(
+        turns, len(drawn[0].ids), f"{counted:.2f}", both, f"{both.ratio / turns:.2f}", actor, f"{1000 * both.first_s:.0f}", f"{off[0]:.0e}, {off[1]:.0e}",
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, nargs="+", default=[2, 4, 8, 16])
+    parser.add_argument("--length", type=int, default=25, help="tokens of an action, and of an observation")
+    parser.add_argument("--critic", type=int, default=16, help="tokens of the critic prompt")
+    parser.add_argument("--episodes", type=int, default=4, help="in Self-AC's one row")
+    parser.add_argument("--batch", type=int, default=4, help="rows of a batch of the per-turn passes")
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--vocabulary", type=int, default=1000)
+    parser.add_argument("--pairs", type=int, default=5)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    table_head("turns", "tokens", "by tokens", "ratio", "ratio / turns", "actor alone", "Self-AC ms", "off: loss, gradient")
+    for turns in args.turns:
+        measure(args, turns)
+
+
+if __name__ == "__main__":
+    main()
