@@ -27,6 +27,8 @@ COLUMNS = (
 )
 """Between the iteration's number and its win rate. A metric that a method does not have leaves its column empty."""
 
+EXPLAINED = "value/explained_variance"  # of the values of self_ac, on validation
+
 
 class _Bar:
     """One line of the live display, gone when its total is reached."""
@@ -120,8 +122,8 @@ def bar(share: float | None) -> str:
 
 
 def sparkline(shares: Sequence[float]) -> str:
-    """Shares of 1 as one line of eight levels."""
-    return "".join(LEVELS[min(int(share * len(LEVELS)), len(LEVELS) - 1)] for share in shares)
+    """Shares of 1 as one line of eight levels; what lies below 0 or above 1 is drawn as 0 or 1."""
+    return "".join(LEVELS[min(max(int(share * len(LEVELS)), 0), len(LEVELS) - 1)] for share in shares)
 
 
 def ending(summary: Summary) -> list[str]:
@@ -132,6 +134,9 @@ def ending(summary: Summary) -> list[str]:
         lines.append(f"validation  {sparkline(rates)}  {rates[0]:.2f} -> {rates[-1]:.2f}, best {max(rates):.2f}")
     if summary.base and summary.final:
         lines.append(f"test        base {rate_text(summary.base)} -> iteration {summary.final['iteration']} {rate_text(summary.final)}")
+    told = [one["metrics"][EXPLAINED] for one in summary.iterations if EXPLAINED in one.get("metrics", {})]
+    if told:
+        lines.append(f"value       {sparkline(told)}  {told[0]:.2f} -> {told[-1]:.2f} of the returns' variance explained")
     short = summary.run_id[:8]
     lines.append(f"run {short} in {summary.seconds:.0f} s. Look: turnwise show {short}; curves in the browser: turnwise ui")
     return lines

@@ -23,16 +23,17 @@ from rich.text import Text
 from flows.commands import emit
 from flows.ledger import ledger_table, read_ledger
 from flows.pipeline import EXPERIMENT, Iteration
-from flows.report import ending, header, table_row
+from flows.report import ending, header, sparkline, table_row
 from flows.rerun import stored_summary
 from flows.workspace import find_home, open_workspace
-from stages.types import Row, UsageError
+from stages.types import MissingInput, Row, UsageError
 
 if TYPE_CHECKING:
     from stages.execute import Workspace
 
 EPISODES_SHOWN = 8
 READERS = {"judgements": ("refine", "evaluate"), "targets": ("targets", "refine")}  # stages that write about an episode's turns
+VALUES = "values/values.parquet"  # artifact of an evaluation of self_ac
 PLAIN_WIDTH = 140  # where output is no terminal
 
 
@@ -69,7 +70,20 @@ def read_episode(workspace: Workspace, prefix: str) -> dict[str, Any]:
         "episode": episode,
         "turns": replay.rows("turns", [episode["run_id"]], where=mine),
         **{table: replay.rows(table, _runs_about(workspace, episode["run_id"], stages), where=mine) for table, stages in READERS.items()},
+        "values": read_values(workspace, episode["run_id"], episode["episode_id"]),
     }
+
+
+def read_values(workspace: Workspace, run_id: str, episode_id: str) -> list[float]:
+    """V of the states 0..N of an episode; none where the run that played it read no values."""
+    import pyarrow.parquet as pq
+
+    try:
+        path = workspace.tracking.artifact(run_id, VALUES)
+    except MissingInput:  # a policy without a head, or an episode that was collected
+        return []
+    rows = pq.read_table(path, filters=[("episode_id", "=", episode_id)]).to_pylist()
+    return [row["value"] for row in sorted(rows, key=lambda row: row["turn"])]
 
 
 def read_stage_run(workspace: Workspace, run_id: str) -> dict[str, Any]:
@@ -114,11 +128,19 @@ def transcript(found: Mapping[str, Any]) -> RenderableType:
     for turn in found["turns"]:
         said = [row for row in found["judgements"] if row["turn"] == turn["turn"]]
         made = [row for row in found["targets"] if row["turn"] == turn["turn"]]
-        table.add_row(_turn(turn), Text("\n").join([*map(_judgement, said), *map(_target, made)]))
+        table.add_row(_turn(turn), Text("\n").join([*_value(found, turn["turn"]), *map(_judgement, said), *map(_target, made)]))
     parts: list[RenderableType] = [Rule(Text(title)), table, Text(result, style="bold")]
+    if values := found.get("values"):
+        parts.append(Text(f"V {sparkline(values)}  {values[0]:.2f} -> {values[-2]:.2f} before the last action, {values[-1]:.2f} at the end"))
     if episode["error"]:
         parts.append(Text(f"error: {episode['error']}"))
     return Group(*parts)
+
+
+def _value(found: Mapping[str, Any], turn: int) -> list[Text]:
+    """What the value head gave to the state before this turn's action."""
+    values = found.get("values") or ()
+    return [Text(f"V {values[turn]:.2f}", style="magenta")] if turn < len(values) else []
 
 
 def _opening(found: Mapping[str, Any]) -> Text:
