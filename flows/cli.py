@@ -97,11 +97,13 @@ def _add_looking(commands: Any) -> None:
     show.add_argument("what", metavar="RUN|EPISODE", help="the start of its id is enough")
     ledger = "of a run of self_ac: what each turn of an episode of its first step earned, and its share of the loss"
     show.add_argument("--ledger", metavar="EPISODE", help=ledger)
-    export = _command(commands, "export", "Write a run's rows, adapter or merged model to a folder.", "turnwise export 3f9c out --what adapter")
+    export = _command(
+        commands, "export", "Write a run's rows, adapter, merged model or critic to a folder.", "turnwise export 3f9c out --what adapter"
+    )
     export.add_argument("run", metavar="RUN", help="pipeline or stage run; the start of its id is enough")
     export.add_argument("folder", metavar="FOLDER", type=Path, help="a new folder")
-    kinds = "rows as Parquet; the best adapter; the base model with it merged in (default: rows)"
-    export.add_argument("--what", choices=("rows", "adapter", "merged"), default="rows", help=kinds)
+    kinds = "rows as Parquet; the best adapter; the base model with it merged in; that model with its value head, of self_ac (default: rows)"
+    export.add_argument("--what", choices=("rows", "adapter", "merged", "critic"), default="rows", help=kinds)
     _command(commands, "verify", "List stored rows that belong to no finished run; they are never read.", "turnwise verify")
 
 

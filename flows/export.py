@@ -1,13 +1,15 @@
-"""Takes results out of the store: rows as Parquet, an adapter, a merged model; and puts a pretrained base model in place."""
+"""Takes results out of the store: rows as Parquet, an adapter, a merged model with or without its value head; and puts a pretrained base in place."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows import presets
 from flows.pipeline import EXPERIMENT
 from flows.registry import load_stage
 from flows.rerun import stored_summary
@@ -17,9 +19,12 @@ if TYPE_CHECKING:
     from flows.presets import RunConfig
     from stages.execute import Bar, StageRun, Workspace
 
+CRITIC_STAGE = "self_ac"
+HEAD = "head"  # its artifact, and the folder beside the merged model
+
 
 def export_run(workspace: Workspace, run: str, folder: Path, what: str) -> list[Path]:
-    """Write the rows of a run, its adapter, or its model with the adapter merged in, to a new folder. Returns the files."""
+    """Write the rows of a run, its adapter, its model with the adapter merged in, or that with its critic, to a new folder. Returns the files."""
     run_id = workspace.tracking.find(run)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"export: wanted a new or empty folder, but {folder} has something in it. Name another one.")
@@ -29,12 +34,18 @@ def export_run(workspace: Workspace, run: str, folder: Path, what: str) -> list[
             raise UsageError(f"run {run_id[:8]} has no rows: only stages that write tables have. See: turnwise stages")
         return written
     source = _adapter_run(workspace, run_id)
+    if what == "critic" and (found := workspace.tracking.experiment(source)) != CRITIC_STAGE:
+        raise UsageError(
+            f"--what critic: wanted a run with a value head, one of {CRITIC_STAGE}, found one of {found}. See: turnwise runs --stage {CRITIC_STAGE}"
+        )
     adapter = workspace.tracking.artifact(source, "adapter")
     if what == "adapter":
         shutil.copytree(adapter, folder, dirs_exist_ok=True)
     else:
         stored = json.loads(workspace.tracking.artifact(source, "config.json").read_text(encoding="utf-8"))
         merge(stored["config"]["model"]["path"], adapter, folder)
+        if what == "critic":
+            add_critic(workspace, source, stored, folder / HEAD)
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
@@ -46,6 +57,23 @@ def merge(base: str, adapter: Path, folder: Path) -> None:
     model: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(adapter))
     model.merge_and_unload().save_pretrained(folder)
     AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+
+
+def add_critic(workspace: Workspace, run_id: str, stored: Mapping[str, Any], folder: Path) -> None:
+    """The value head, and critic.json with all that V(s) = head(last state of the merged model on s + prompt_ids) wants besides.
+
+    In a folder of its own: a server that loads every *.safetensors beside the model would stumble over the head.
+    """
+    from stages.llm.roles import load_roles
+    from stages.values import prompt_ids
+
+    shutil.copytree(workspace.tracking.artifact(run_id, HEAD), folder)
+    run = presets.resolve({**stored["config"], "seed": stored["seed"], "preset": f"export of {run_id[:8]}"})
+    roles, trained = load_roles(run.roles.prompts), stored["config"][CRITIC_STAGE]
+    # A soft prompt stands in place of the text's ids; it is among the head's tensors.
+    ids = [] if trained["soft_prompt"] else list(prompt_ids(workspace.engine(run), roles))
+    told = {"run_id": run_id, "gamma": trained["gamma"], "prompt_ids": ids, "prompt": roles.templates["value"].strip() if ids else ""}
+    (folder / "critic.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
 def pretrain_to(config: RunConfig, workspace: Workspace, out: Path, bar: Bar, *, force: bool) -> StageRun:
