@@ -69,9 +69,16 @@ def check_exists(preset: str) -> Path:
 def load(preset: str, sets: Sequence[str] = ()) -> RunConfig:
     """The config of a preset with `section.key=value` changes.
 
-    Raises UsageError: unknown preset, section or key with the nearest right one; a value that does not fit, with its key.
+    Raises UsageError: unknown preset, section or key with the nearest right one; a value that does not fit, with its key; values that do not
+    fit together.
     """
-    return resolve({**_read(check_exists(preset)), "preset": Path(preset).stem}, sets)
+    run = resolve({**_read(check_exists(preset)), "preset": Path(preset).stem}, sets)
+    # Not in `resolve`, nor in the model: the config of a stored stage run has no method, and reads back with the default one.
+    if run.method == "nlac" and run.task.agent == "cot":
+        raise UsageError(
+            "task.agent: method nlac cannot read parts of a reply, found 'cot'; set task.agent to react, or method to self_ac, grpo or rft."
+        )
+    return run
 
 
 def _read(path: Path, above: tuple[str, ...] = ()) -> dict[str, Any]:

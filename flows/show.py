@@ -128,7 +128,7 @@ def transcript(found: Mapping[str, Any]) -> RenderableType:
     for turn in found["turns"]:
         said = [row for row in found["judgements"] if row["turn"] == turn["turn"]]
         made = [row for row in found["targets"] if row["turn"] == turn["turn"]]
-        table.add_row(_turn(turn), Text("\n").join([*_value(found, turn["turn"]), *map(_judgement, said), *map(_target, made)]))
+        table.add_row(_turn(turn, _parts(turn, found["turns"])), Text("\n").join([*_value(found, turn["turn"]), *map(_judgement, said), *map(_target, made)]))
     parts: list[RenderableType] = [Rule(Text(title)), table, Text(result, style="bold")]
     if values := found.get("values"):
         parts.append(Text(f"V {sparkline(values)}  {values[0]:.2f} -> {values[-2]:.2f} before the last action, {values[-1]:.2f} at the end"))
@@ -149,13 +149,23 @@ def _opening(found: Mapping[str, Any]) -> Text:
     return Text("\n").join(_labelled(message["role"], str(message.get("content") or "")) for message in found["episode"]["messages"][:first])
 
 
-def _turn(turn: Row) -> Text:
+def _parts(turn: Row, turns: list[Row]) -> list[int]:
+    """The turns that one reply is recorded as, this one among them: they have one state."""
+    return [one["turn"] for one in turns if one["state_len"] == turn["state_len"]]
+
+
+def _turn(turn: Row, reply: list[int]) -> Text:
+    part = reply.index(turn["turn"]) + 1
     parts = [Text(f"turn {turn['turn']}", style="bold")]
     if turn["malformed"]:
         parts.append(_labelled("unreadable reply", turn["text"]))
+    elif len(reply) > 1:
+        parts[0].append(f" (part {part} of {len(reply)} of a reply)")
+        parts.append(_labelled("part", turn["action"], style="cyan"))
     else:
         parts += [_labelled("thought", turn["thought"]), _labelled("action", turn["action"], style="cyan")]
-    parts.append(_labelled("observation", turn["observation"]))
+    if part == len(reply):  # no part but the last is answered
+        parts.append(_labelled("observation", turn["observation"]))
     if turn["reward"] or turn["terminated"] or turn["truncated"]:
         end = "terminated" if turn["terminated"] else "truncated" if turn["truncated"] else ""
         parts.append(_labelled("reward", f"{turn['reward']:g} {end}".strip()))

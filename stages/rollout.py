@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from stages import envs
+from stages.agents import read_reply, turns_of
 from stages.contract import Context
 from stages.llm.roles import Roles, mix
-from stages.react import parse_react
+from stages.sections import Agent
 from stages.types import (
     Ask,
     Completion,
@@ -46,6 +47,7 @@ class RolloutSettings:
     slots: int
     attempts: int
     seed: int
+    agent: Agent = "react"
 
 
 def rollout_settings(
@@ -55,7 +57,7 @@ def rollout_settings(
     task, roles = context.run.task, context.run.roles
     return RolloutSettings(
         adapter, roles.policy_temperature if temperature is None else temperature, roles.max_action_tokens,
-        task.max_turns, task.malformed_allowance, slots, attempts, seed,
+        task.max_turns, task.malformed_allowance, slots, attempts, seed, task.agent,
     )  # fmt: skip
 
 
@@ -70,6 +72,7 @@ class _Running:
     attempt: int
     started: float
     turns: list[Turn] = field(default_factory=list)
+    replies: int = 0
     malformed: int = 0
 
 
@@ -103,7 +106,7 @@ def rollout(
             number, scenario, attempt = waiting.popleft()
             r, error = _start(number, scenario, attempt, make_env)
             for text in forced[number] if forced and error is None else ():
-                outcome, message = _act(r, (), Completion(text, (), (), "stop"), 0.0, settings)
+                outcome, message = _act(r, (), Completion(text, (), (), "stop"), 0.0, settings, engine.decode)
                 if outcome is not None:
                     error = (outcome, message)
                     break
@@ -119,7 +122,7 @@ def rollout(
         seconds = (time.monotonic() - began) / len(running)
         still = []
         for r, ids, completion in zip(running, prompts, completions, strict=True):
-            outcome, error_text = _act(r, ids, completion, seconds, settings)
+            outcome, error_text = _act(r, ids, completion, seconds, settings, engine.decode)
             if outcome is None:
                 still.append(r)
             else:
@@ -129,7 +132,7 @@ def rollout(
 
 
 def _request(r: _Running, ids: tuple[int, ...], s: RolloutSettings) -> Request:
-    return Request(ids, s.max_tokens, s.temperature, mix(s.seed, r.number, r.attempt, len(r.turns)), s.adapter)
+    return Request(ids, s.max_tokens, s.temperature, mix(s.seed, r.number, r.attempt, r.replies), s.adapter)
 
 
 def _start(number: int, scenario: Scenario, attempt: int, make_env: Callable[[], Env]) -> tuple[_Running, tuple[Outcome, str] | None]:
@@ -147,14 +150,16 @@ def _start(number: int, scenario: Scenario, attempt: int, make_env: Callable[[],
     return r, None
 
 
-def _act(r: _Running, ids: tuple[int, ...], completion: Completion, seconds: float, s: RolloutSettings) -> tuple[Outcome | None, str]:
-    """Hand the policy's reply to the environment and record the turn; (None, "") while the episode goes on."""
+def _act(
+    r: _Running, ids: tuple[int, ...], completion: Completion, seconds: float, s: RolloutSettings, decode: Callable[[Sequence[int]], str]
+) -> tuple[Outcome | None, str]:
+    """Hand the policy's reply to the environment and record its turns; (None, "") while the episode goes on."""
     state_len = len(r.messages)
     reply: Message = {"role": "assistant", "content": completion.text}
     thought = action = ""
     reward, terminated, truncated, malformed = 0.0, False, False, False
     try:
-        thought, action = parse_react(completion.text)
+        thought, action = read_reply(s.agent, completion.text)
         step = r.env.step(reply)
         observation, reward, terminated, truncated = step.messages, step.reward, step.terminated, step.truncated
     except Malformed as error:
@@ -163,13 +168,15 @@ def _act(r: _Running, ids: tuple[int, ...], completion: Completion, seconds: flo
         return Outcome.SIMULATOR_FAILED, str(error)
     except Exception as error:  # as in _start
         return Outcome.ENV_FAILED, f"{type(error).__name__}: {error}"
+    r.replies += 1
     r.malformed += malformed
     failed = r.malformed > s.malformed_allowance
     terminated = terminated or failed
-    truncated = not terminated and (truncated or len(r.turns) + 1 >= s.max_turns)
+    truncated = not terminated and (truncated or r.replies >= s.max_turns)
     r.messages += [reply, *observation]
     text = "\n".join(str(m["content"]) for m in observation)
-    r.turns.append(Turn(len(r.turns), state_len, ids, completion, thought, action, text, reward, terminated, truncated, malformed, seconds))
+    turn = Turn(len(r.turns), state_len, ids, completion, thought, action, text, reward, terminated, truncated, malformed, seconds)
+    r.turns += turns_of(s.agent, turn, decode)
     if failed:
         return Outcome.POLICY_FAILED, f"{r.malformed} unreadable replies"
     return (Outcome.SCORED if terminated else Outcome.TRUNCATED if truncated else None), ""
@@ -207,10 +214,11 @@ def check_environment(episodes: Sequence[Episode]) -> None:
 
 
 def summary(episodes: Sequence[Episode], stage: str) -> dict[str, float]:
-    """Counts and means over episodes; rates over those that the policy answers for."""
+    """Counts and means over episodes; rates over those that the policy answers for. A reply is a step of the environment, in however many turns."""
     counts = Counter(e.outcome for e in episodes)
     ours = [e for e in episodes if e.outcome.trainable]
     turns = sum(len(e.turns) for e in ours)
+    replies = sum(len({t.state_len for t in e.turns}) for e in ours)  # the turns of one reply have one state_len
     tokens = sum(len(t.completion.token_ids) for e in ours for t in e.turns)
     return {
         f"{stage}/episodes": float(len(episodes)),
@@ -219,7 +227,7 @@ def summary(episodes: Sequence[Episode], stage: str) -> dict[str, float]:
         f"{stage}/return": sum(e.total_reward for e in ours) / len(ours),
         f"{stage}/turns": turns / len(ours),
         f"{stage}/tokens": float(tokens),
-        f"{stage}/env_steps": float(turns),
-        f"{stage}/malformed_frac": sum(t.malformed for e in ours for t in e.turns) / max(turns, 1),
+        f"{stage}/env_steps": float(replies),
+        f"{stage}/malformed_frac": sum(t.malformed for e in ours for t in e.turns) / max(replies, 1),
         **{f"{stage}/{outcome}": float(counts[outcome]) for outcome in Outcome},
     }

@@ -11,13 +11,20 @@ from pydantic import Field
 
 from stages.contract import Config
 
+Agent = Literal["react", "cot"]
+
 
 class TaskConfig(Config):
     """What is to be solved."""
 
     env: str = Field("service_desk", description="Environment: a module of stages/envs. [ours]")
     options: dict[str, Any] = Field(default_factory=dict, description="Arguments of the environment's own config; see its docstring. [ours]")
-    max_turns: int = Field(8, ge=1, description="Turns after which an episode is truncated. [ours]")
+    agent: Agent = Field(
+        "react",
+        description="What a reply is: react, a thought and an action, one turn; or cot, an action as a whole, one turn for each part between "
+        "blank lines. [slides; default ours]",
+    )
+    max_turns: int = Field(8, ge=1, description="Turns, of cot whole replies, after which an episode is truncated. [ours]")
     malformed_allowance: int = Field(1, ge=0, description="Unreadable replies that an episode may hold before it counts as policy_failed. [ours]")
     oracle: Literal["rule", "engine", "openai"] = Field(
         "rule",

@@ -65,7 +65,7 @@ class Completion:
     text: str
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
-    finish_reason: str  # "stop" | "length"
+    finish_reason: str  # "stop" | "length"; "cut" where it is a part of a reply, and not the last one
 
 
 class Engine(Protocol):
@@ -114,7 +114,11 @@ class Env(Protocol):
 
 @dataclass(frozen=True)
 class Turn:
-    """One action and what came of it. `state_len` messages of `Episode.messages` were the state before it."""
+    """One action and what came of it. `state_len` messages of `Episode.messages` were the state before it.
+
+    A turn may be a part of a reply (stages/agents.py). Then `state_len` is that of the reply, equal for all of its parts, and what was said
+    of it before stands in `prompt_ids` alone.
+    """
 
     index: int
     state_len: int

@@ -275,6 +275,24 @@ def test_summary_counts_and_takes_rates_over_what_the_policy_answers_for() -> No
     assert found["x/tokens"] == sum(len(t.completion.text) + 1 for e in episodes if e.outcome.trainable for t in e.turns)
 
 
+def test_a_chain_of_thought_counts_once_towards_max_turns_and_once_as_a_step() -> None:
+    """Three replies of two factors, then cut; and one reply, then an unreadable one, then a win: 3 + 3 replies, 6 + 5 turns."""
+    engine = ScriptedEngine(lambda prompt, request: "Hm.\n\nGo on.")
+    episodes = rollout(
+        engine, toy(), [scenario("a", *["say"] * 9), scenario("b", "say", "malformed", "win")], ROLES, replace(SETTINGS, agent="cot", max_turns=3)
+    )
+    cut, won = episodes
+    assert (cut.outcome, len(cut.turns), won.outcome, len(won.turns)) == (Outcome.TRUNCATED, 6, Outcome.SCORED, 5)
+    assert [t.truncated for t in cut.turns] == [False] * 5 + [True]
+    assert [t.state_len for t in cut.turns] == [2, 2, 4, 4, 6, 6]
+    assert [t.index for t in won.turns] == list(range(5))
+    assert [t.observation != "" for t in cut.turns] == [False, True] * 3
+    assert len({r.seed for r in engine.requests}) == len(engine.requests) == 6
+    found = summary(episodes, "x")
+    assert (found["x/env_steps"], found["x/turns"], found["x/malformed_frac"]) == (6, 11 / 2, 1 / 6)
+    assert found["x/tokens"] == 6 * (len("Hm.\n\nGo on.") + 1)
+
+
 def test_no_episode_or_none_that_counts_is_one_sentence() -> None:
     check_environment(rollout(ScriptedEngine(speak), toy(), MIXED, ROLES, SETTINGS))
     with pytest.raises(TurnwiseError, match=r"env_failed on all 2, first error: KeyError: 'door'"):
