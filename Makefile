@@ -19,7 +19,7 @@ help:
 	@echo "make check        format, lint, types, import rules, fresh documents"
 	@echo "make ui           MLflow's page and a Prefect server on loopback"
 	@echo "make tiny         every stage once, in seconds"
-	@echo "make pretrain     make the base model in data/base again"
+	@echo "make pretrain     make the base models in data/base and data/base_agents again"
 	@echo "make docs         write docs/cli.md from the command line"
 	@echo "make format       format the code and mend what ruff can"
 	@echo "make constraints  resolve constraints.txt anew (needs uv)"
@@ -52,6 +52,7 @@ ui: $(STAMP)
 
 pretrain: $(STAMP)
 	$(BIN)/turnwise pretrain
+	$(BIN)/turnwise pretrain --set pretrain.corpus=agents --out data/base_agents
 
 test: $(STAMP)
 	$(BIN)/python -m pytest

@@ -1,8 +1,9 @@
-"""Make the base model that ships with the project: a small word-level decoder that knows the language of the roles.
+"""Make a small base model that ships with the project: of words, for the desk's roles, or of bytes, for agents in math, game24 and wiki_search.
 
     turnwise pretrain --set pretrain.steps=900
+    turnwise pretrain --set pretrain.corpus=agents --out data/base_agents
 
-Llama-shaped, trained from scratch on a text of `corpora/`, saved as AutoModelForCausalLM and AutoTokenizer load it. Muon for
+Llama-shaped, trained from scratch on text of `corpora/`, saved as AutoModelForCausalLM and AutoTokenizer load it. Muon for
 matrices and AdamW for embeddings and norms (Jordan et al. 2024); flat, then linear decay. [ours]
 """
 
@@ -10,34 +11,110 @@ from __future__ import annotations
 
 import json
 import random
-from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stages.contract import Config, Context, Outputs, Stage
-from stages.corpora import desk
-from stages.corpora.tokenizers import word_tokenizer
+from stages.corpora import Example, agents, desk
+from stages.corpora.held_out import agents_card, desk_card, play_scores, role_scores
+from stages.corpora.tokenizers import byte_tokenizer, word_tokenizer
 from stages.llm.roles import ROLES, Roles, load_roles
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from stages.learn.batches import Batch
+
+OF_AGENTS = {"layers": 4, "positions": 1024, "steps": 700, "batch": 32, "parts": 4, "general_rows": 0, "probe_rows": 192}
+"""Defaults where corpus = agents, whose examples are whole episodes."""
+
 
 class PretrainConfig(Config):
-    """Shape and schedule of the base model."""
+    """Shape and schedule of the base model. Some defaults are others for agents: see each."""
 
+    corpus: Literal["desk", "agents"] = Field("desk", description="What it is taught: the roles on the desk, or to act in three environments. [ours]")
     width: int = Field(128, ge=16, description="Hidden size. [ours]")
-    layers: int = Field(3, ge=1, description="Decoder layers. [ours]")
+    layers: int = Field(3, ge=1, description="Decoder layers; 4 for agents. [ours]")
     heads: int = Field(4, ge=1, description="Attention heads. [ours]")
-    steps: int = Field(900, ge=1, description="Optimiser steps. [ours]")
-    batch: int = Field(96, ge=1, description="Examples a step. [ours]")
+    positions: int = Field(256, ge=1, description="Longest text that the model takes, in tokens; 1024 for agents. [ours]")
+    vocabulary: int = Field(1000, ge=262, description="Tokens of the byte-level tokenizer, for agents; the desk has one a word. [ours]")
+    steps: int = Field(900, ge=1, description="Optimiser steps; 700 for agents. [ours]")
+    batch: int = Field(96, ge=1, description="Examples a step; 32 for agents. [ours]")
+    parts: int = Field(1, ge=1, description="Passes of like length that a step is cut into, against padding; 4 for agents. [ours]")
     muon_lr: float = Field(0.02, gt=0, description="Learning rate of the matrices. [ours]")
     adam_lr: float = Field(3e-3, gt=0, description="Learning rate of embeddings and norms. [ours]")
     flat: float = Field(0.4, ge=0, le=1, description="Share of the steps before the linear decay to 3 %. [ours]")
-    general_rows: int = Field(3000, ge=0, description="Role rows written to general.jsonl, for mixing into later training. [ours]")
-    probe_rows: int = Field(40, ge=1, description="Held-out rows a role in probe.jsonl, for scores and the forgetting probe. [ours]")
+    general_rows: int = Field(3000, ge=0, description="Role rows written to general.jsonl, for mixing into later training; 0 for agents. [ours]")
+    probe_rows: int = Field(
+        40, ge=1, description="Held-out rows a role in probe.jsonl, for scores and the forgetting probe; for agents 192 episodes a task. [ours]"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_corpus(cls, values: Any) -> Any:
+        return {**OF_AGENTS, **values} if isinstance(values, Mapping) and values.get("corpus") == "agents" else values
+
+
+@dataclass(frozen=True)
+class Material:
+    """What a model is taught, as tokens."""
+
+    tokenizer: Any
+    draw: Callable[[random.Random], Example]
+    encode: Callable[[Any, Example], tuple[list[int], list[bool]]]  # (tokenizer, example) -> ids, and which of them are learned
+
+
+def desk_material(roles: Roles) -> Material:
+    return Material(word_tokenizer(desk.words(roles)), lambda rng: desk.example(rng, roles), encode_reply)
+
+
+def agents_material(prompts: Mapping[str, Roles], vocabulary: int) -> Material:
+    return Material(byte_tokenizer(agents.texts(prompts), vocabulary), lambda rng: agents.example(rng, prompts), encode_episode)
+
+
+def encode_reply(tokenizer: Any, example: Example) -> tuple[list[int], list[bool]]:
+    """The last reply and its end token are learned."""
+    prompt = tokenizer.apply_chat_template(list(example.messages), add_generation_prompt=True, tokenize=True, return_dict=False)
+    reply = [*tokenizer(example.reply).input_ids, tokenizer.eos_token_id]
+    return [*prompt, *reply], [False] * len(prompt) + [True] * len(reply)
+
+
+def encode_episode(tokenizer: Any, example: Example) -> tuple[list[int], list[bool]]:
+    """All replies of the episode are learned, each with its end token."""
+    ids = tokenizer.apply_chat_template(agents.transcript(example), tokenize=True, return_dict=False)
+    starts, learned, inside = tokenizer.convert_tokens_to_ids("<|assistant|>"), [], False
+    for token in ids:
+        learned.append(inside)
+        inside = token == starts or (inside and token != tokenizer.eos_token_id)
+    return ids, learned
+
+
+def padded(rows: Sequence[tuple[list[int], list[bool]]], pad_id: int) -> Batch:
+    """Rows of ids and of what is learned of them, padded on the right."""
+    import torch
+
+    from stages.learn.batches import Batch
+
+    ids = torch.full((len(rows), max(len(ids) for ids, _ in rows)), pad_id)
+    mask = torch.zeros(ids.shape, dtype=torch.bool)
+    for i, (row, learned) in enumerate(rows):
+        ids[i, : len(row)] = torch.tensor(row)
+        mask[i, : len(row)] = torch.tensor(learned)
+    return Batch(ids, mask, mask.sum(1))
+
+
+def in_parts(rows: Sequence[tuple[list[int], list[bool]]], n: int) -> list[list[tuple[list[int], list[bool]]]]:
+    """The rows of a step in n passes of like length; as they are where n is 1."""
+    if n == 1:
+        return [list(rows)]
+    by_length = sorted(rows, key=lambda row: len(row[0]))
+    edges = [round(i * len(rows) / n) for i in range(n + 1)]
+    return [part for start, end in pairwise(edges) if (part := by_length[start:end])]
 
 
 def make_model(config: PretrainConfig, tokenizer: Any, seed: int) -> PreTrainedModel:
@@ -53,7 +130,7 @@ def make_model(config: PretrainConfig, tokenizer: Any, seed: int) -> PreTrainedM
             num_hidden_layers=config.layers,
             num_attention_heads=config.heads,
             num_key_value_heads=config.heads,
-            max_position_embeddings=256,
+            max_position_embeddings=config.positions,
             tie_word_embeddings=True,
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
@@ -62,23 +139,9 @@ def make_model(config: PretrainConfig, tokenizer: Any, seed: int) -> PreTrainedM
     )
 
 
-def rows(n: int, rng: random.Random, roles: Roles, role: str | None = None) -> list[dict[str, Any]]:
-    examples = [desk.example(rng, roles, role) for _ in range(n)]
-    return [{"role": e.role, "messages": list(e.messages), "reply": e.reply} for e in examples]
-
-
-def encode(tokenizer: Any, row: dict[str, Any]) -> tuple[list[int], list[int]]:
-    """(prompt ids, reply ids with the end token)."""
-    prompt = tokenizer.apply_chat_template(row["messages"], add_generation_prompt=True, tokenize=True, return_dict=False)
-    return prompt, [*tokenizer(row["reply"]).input_ids, tokenizer.eos_token_id]
-
-
-def train(model: Any, tokenizer: Any, config: PretrainConfig, roles: Roles, seed: int, advance: Any) -> list[float]:
+def train(model: Any, material: Material, config: PretrainConfig, seed: int, advance: Any) -> list[float]:
     """Train in place; returns the loss of every step."""
     import torch
-
-    from stages.learn.batches import pad_rows
-    from stages.learn.losses import completion_nll
 
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     chosen = {id(p) for p in matrices}
@@ -91,87 +154,73 @@ def train(model: Any, tokenizer: Any, config: PretrainConfig, roles: Roles, seed
         done = step / config.steps
         factor = 1.0 if done < config.flat else 1.0 - 0.97 * (done - config.flat) / (1 - config.flat)
         muon.param_groups[0]["lr"], adam.param_groups[0]["lr"] = config.muon_lr * factor, config.adam_lr * factor
-        pairs = [encode(tokenizer, row) for row in rows(config.batch, rng, roles)]
-        batch = pad_rows([p for p, _ in pairs], [r for _, r in pairs], pad_id=tokenizer.pad_token_id)
-        nll_B, _ = completion_nll(model, batch)
-        loss = (nll_B * batch.n_completion).sum() / batch.n_completion.sum()
+        examples = [material.draw(rng) for _ in range(config.batch)]
         muon.zero_grad()
         adam.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        losses.append(backward(model, [material.encode(material.tokenizer, e) for e in examples], config.parts, material.tokenizer.pad_token_id))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         muon.step()  # type: ignore[no-untyped-call]
         adam.step()
-        losses.append(float(loss.detach()))
         advance(1)
     return losses
 
 
-def role_scores(model: Any, tokenizer: Any, folder: Path, probe: list[dict[str, Any]]) -> dict[str, float]:
-    """Share of held-out prompts that each role answers exactly, greedily; of the evaluator also the share of right verdicts.
+def backward(model: Any, rows: Sequence[tuple[list[int], list[bool]]], parts: int, pad_id: int) -> float:
+    """Add the gradient of the mean negative log-likelihood over all learned tokens of the rows; returns that mean."""
+    from stages.learn.losses import completion_nll
 
-    policy and successor have many right answers, so theirs is the share of readable ones.
-    """
-    from stages.llm.hf import HfEngine
-    from stages.llm.roles import ask
-
-    replies = ask(HfEngine(str(folder)), [row["messages"] for row in probe], adapter=None, temperature=0.0, max_tokens=64, seed=0)
-    right: dict[str, list[bool]] = defaultdict(list)
-    for row, (_, reply) in zip(probe, replies, strict=True):
-        role, want, got = row["role"], row["reply"], reply.text
-        if role == "policy":
-            right[role].append(got.startswith("Thought:") and got.split()[-2:-1] == want.split()[-2:-1])
-        elif role == "successor":
-            right[role].append(got.startswith("Future:") and " then " in got)
-        else:
-            right[role].append(got == want)
-        if role == "evaluator":
-            right["evaluator_verdict"].append(got.split()[:2] == want.split()[:2])
-    return {f"pretrain/{role}": sum(found) / len(found) for role, found in right.items()}
+    total = sum(sum(learned) for _, learned in rows)
+    mean = 0.0
+    for part in in_parts(rows, parts):
+        batch = padded(part, pad_id)
+        nll_B, _ = completion_nll(model, batch)
+        loss = (nll_B * batch.n_completion).sum() / total
+        loss.backward()  # type: ignore[no-untyped-call]
+        mean += float(loss.detach())
+    return mean
 
 
-def card(config: PretrainConfig, seed: int, n_parameters: int, n_words: int, scores: dict[str, float]) -> str:
-    lines = "\n".join(f"| {name.removeprefix('pretrain/')} | {share:.3f} |" for name, share in sorted(scores.items()))
-    return f"""# The embedded base model
-
-A word-level Llama-shaped decoder, {n_parameters:,} parameters, {n_words} tokens, made by `turnwise pretrain` with seed {seed}:
-{config.steps} steps of {config.batch} examples of `stages/corpora/desk.py`. It knows the language of the roles on `service_desk`,
-and no rule of any desk: every training example has a rule book of its own, drawn at random (`tests/corpora/test_desk.py`).
-
-Made only to try the pipeline on a laptop. It can do nothing else.
-
-| role, on {config.probe_rows} held-out prompts each | right |
-|---|---|
-{lines}
-
-policy, successor: share of readable replies, as many are right. The others: share of replies equal to the one right answer.
-The refiner answers a bare "Optimality: No." with any other option, which counts as wrong here although it is not.
-
-`general.jsonl`: role rows for mixing into training. `probe.jsonl`: held-out role rows, the forgetting probe of `evaluate`.
-"""
+def probe_rows(n: int, rng: random.Random, roles: Roles, role: str | None = None) -> list[dict[str, Any]]:
+    """Examples of the desk as general.jsonl and probe.jsonl hold them."""
+    examples = [desk.example(rng, roles, role) for _ in range(n)]
+    return [{"role": e.role, "messages": list(e.messages), "reply": e.reply} for e in examples]
 
 
 def run(context: Context) -> Outputs:
-    """Artifact `model`: weights, tokenizer, model card, general.jsonl and probe.jsonl."""
+    """Artifact `model`: weights, tokenizer, model card; for the desk general.jsonl and probe.jsonl, too."""
     config: PretrainConfig = context.config
-    roles = load_roles(context.run.roles.prompts)
-    words = desk.words(roles)
-    tokenizer = word_tokenizer(words)
-    model = make_model(config, tokenizer, context.run.seed)
+    roles, seed = load_roles(context.run.roles.prompts), context.run.seed
+    prompts = agents.prompts() if config.corpus == "agents" else {}
+    material = agents_material(prompts, config.vocabulary) if prompts else desk_material(roles)
+    model = make_model(config, material.tokenizer, seed)
     bar = context.progress("pretrain", config.steps)
-    losses = train(model, tokenizer, config, roles, context.run.seed, bar.advance)
+    losses = train(model, material, config, seed, bar.advance)
     folder = context.workdir / "model"
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    rng = random.Random(f"held out {context.run.seed}")
-    probe = [row for role in ROLES for row in rows(config.probe_rows, rng, roles, role)]
-    for name, content in (("probe", probe), ("general", rows(config.general_rows, rng, roles))):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
-    scores = role_scores(model, tokenizer, folder, probe)
+    material.tokenizer.save_pretrained(folder)
     n_parameters = sum(p.numel() for p in model.parameters())
-    (folder / "README.md").write_text(card(config, context.run.seed, n_parameters, len(tokenizer), scores))
-    return Outputs(
-        scores | {"pretrain/loss": losses[-1], "pretrain/parameters": float(n_parameters)}, {}, {"model": folder}, {"pretrain/step_loss": losses}
+    made = (
+        f"{n_parameters:,} parameters, {len(material.tokenizer)} tokens, made by `turnwise pretrain` with seed {seed}:\n"
+        f"{config.steps} steps of {config.batch}"
     )
+    if prompts:
+        scores = play_scores(folder, prompts, config.probe_rows)
+        card = agents_card(made, config.probe_rows, scores)
+    else:
+        scores = role_scores(folder, write_rows(folder, config, roles, seed))
+        card = desk_card(made, config.probe_rows, scores)
+    (folder / "README.md").write_text(card)
+    metrics = scores | {"pretrain/loss": losses[-1], "pretrain/parameters": float(n_parameters)}
+    return Outputs(metrics, {}, {"model": folder}, {"pretrain/step_loss": losses})
 
 
-STAGE = Stage("pretrain", 1, PretrainConfig, inputs=(), roles=ROLES, run=run, shared=("roles",), outputs=("model/",))
+def write_rows(folder: Path, config: PretrainConfig, roles: Roles, seed: int) -> list[dict[str, Any]]:
+    """Leave general.jsonl and probe.jsonl of the desk; returns the rows of the latter."""
+    rng = random.Random(f"held out {seed}")
+    probe = [row for role in desk.SHARE for row in probe_rows(config.probe_rows, rng, roles, role)]
+    for name, content in (("probe", probe), ("general", probe_rows(config.general_rows, rng, roles))):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+    return probe
+
+
+STAGE = Stage("pretrain", 2, PretrainConfig, inputs=(), roles=ROLES, run=run, shared=("roles",), outputs=("model/",))

@@ -1,0 +1,42 @@
+"""Episodes of the policy in math, game24 and wiki_search, from which the base model of these tasks is made.
+
+They teach form and honest basics: a problem's steps with right and wrong results, legal moves, well-formed use of the tools. What
+makes an episode a win is left to be learned. [ours]
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+from stages.corpora import Example, game24_trees, math_chains, wiki_walks
+from stages.llm.roles import Roles, load_roles
+from stages.types import Message
+
+SHARE = {"math": 0.7, "game24": 0.15, "wiki_search": 0.15}
+"""Of the episodes; those of math are the shortest and have the most to learn."""
+
+MAKERS: dict[str, Callable[[random.Random, Roles], Example]] = {
+    "math": math_chains.example, "game24": game24_trees.example, "wiki_search": wiki_walks.example,
+}  # fmt: skip
+
+
+def prompts() -> dict[str, Roles]:
+    """The prompt folder of each task."""
+    return {task: load_roles(task) for task in SHARE}
+
+
+def example(rng: random.Random, prompts: Mapping[str, Roles], task: str | None = None) -> Example:
+    """One episode, of the given task or of a random one by SHARE."""
+    chosen = task or rng.choices(list(SHARE), weights=list(SHARE.values()))[0]
+    return MAKERS[chosen](rng, prompts[chosen])
+
+
+def transcript(e: Example) -> list[Message]:
+    return [*e.messages, {"role": "assistant", "content": e.reply}]
+
+
+def texts(prompts: Mapping[str, Roles], n: int = 3000) -> list[str]:
+    """What the tokenizer is learned from: all that n random episodes say."""
+    rng = random.Random("vocabulary")
+    return [str(message["content"]) for _ in range(n) for message in transcript(example(rng, prompts))]
