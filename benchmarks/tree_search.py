@@ -13,9 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from flows import presets
@@ -23,28 +22,41 @@ from flows.pipeline import EXPERIMENT
 from flows.rerun import stage_run_of, stored_summary
 from flows.workspace import find_home, open_workspace
 from stages import envs
-from stages.contract import Context
-from stages.execute import Workspace, silent
+from stages.execute import Workspace
 from stages.learn.statistics import wilson
-from stages.llm.roles import load_roles
+from stages.llm.roles import Roles, load_roles
 from stages.search import Found, Score, at_random, breadth_first, by_truth, by_value, depth_first, policy_proposals, root_of, search
-from stages.types import UsageError
-from stages.values import Critic, open_critic
+from stages.types import Engine, UsageError
+from stages.values import Critic, load_critic
 
 
-def opened(workspace: Workspace, run: str, folder: Path) -> Context:
-    """A context with the run of self_ac as its one input, and the run's own config."""
-    run_id = workspace.tracking.find(run)
-    final = stored_summary(workspace, run_id)["final"] if workspace.tracking.experiment(run_id) == EXPERIMENT else {}
+@dataclass(frozen=True)
+class Player:
+    """A trained policy with its critic, and the config that it was trained with."""
+
+    config: Any
+    engine: Engine
+    adapter: str
+    roles: Roles
+    critic: Critic
+
+
+def opened(workspace: Workspace, run: str) -> Player:
+    """The player of a run of self_ac; of a pipeline run that of its final adapter, else of its last iteration."""
+    run_id, tracking = workspace.tracking.find(run), workspace.tracking
+    final = stored_summary(workspace, run_id)["final"] if tracking.experiment(run_id) == EXPERIMENT else {}
     found = str(final["adapter"]) if final else stage_run_of("self_ac", run_id, workspace)
-    if found is None or workspace.tracking.experiment(found) != "self_ac":
+    if found is None or tracking.experiment(found) != "self_ac":
         raise UsageError(f"wanted a run of self_ac, or a pipeline run with one, found {run!r}. See: turnwise runs --stage self_ac")
-    stored = json.loads(workspace.tracking.artifact(found, "config.json").read_text(encoding="utf-8"))
-    config = presets.resolve({**stored["config"], "seed": stored["seed"], "preset": "tree_search"})
+    stored = json.loads(tracking.artifact(found, "config.json").read_text(encoding="utf-8"))
+    config: Any = presets.resolve({**stored["config"], "seed": stored["seed"], "preset": "tree_search"})
     if config.task.env != "game24":
         raise UsageError(f"wanted a run on game24, found one on {config.task.env}")
-    tracking, replay = workspace.tracking, workspace.replay
-    return Context(None, config, 0, 0, {"self_ac": [found]}, replay, workspace.engine(config), tracking.artifact, folder, silent)
+    engine, roles = workspace.engine(config), load_roles(config.roles.prompts)
+    engine.load_adapter(found, tracking.artifact(found, "adapter"))
+    if (critic := load_critic(engine, roles, config.model, lambda path: tracking.artifact(found, path))) is None:
+        raise UsageError(f"run {found[:8]} trained no critic, its self_ac.alpha is 0")
+    return Player(config, engine, found, roles, critic)
 
 
 def table_row(name: str, runs: Sequence[Found]) -> str:
@@ -55,17 +67,16 @@ def table_row(name: str, runs: Sequence[Found]) -> str:
     return f"| {name} | {wins}/{n} | {wins / n:.2f} ({low:.2f}-{high:.2f}) | {nodes:.1f} | {proposals / n:.1f} | {refused:.2f} |"
 
 
-def compare(context: Context, critic: Critic, args: argparse.Namespace) -> dict[str, list[Found]]:
+def compare(player: Player, args: argparse.Namespace) -> dict[str, list[Found]]:
     """Searches of every puzzle in every order."""
-    config: Any = context.run
-    roles, options, adapter = load_roles(config.roles.prompts), config.task.options, context.policy_adapter()
+    options, engine, roles = player.config.task.options, player.engine, player.roles
     found: dict[str, list[Found]] = {}
     for i, scenario in enumerate(envs.scenarios("game24", options, "test", args.puzzles, args.seed)):
         propose = policy_proposals(
-            context.engine, roles, options, scenario,
-            adapter=adapter, width=args.width, temperature=args.temperature, max_tokens=config.roles.max_action_tokens, seed=args.seed,
+            engine, roles, options, scenario,
+            adapter=player.adapter, width=args.width, temperature=args.temperature, max_tokens=player.config.roles.max_action_tokens, seed=args.seed,
         )  # fmt: skip
-        value = by_value(critic, context.engine, roles, options, scenario)
+        value = by_value(player.critic, engine, roles, options, scenario)
         orders: dict[str, Score] = {
             "V": value, "breadth first": breadth_first, "depth first": depth_first, "chance": at_random(scenario, args.seed), "truth": by_truth,
         }  # fmt: skip
@@ -85,11 +96,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=1.0, help="of the proposals")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        context = opened(open_workspace(find_home()), args.run, Path(folder))
-        critic = open_critic(context, load_roles(context.run.roles.prompts))
-        assert critic is not None  # a run of self_ac has one
-        found = compare(context, critic, args)
+    found = compare(opened(open_workspace(find_home()), args.run), args)
     print("| order | solved | share, 95 % | nodes | proposals | refused |\n|---|---|---|---|---|---|")
     for name, runs in found.items():
         print(table_row(name, runs))

@@ -38,11 +38,12 @@ def export_run(workspace: Workspace, run: str, folder: Path, what: str) -> list[
         raise UsageError(
             f"--what critic: wanted a run with a value head, one of {CRITIC_STAGE}, found one of {found}. See: turnwise runs --stage {CRITIC_STAGE}"
         )
-    adapter = workspace.tracking.artifact(source, "adapter")
+    stored = json.loads(workspace.tracking.artifact(source, "config.json").read_text(encoding="utf-8"))
+    name = _critic_adapter(source, stored) if what == "critic" else "adapter"
+    adapter = workspace.tracking.artifact(source, name)
     if what == "adapter":
         shutil.copytree(adapter, folder, dirs_exist_ok=True)
     else:
-        stored = json.loads(workspace.tracking.artifact(source, "config.json").read_text(encoding="utf-8"))
         merge(stored["config"]["model"]["path"], adapter, folder)
         if what == "critic":
             add_critic(workspace, source, stored, folder / HEAD)
@@ -89,6 +90,15 @@ def pretrain_to(config: RunConfig, workspace: Workspace, out: Path, bar: Bar, *,
 
 def _no_engine(run: RunConfig) -> Any:
     return None
+
+
+def _critic_adapter(run_id: str, stored: Mapping[str, Any]) -> str:
+    """The artifact with the adapter that values are read through: the critic's own, where it has one. Raises UsageError where none was trained."""
+    from stages.values import critic_adapter
+
+    if (name := critic_adapter(stored["config"][CRITIC_STAGE])) is None:
+        raise UsageError(f"--what critic: run {run_id[:8]} trained no critic, its {CRITIC_STAGE}.alpha is 0; train one with alpha above 0")
+    return name
 
 
 def _stage_runs(workspace: Workspace, run_id: str) -> list[str]:

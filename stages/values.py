@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,14 @@ from typing import Any
 import torch
 
 from stages.contract import Context
-from stages.learn.adapter import base_of
+from stages.learn.adapter import base_of, open_adapter
 from stages.learn.statistics import spearman
 from stages.learn.value_head import ValueHead, load_head, state_values
 from stages.learn.value_use import abort_table, abort_thresholds, best_of_n, binned_returns, explained_variance, returns_to_go
+from stages.llm.hf import check_adapter, load_base
 from stages.llm.roles import Roles
+from stages.sections import ModelConfig
 from stages.tables import write_parquet
-from stages.training import trainable
 from stages.types import Engine, Episode, Outcome, Row
 
 TABLE = "values/values.parquet"
@@ -59,15 +60,30 @@ class Values:
 
 
 def open_critic(context: Context, roles: Roles) -> Critic | None:
-    """The critic of the newest policy; None where that policy is not one of self_ac. Raises UsageError where head or adapter do not fit the model."""
+    """The critic of the newest policy; None where that policy is not one of self_ac, or where no critic was trained with it."""
     run = context.latest("self_ac")
     if run is None or run != context.policy_run:
         return None
-    model = trainable(context, context.artifact(run, "adapter")).eval()
-    head = load_head(context.artifact(run, "head"), width=base_of(model).config.hidden_size).to(model.device)
+    return load_critic(context.engine, roles, context.run.model, lambda path: context.artifact(run, path))
+
+
+def load_critic(engine: Engine, roles: Roles, model: ModelConfig, artifact: Callable[[str], Path]) -> Critic | None:
+    """The critic of a run of self_ac, by its artifacts; None where it trained none. Raises UsageError where head or adapter do not fit the model."""
     # As it was trained, whatever the config of the present run says.
-    trained = json.loads(context.artifact(run, "config.json").read_text(encoding="utf-8"))["config"]["self_ac"]
-    return Critic(model, head.eval(), () if head.soft_len else prompt_ids(context.engine, roles), float(trained["gamma"]))
+    trained = json.loads(artifact("config.json").read_text(encoding="utf-8"))["config"]["self_ac"]
+    if (name := critic_adapter(trained)) is None:
+        return None
+    check_adapter(artifact(name), engine.model_hash)
+    adapted = open_adapter(load_base(model.path, model.dtype)[0], artifact(name)).eval()
+    head = load_head(artifact("head"), width=base_of(adapted).config.hidden_size).to(adapted.device)
+    return Critic(adapted, head.eval(), () if head.soft_len else prompt_ids(engine, roles), float(trained["gamma"]))
+
+
+def critic_adapter(trained: Mapping[str, Any]) -> str | None:
+    """The artifact with the adapter that V is read through, by the run's config: the policy's own, or the critic's; None where no loss trained V."""
+    if not trained["alpha"]:
+        return None
+    return "critic" if trained.get("separate") else "adapter"
 
 
 def prompt_ids(engine: Engine, roles: Roles) -> tuple[int, ...]:

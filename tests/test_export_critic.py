@@ -17,7 +17,7 @@ from stages.learn.value_head import load_head, new_head, save_head, state_values
 from stages.tracking import Tracking
 
 
-def keep_run(home: Path, base: Path, soft: int, stage: str = "self_ac") -> tuple[str, Any, Any]:
+def keep_run(home: Path, base: Path, soft: int, stage: str = "self_ac", alpha: float = 0.5) -> tuple[str, Any, Any]:
     """A stored run with an adapter and a head that do something: its id, the model with the adapter, the head."""
     from transformers import AutoModelForCausalLM
 
@@ -25,7 +25,9 @@ def keep_run(home: Path, base: Path, soft: int, stage: str = "self_ac") -> tuple
     head = new_head(model, soft_len=soft, spread=1.0, seed=3)
     save_adapter(model, home / "made" / "adapter", "base")
     save_head(head, home / "made" / "head")
-    run = presets.resolve({"preset": "x", "model": {"path": str(base), "engine": "hf"}, "self_ac": {"soft_prompt": soft, "gamma": 0.9}})
+    run = presets.resolve(
+        {"preset": "x", "model": {"path": str(base), "engine": "hf"}, "self_ac": {"soft_prompt": soft, "gamma": 0.9, "alpha": alpha}}
+    )
     config = {name: section for name, section in run.model_dump(mode="json").items() if name in ("self_ac", "task", "model", "roles")}
     tracking = Tracking(home / "mlflow")
     run_id = tracking.start(stage, f"{stage} 0", {})
@@ -67,6 +69,15 @@ def test_merged_model_and_head_give_the_logits_and_values_of_base_adapter_and_he
             for state, value in zip(states, values, strict=True):
                 hidden = merged(input_ids=torch.tensor([state + told["prompt_ids"]]), output_hidden_states=True).hidden_states[-1][0, -1]
                 assert float((hidden @ tensors["weight"] + tensors["bias"] - value).abs()) < 1e-5
+
+
+def test_the_head_of_a_run_that_trained_no_critic_is_not_given_out(
+    home: Path, base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(home)
+    run_id, _, _ = keep_run(home, base, 0, alpha=0.0)
+    assert cli.main(["export", run_id, "out", "--what", "critic"]) == 2
+    assert "trained no critic, its self_ac.alpha is 0; train one with alpha above 0" in capsys.readouterr().err
 
 
 def test_a_run_without_a_head_is_told_in_one_sentence(

@@ -17,15 +17,16 @@ from safetensors.torch import load_file
 from stages import evaluate, self_ac
 from stages.contract import Outputs
 from stages.evaluate import EvaluateConfig
+from stages.learn.adapter import new_adapter, save_adapter
 from stages.learn.shadow import episode_ids, pack
 from stages.learn.statistics import spearman
-from stages.learn.value_head import episode_pass
+from stages.learn.value_head import episode_pass, state_values
 from stages.learn.value_use import explained_variance
 from stages.llm.roles import load_roles
 from stages.self_ac import SelfAcConfig
 from stages.transitions import episode_rows
 from stages.types import Episode, Outcome, Request, UsageError
-from stages.values import TABLE, Judged, best_of, judge_episodes, open_critic, report
+from stages.values import TABLE, Critic, Judged, best_of, judge_episodes, open_critic, report, values_of
 
 INPUTS = {"self_ac": ["self_ac0"]}
 ROLES = load_roles("service_desk")
@@ -94,6 +95,26 @@ def test_values_are_those_of_the_training_pass_and_of_a_plain_one(base: Path, tm
                 with torch.no_grad():
                     hidden = critic.model(input_ids=torch.tensor([[*state, *critic.prompt_ids]]), output_hidden_states=True).hidden_states[-1][0, -1]
                 assert j.values[k] == pytest.approx(float(hidden @ head["weight"] + head["bias"]), abs=1e-5)
+
+
+def test_a_critic_with_an_adapter_of_its_own_is_read_through_it(bench: models.Bench, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    def opened(**trained: Any) -> Critic | None:
+        told = {"config": {"self_ac": {"alpha": 0.5, "gamma": 1.0, **trained}}}
+        bench.memory.files["self_ac0", "config.json"].write_text(json.dumps(told))
+        return open_critic(bench.context(EvaluateConfig(), INPUTS), ROLES)
+
+    own = models.shake(new_adapter(AutoModelForCausalLM.from_pretrained(bench.base), rank=2, alpha=4.0, seed=9), seed=9).eval()
+    save_adapter(own, tmp_path / "own", bench.engine.model_hash)
+    bench.memory.files["self_ac0", "critic"] = tmp_path / "own"
+    shared, separate = opened(), opened(separate=True)
+    assert shared is not None and separate is not None
+    states = [bench.engine.encode([{"role": "user", "content": "Ana"}]), (3, 5, 7)]
+    wanted = state_values(own, separate.head, states, separate.prompt_ids).tolist()
+    assert values_of(separate, states) == pytest.approx(wanted, abs=1e-5)
+    assert all(abs(a - b) > 1e-2 for a, b in zip(values_of(shared, states), wanted, strict=True))
+    assert opened(alpha=0.0) is None  # the head that such a run leaves was never trained
 
 
 def test_returns_are_discounted_as_in_training_and_unknown_where_an_episode_was_cut_short(bench: models.Bench) -> None:
