@@ -128,7 +128,9 @@ def transcript(found: Mapping[str, Any]) -> RenderableType:
     for turn in found["turns"]:
         said = [row for row in found["judgements"] if row["turn"] == turn["turn"]]
         made = [row for row in found["targets"] if row["turn"] == turn["turn"]]
-        table.add_row(_turn(turn, _parts(turn, found["turns"])), Text("\n").join([*_value(found, turn["turn"]), *map(_judgement, said), *map(_target, made)]))
+        table.add_row(
+            _turn(turn, _parts(turn, found["turns"])), Text("\n").join([*_value(found, turn["turn"]), *map(_judgement, said), *map(_target, made)])
+        )
     parts: list[RenderableType] = [Rule(Text(title)), table, Text(result, style="bold")]
     if values := found.get("values"):
         parts.append(Text(f"V {sparkline(values)}  {values[0]:.2f} -> {values[-2]:.2f} before the last action, {values[-1]:.2f} at the end"))

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from stages.types import Engine, Row
+from stages.types import Engine, Row, UsageError
 
 POLICY_STAGES = ("distill", "rft", "grpo", "self_ac")
 """Stages that leave the policy's adapter; a pipeline has one of them."""
@@ -100,6 +100,15 @@ class Stage:
     run: Callable[[Context], Outputs]
     shared: tuple[str, ...] = ("task", "model", "roles")  # sections of the RunConfig that it reads
     outputs: tuple[str, ...] = ()  # tables and artifacts it writes, for `turnwise stages`
+    roles_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # upstream stage -> roles that are prompted only where it has a run
+
+
+def check_roles(stage: Stage, inputs: Collection[str], prompts: Collection[str], *, where: str) -> None:
+    """Raises UsageError where the stage would prompt a role that is none of `prompts`, those of the folder `where`."""
+    unused = {role for upstream, roles in stage.roles_with.items() if upstream not in inputs for role in roles}
+    if missing := [role for role in stage.roles if role not in prompts and role not in unused]:
+        folder = f"stages/llm/prompts/{where}"
+        raise UsageError(f"roles.prompts: {stage.name} prompts the role {missing[0]}, which {folder} has no file for; add {missing[0]}.md to it")
 
 
 def fingerprint(
@@ -115,7 +124,8 @@ def fingerprint(
 ) -> str:
     """sha256 over all that can change the stage's result.
 
-    shared: the RunConfig's sections that the stage declares, as plain JSON. inputs: upstream stage -> run ids.
+    shared: the RunConfig's sections that the stage declares, as plain JSON. inputs: upstream stage -> run ids. prompt_hashes: of the roles that
+    the task has prompts for.
     Key order changes nothing. Source: docs/architecture.md.
     """
     content = {
@@ -125,7 +135,7 @@ def fingerprint(
         "shared": {name: shared[name] for name in stage.shared},
         "seed": seed,
         "iteration": iteration,
-        "prompts": {role: prompt_hashes[role] for role in stage.roles},
+        "prompts": {role: prompt_hashes[role] for role in stage.roles if role in prompt_hashes},
         "model": model_hash,
         "inputs": {name: list(runs) for name, runs in inputs.items() if name in stage.inputs},
     }

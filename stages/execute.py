@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stages.contract import Context, Outputs, Progress, Stage, fingerprint
+from stages.contract import Context, Outputs, Progress, Stage, check_roles, fingerprint
 from stages.llm.metered import Metered
 from stages.machine import disk_full
 from stages.replay import Replay
@@ -85,8 +85,8 @@ def execute(
     """Reuse the finished run of this stage with the same fingerprint, or make one.
 
     run: the RunConfig: `seed`, the shared sections, and one section a stage. inputs: upstream stage -> run ids, oldest
-    first. parent: the pipeline's run. Raises MissingInput where an input run is not finished, and what the stage raises;
-    the run is then marked FAILED, or KILLED on Ctrl-C.
+    first. parent: the pipeline's run. Raises MissingInput where an input run is not finished, UsageError where the prompt of
+    a role is missing, and what the stage raises; the run is then marked FAILED, or KILLED on Ctrl-C.
     """
     inputs = {name: list(runs) for name, runs in inputs.items() if runs}
     _check_inputs(stage, inputs, workspace.tracking)
@@ -103,16 +103,19 @@ def execute(
 
 
 def stage_fingerprint(stage: Stage, *, run: Any, inputs: Mapping[str, Sequence[str]], iteration: int, workspace: Workspace) -> str:
-    """The fingerprint that `execute` looks up, for `--dry-run`."""
+    """The fingerprint that `execute` looks up, for `--dry-run`. Raises UsageError where the task lacks the prompt of a role that is needed."""
+    inputs = {name: runs for name, runs in inputs.items() if runs}
+    hashes = workspace.prompt_hashes(run) if stage.roles else {}
+    check_roles(stage, inputs, hashes, where=run.roles.prompts if stage.roles else "")
     return fingerprint(
         stage,
         getattr(run, stage.name),
         shared={name: getattr(run, name).model_dump(mode="json") for name in stage.shared},
         seed=run.seed,
         iteration=iteration,
-        prompt_hashes=workspace.prompt_hashes(run) if stage.roles else {},
+        prompt_hashes=hashes,
         model_hash=workspace.model_hash(run),
-        inputs={name: runs for name, runs in inputs.items() if runs},
+        inputs=inputs,
     )
 
 

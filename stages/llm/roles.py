@@ -1,7 +1,9 @@
 """Roles are prompts: one folder a task, one file a role, with named fields.
 
 policy, successor, combine, evaluator, refiner and corrector are the roles of NLAC (arXiv 2512.04601, section 4 and its
-prompts); value is what Self-AC's critic is asked, as a system message after the state. A prompt file is hashed into the fingerprint of every stage that uses the role: a changed word is a new run.
+prompts); value is what Self-AC's critic is asked, as a system message after the state. Every task has policy.md and
+value.md; one that NLAC is not run on needs no other. A prompt file is hashed into the fingerprint of every stage that uses
+the role: a changed word is a new run.
 `policy.md` is added to the environment's own system message; every other file is one user message.
 """
 
@@ -18,6 +20,8 @@ from stages.react import parse_react
 from stages.types import Completion, Engine, Malformed, Message, Request, UsageError
 
 ROLES = ("policy", "successor", "combine", "evaluator", "refiner", "corrector", "value")
+EVERYWHERE = ("policy", "value")
+"""Roles that every task has a prompt for. The others are NLAC's: a stage that prompts one declares it (`Stage.roles`)."""
 # What each role is told. policy and successor are the students: s', the reward and the critique have no field in their prompts.
 FIELDS = {
     "policy": frozenset[str](),
@@ -41,7 +45,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Roles:
-    """The prompts of one task."""
+    """The prompts of one task: of the roles that it has a file for."""
 
     name: str
     templates: dict[str, str]
@@ -77,7 +81,10 @@ def mix(*parts: object) -> int:
 
 
 def load_roles(name: str, folder: Path = FOLDER) -> Roles:
-    """Read and check the prompt files of a task. Raises UsageError naming the file and the field that is wrong."""
+    """Read and check the prompt files of a task. Raises UsageError naming the file that is missing, or the field that is wrong in one.
+
+    That a role of NLAC is missing is no error here: `execute` refuses a stage that needs it before it starts.
+    """
     if not (folder / name).is_dir():
         known = sorted(path.name for path in folder.iterdir() if path.is_dir())
         raise UsageError(f"roles.prompts: no prompt folder named {name!r}; known are {', '.join(known)}")
@@ -85,7 +92,9 @@ def load_roles(name: str, folder: Path = FOLDER) -> Roles:
     for role in ROLES:
         path = folder / name / f"{role}.md"
         if not path.is_file():
-            raise UsageError(f"roles.prompts: {name} lacks {role}.md; add it to {path.parent.name}/")
+            if role in EVERYWHERE:
+                raise UsageError(f"roles.prompts: {name} lacks {role}.md; add it to {path.parent.name}/")
+            continue
         templates[role] = path.read_text()
         try:
             used = {field for _, field, _, _ in Formatter().parse(templates[role]) if field is not None}

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from string import Formatter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from toys import ToyConfig, ToyRun
 
-from stages.llm.roles import FIELDS, FOLDER, ROLES, Roles, ask, check_student, history_text, load_roles, mix, parse_evaluation, parse_future
+from flows import presets, registry
+from flows.workspace import prompt_hashes
+from stages.contract import Context, Outputs, Stage
+from stages.execute import Workspace, execute, stage_fingerprint
+from stages.llm.roles import (
+    EVERYWHERE,
+    FIELDS,
+    FOLDER,
+    ROLES,
+    Roles,
+    ask,
+    check_student,
+    history_text,
+    load_roles,
+    mix,
+    parse_evaluation,
+    parse_future,
+)
 from stages.llm.scripted import ScriptedEngine
+from stages.sections import RolesConfig
 from stages.types import Malformed, Message, UsageError
 
 TASKS = sorted(path.name for path in FOLDER.iterdir() if path.is_dir())
+NLAC_TASKS = sorted(path.parent.name for path in FOLDER.glob("*/successor.md"))
 
 
 @pytest.fixture
@@ -25,9 +47,12 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_role_of_every_task_has_a_prompt_that_fills_in(task: str) -> None:
+    """NLAC's roles are there all or not at all."""
     roles = load_roles(task)
-    assert sorted(roles.templates) == sorted(ROLES) == sorted(FIELDS)
-    for role in ROLES[1:]:
+    assert sorted(roles.templates) == sorted(ROLES if task in NLAC_TASKS else EVERYWHERE)
+    assert sorted(ROLES) == sorted(FIELDS)
+    assert roles.policy([{"role": "system", "content": "x"}])
+    for role in set(roles.templates) - {"policy"}:
         fields = {name: f"<{name} {{braces}} of the text stay>" for name in FIELDS[role]}
         (message,) = roles.prompt(role, **fields)
         assert message["role"] == "user"
@@ -36,7 +61,7 @@ def test_every_role_of_every_task_has_a_prompt_that_fills_in(task: str) -> None:
         assert all(fields[name] in message["content"] for name in used)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", NLAC_TASKS)
 def test_the_evaluator_reads_the_futures_and_the_refiner_the_critique(task: str) -> None:
     templates = load_roles(task).templates
     for role, field in (
@@ -78,13 +103,63 @@ def test_wrong_folders_files_and_braces_are_one_sentence(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"successor.md: .*write {{ and }} for braces") as caught:
         load_roles("mine", folder)
     assert "\n" not in str(caught.value)
-    (folder / "mine" / "successor.md").unlink()
-    with pytest.raises(UsageError, match=r"lacks successor.md"):
-        load_roles("mine", folder)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_policy_and_value_are_needed_everywhere_and_no_other_role(folder: Path, role: str) -> None:
+    whole = load_roles("mine", folder)
+    (folder / "mine" / f"{role}.md").unlink()
+    if role in EVERYWHERE:
+        with pytest.raises(UsageError, match=rf"roles.prompts: mine lacks {role}.md; add it to mine/"):
+            load_roles("mine", folder)
+    else:
+        assert load_roles("mine", folder).hashes() == {other: h for other, h in whole.hashes().items() if other != role}
+
+
+def fingerprint_of(stage: str, prompts: str, workspace: Workspace, **inputs: list[str]) -> str:
+    run = presets.resolve({"roles": {"prompts": prompts}})
+    there = replace(workspace, prompt_hashes=prompt_hashes)
+    return stage_fingerprint(registry.load_stage(stage), run=run, inputs=inputs, iteration=0, workspace=there)
+
+
+@pytest.mark.parametrize("task", sorted(set(TASKS) - set(NLAC_TASKS)))
+def test_a_task_without_the_roles_of_nlac_runs_every_other_method(task: str, workspace: Workspace) -> None:
+    for method in ("self_ac", "grpo", "rft"):
+        for stage in (*registry.METHODS[method], "evaluate"):
+            assert fingerprint_of(stage, task, workspace)
+    for stage in ("targets", "refine"):
+        with pytest.raises(UsageError, match=rf"{stage} prompts the role successor, which .*prompts/{task} has no file for; add successor.md to it"):
+            fingerprint_of(stage, task, workspace)
+
+
+def test_evaluate_needs_the_critic_s_roles_where_there_is_a_critic_to_audit(workspace: Workspace) -> None:
+    assert fingerprint_of("evaluate", "math", workspace, self_ac=["s1"])
+    with pytest.raises(UsageError, match="evaluate prompts the role successor"):
+        fingerprint_of("evaluate", "math", workspace, critic=["c1"])
+    assert fingerprint_of("evaluate", "service_desk", workspace, critic=["c1"])
+
+
+def test_a_stage_without_its_prompt_is_refused_before_it_is_a_run(workspace: Workspace) -> None:
+    def never(context: Context) -> Outputs:
+        raise AssertionError("it was started")
+
+    stage = Stage("source", 1, ToyConfig, inputs=(), roles=("policy", "refiner"), run=never)
+    run = ToyRun(roles=RolesConfig(prompts="math"))
+    with pytest.raises(UsageError, match=r"roles.prompts: source prompts the role refiner, .*; add refiner.md to it"):
+        execute(stage, run=run, inputs={}, iteration=0, workspace=replace(workspace, prompt_hashes=prompt_hashes))
+    assert workspace.tracking.runs("source", 10) == []
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_every_preset_has_the_prompts_that_its_method_needs(name: str) -> None:
+    run = presets.load(name)
+    there = load_roles(run.roles.prompts).templates
+    assert {role for stage in registry.METHODS[run.method] for role in registry.load_stage(stage).roles} <= set(there)
 
 
 def test_hashes_change_with_a_word_of_that_role_alone(folder: Path) -> None:
     before = load_roles("mine", folder).hashes()
+    assert before == {role: hashlib.sha256((folder / "mine" / f"{role}.md").read_bytes()).hexdigest() for role in ROLES}
     (folder / "mine" / "combine.md").write_text((folder / "mine" / "combine.md").read_text().replace("Merge", "Join"))
     after = load_roles("mine", folder).hashes()
     assert {role for role in ROLES if before[role] != after[role]} == {"combine"}
