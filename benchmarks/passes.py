@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from stages.actor_critic import Part, SelfAcConfig, credited_pass, joint_loss
 from stages.learn.adapter import base_of, new_adapter
 from stages.learn.losses import chunked_log_probs, turn_ppo_clip
 from stages.learn.shadow import EpisodeIds, PackedRow, pack
 from stages.learn.shadow_layout import layout_of
 from stages.learn.value_head import ValueHead
-from stages.self_ac import Part, SelfAcConfig, credited_pass, joint_loss
 
 CONFIG = SelfAcConfig()
 RANK = 32

@@ -63,6 +63,7 @@ class Context:
     engine: Engine
     artifact: Callable[[str, str], Path]  # (run id, artifact path) -> local path
     workdir: Path  # an empty folder, removed after the run
+    checkpoints: Path  # folder of this fingerprint, there or not: it outlives a kill, and goes once the run is finished
     progress: Callable[[str, int], Progress]  # (what, total) -> bar
 
     def latest(self, stage: str) -> str | None:

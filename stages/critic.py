@@ -19,7 +19,7 @@ from pydantic import Field
 from stages.contract import Context, Outputs, Stage
 from stages.learn.adapter import load_state, read_tensors, save_adapter, trainable_state
 from stages.learn.ema import ema_update
-from stages.learn.fit import fit
+from stages.learn.fit import adamw, fit
 from stages.training import OptimConfig, TrainRow, fit_metrics, general_rows, mixed_batches, mixed_nll, pad_id, target_rows, trainable
 from stages.transitions import transitions
 from stages.types import MissingInput, Row
@@ -60,14 +60,14 @@ def run(context: Context) -> Outputs:
             losses[row.key] = (nll, steps[0])
         return value, metrics
 
-    def after_step(step: int) -> None:
+    def after_step(done: list[dict[str, float]]) -> None:
         nonlocal target
         target = ema_update(target, trainable_state(model), config.ema_rate)
-        steps[0] = step + 1
+        steps[0] = len(done)
         bar.advance(1)
 
     batches = mixed_batches(kinds, main="successor", epochs=config.epochs, rng=random.Random(context.seed), pad_id=pad_id(model), device=model.device)
-    history = fit(model, batches, loss, lr=config.rate(context.iteration), clip=config.clip, after_step=after_step)
+    history = fit(model, batches, loss, adamw(model, lr=config.rate(context.iteration)), clip=config.clip, after_step=after_step)
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     load_state(model, target)
     save_adapter(model, context.workdir / "target", context.engine.model_hash)

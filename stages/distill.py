@@ -18,7 +18,7 @@ from pydantic import Field
 
 from stages.contract import Context, Outputs, Stage
 from stages.learn.adapter import load_state, save_adapter, trainable_state
-from stages.learn.fit import fit
+from stages.learn.fit import adamw, fit
 from stages.learn.losses import kl_to_base
 from stages.training import OptimConfig, fit_metrics, general_rows, mean_nll, mixed_batches, mixed_nll, pad_id, target_rows, trainable
 
@@ -53,17 +53,17 @@ def run(context: Context) -> Outputs:
     best: tuple[float, dict[str, Any]] = (math.inf, {})
     by_epoch: list[float] = []
 
-    def after_step(step: int) -> None:
+    def after_step(done: list[dict[str, float]]) -> None:
         nonlocal best
         bar.advance(1)
-        if held_out and (step + 1) % steps_an_epoch == 0:
+        if held_out and len(done) % steps_an_epoch == 0:
             by_epoch.append(mean_nll(model, held_out, pad_id=pad_id(model)))
             if by_epoch[-1] < best[0]:
                 best = by_epoch[-1], trainable_state(model)
 
     batches = mixed_batches(kinds, main="policy", epochs=config.epochs, rng=rng, pad_id=pad_id(model), device=model.device)
     loss = with_kl(config.kl_coef)
-    history = fit(model, batches, loss, lr=config.rate(context.iteration), clip=config.clip, after_step=after_step)
+    history = fit(model, batches, loss, adamw(model, lr=config.rate(context.iteration)), clip=config.clip, after_step=after_step)
     if best[1]:
         load_state(model, best[1])
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)

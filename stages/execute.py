@@ -46,6 +46,10 @@ class Workspace:
         """Scratch folder of a running stage."""
         return self.home / "data" / "tmp" / run_id
 
+    def checkpoints(self, fingerprint: str) -> Path:
+        """Where a stage that was killed left how far it had come."""
+        return self.home / "data" / "checkpoints" / fingerprint
+
 
 @dataclass(frozen=True)
 class StageRun:
@@ -91,15 +95,19 @@ def execute(
     inputs = {name: list(runs) for name, runs in inputs.items() if runs}
     _check_inputs(stage, inputs, workspace.tracking)
     key = stage_fingerprint(stage, run=run, inputs=inputs, iteration=iteration, workspace=workspace)
-    tracking = workspace.tracking
-    if not force and (done := tracking.finished(key, stage.name)):
+    tracking, checkpoints = workspace.tracking, workspace.checkpoints(key)
+    if force:  # from the start, too
+        shutil.rmtree(checkpoints, ignore_errors=True)
+    elif done := tracking.finished(key, stage.name):
         return _reused(stage, done, iteration, tracking)
     own = {"stage": stage.name, "fingerprint": key, "iteration": str(iteration), "seed": str(run.seed), "inputs": json.dumps(inputs)}
     if parent:
         own["pipeline"] = parent
     run_id = tracking.start(stage.name, f"{stage.name} {iteration}", {**own, **_code_version(), **tags}, parent)
     with _ending(run_id, stage, workspace):
-        return _run(stage, run_id, run=run, inputs=inputs, iteration=iteration, workspace=workspace, progress=progress)
+        found = _run(stage, run_id, run=run, inputs=inputs, iteration=iteration, workspace=workspace, checkpoints=checkpoints, progress=progress)
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    return found
 
 
 def stage_fingerprint(stage: Stage, *, run: Any, inputs: Mapping[str, Sequence[str]], iteration: int, workspace: Workspace) -> str:
@@ -173,8 +181,8 @@ class _Inputs:
 
 
 def _run(
-    stage: Stage, run_id: str, *, run: Any, inputs: Mapping[str, Sequence[str]], iteration: int, workspace: Workspace, progress: Bar
-) -> StageRun:
+    stage: Stage, run_id: str, *, run: Any, inputs: Mapping[str, Sequence[str]], iteration: int, workspace: Workspace, checkpoints: Path, progress: Bar
+) -> StageRun:  # fmt: skip
     tracking, workdir = workspace.tracking, workspace.workdir(run_id)
     workdir.mkdir(parents=True)
     config = getattr(run, stage.name)
@@ -196,6 +204,7 @@ def _run(
         engine=engine,
         artifact=readable.artifact,
         workdir=workdir,
+        checkpoints=checkpoints,
         progress=progress,
     )
     started, cpu_started = time.perf_counter(), time.process_time()

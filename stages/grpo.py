@@ -21,7 +21,7 @@ from torch import Tensor
 from stages.contract import Context, Outputs, Stage
 from stages.learn.adapter import save_adapter
 from stages.learn.batches import Batch
-from stages.learn.fit import fit
+from stages.learn.fit import adamw, fit
 from stages.learn.losses import completion_log_probs, turn_ppo_clip
 from stages.training import (
     OptimConfig,
@@ -74,7 +74,7 @@ def run(context: Context) -> Outputs:
         )
 
     batches = step_batches(turns, advantage, config, random.Random(context.seed), model)
-    history = fit(model, batches, loss, lr=config.rate(context.iteration), clip=config.clip, after_step=lambda step: bar.advance(1))
+    history = fit(model, batches, loss, adamw(model, lr=config.rate(context.iteration)), clip=config.clip, after_step=lambda done: bar.advance(1))
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     mixed = len({t["episode_id"] for t in turns}) / len(episodes)
     return Outputs(fit_metrics("grpo", history) | {"grpo/used_frac": mixed}, {}, {"adapter": context.workdir / "adapter"})

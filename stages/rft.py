@@ -16,7 +16,7 @@ from pydantic import Field
 
 from stages.contract import Context, Outputs, Stage
 from stages.learn.adapter import save_adapter
-from stages.learn.fit import fit
+from stages.learn.fit import adamw, fit
 from stages.training import OptimConfig, TrainRow, fit_metrics, mixed_batches, mixed_nll, pad_id, trainable_policy
 from stages.transitions import transitions
 
@@ -42,7 +42,7 @@ def run(context: Context) -> Outputs:
         return mixed_nll(model, parts)[:2]
 
     batches = mixed_batches({"policy": (rows, config.batch)}, main="policy", epochs=config.epochs, rng=rng, pad_id=pad_id(model), device=model.device)
-    history = fit(model, batches, loss, lr=config.rate(context.iteration), clip=config.clip, after_step=lambda step: bar.advance(1))
+    history = fit(model, batches, loss, adamw(model, lr=config.rate(context.iteration)), clip=config.clip, after_step=lambda done: bar.advance(1))
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     return Outputs(fit_metrics("rft", history) | {"rft/wins": float(len(won))}, {}, {"adapter": context.workdir / "adapter"})
 

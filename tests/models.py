@@ -132,7 +132,7 @@ class Bench:
         workdir.mkdir(parents=True, exist_ok=True)
         return Context(
             config, run, iteration, seed, inputs, self.memory, self.engine, lambda run_id, path: self.memory.files[run_id, path],
-            workdir, lambda what, total: NoBar(),
+            workdir, self.workdir / "checkpoints" / name, lambda what, total: NoBar(),
         )  # fmt: skip
 
     def run(self, stage: Stage, config: Config, inputs: Mapping[str, Sequence[str]], *, name: str = "", iteration: int = 0, seed: int = 0) -> Outputs:

@@ -121,9 +121,9 @@ def run_and_watch(bench: models.Bench, monkeypatch: pytest.MonkeyPatch, inputs: 
     def watched(model: Any, *args: Any, after_step: Any, **options: Any) -> Any:
         states.append(trainable_state(model))
 
-        def also(step: int) -> None:
+        def also(done: Any) -> None:
             states.append(trainable_state(model))
-            after_step(step)
+            after_step(done)
 
         return fit(model, *args, after_step=also, **options)
 

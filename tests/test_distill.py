@@ -85,8 +85,8 @@ def test_the_peak_rule_keeps_the_weights_of_the_best_epoch(
     told = iter(curve)
 
     def watched(model: Any, *args: Any, after_step: Any, **options: Any) -> Any:
-        def also(step: int) -> None:
-            after_step(step)
+        def also(done: Any) -> None:
+            after_step(done)
             states.append(trainable_state(model))
 
         return fit(model, *args, after_step=also, **options)

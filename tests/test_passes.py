@@ -7,8 +7,8 @@ import torch
 
 from benchmarks.passes import causal_pairs, grpo_log_probs, grpo_row, made_up, random_policy, self_ac_part, shadow_pairs, with_log_probs
 from benchmarks.per_turn import largest_difference, states_of
+from stages.actor_critic import SelfAcConfig, credited_pass
 from stages.learn.value_head import new_head
-from stages.self_ac import SelfAcConfig, credited_pass
 
 CRITIC = (1, 2, 3)
 

@@ -13,13 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stages import self_ac
+from stages import episode_steps, self_ac
+from stages.actor_critic import Part, SelfAcConfig, credited_pass
 from stages.contract import Outputs
+from stages.episode_steps import Trainable, steps
+from stages.learn.checkpoint import save_checkpoint
 from stages.learn.credit import LostCredit, returns_of
 from stages.learn.shadow import BadEpisode, EpisodeTooLong, pack, unbroken
 from stages.llm.hf import HfEngine
 from stages.sections import RolesConfig
-from stages.self_ac import SelfAcConfig
 from stages.transitions import episode_rows
 from stages.types import MissingInput, Outcome, Request, UsageError
 
@@ -95,28 +97,150 @@ def test_the_critic_learns_the_return(bench: models.Bench, base: Path) -> None:
     assert metrics["self_ac/explained_variance"] > 0.9
 
 
-def test_group_advantages_are_of_whole_episodes(bench: models.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def one_scenario(bench: models.Bench, n: int = 4) -> None:
+    """The first n episodes are of one scenario, the others of one each."""
+    for i, head in enumerate(bench.memory.tables["episodes", "collect0"]):
+        head["scenario_id"] = "same" if i < n else f"own{i}"
+
+
+def test_group_advantages_are_of_whole_episodes(bench: models.Bench) -> None:
     episodes = keep_episodes(bench)
-    for row in bench.memory.tables["episodes", "collect0"]:
-        row["scenario_id"] = "same"
-    seen: dict[str, float] = {}
-    real = self_ac.by_group
-
-    def spy(heads: Any, config: Any) -> Any:
-        found = real(heads, config)
-        seen.update(found or {})
-        return found
-
-    monkeypatch.setattr(self_ac, "by_group", spy)
-    run(bench, advantage="group")
+    one_scenario(bench)
+    run(bench, advantage="group", batch=4)
+    entries = pq.read_table(bench.memory.files["self_ac0", "ledger.parquet"]).to_pylist()
+    seen = {(entry["episode"], entry["advantage"]) for entry in entries if entry["in_action"]}
     mean, spread = 0.5, 0.5
-    assert seen == pytest.approx({e.id: (e.total_reward - mean) / spread for e in episodes}, abs=1e-4)
+    assert dict(seen) == pytest.approx({e.id: (e.total_reward - mean) / spread for e in episodes}, abs=1e-4)
+    assert len(seen) == 4
 
 
-def test_a_group_of_one_says_what_to_do(bench: models.Bench) -> None:
+def test_an_episode_without_a_group_is_left_out_and_counted(bench: models.Bench) -> None:
     keep_episodes(bench)
-    with pytest.raises(MissingInput, match=r"found a scenario with one episode; set collect.group to 4 or more"):
+    one_scenario(bench, 3)
+    metrics = run(bench, advantage="group").metrics
+    assert (metrics["self_ac/alone"], metrics["self_ac/rows"]) == (1, 3)
+    one_scenario(bench, 0)
+    with pytest.raises(MissingInput, match=r"found none with two; set collect.group to 4 or more"):
         run(bench, advantage="group")
+
+
+def test_without_a_critic_no_value_is_asked_for(bench: models.Bench) -> None:
+    """GRPO: the head stays as it was made, no value is reported, and the policy moves."""
+    keep_episodes(bench)
+    one_scenario(bench)
+    before = tensors(bench, "fresh") if run(bench, name="fresh", lr=1e-12) else {}
+    metrics = run(bench, advantage="group", alpha=0.0, ratio="token", lr=0.01).metrics
+    after = tensors(bench)
+    assert not any("value_loss" in name or "explained_variance" in name for name in metrics)
+    assert all(torch.allclose(after[name], before[name], atol=1e-9) for name in after if name.startswith("head."))
+    assert any(bool(value.any()) for name, value in after.items() if "lora_B" in name)
+
+
+def test_the_actor_alone_learns_the_same_with_and_without_shadows_in_its_row(bench: models.Bench) -> None:
+    """alpha = 0 with values read, and without any: the shadows are seen by nobody, so the policies are equal."""
+    keep_episodes(bench)
+    one_scenario(bench)
+    real = SelfAcConfig.has_critic
+    run(bench, name="plain", advantage="group", alpha=0.0, lr=0.01)
+    try:
+        SelfAcConfig.has_critic = property(lambda config: True)  # type: ignore[method-assign, assignment]
+        run(bench, name="shadowed", advantage="group", alpha=0.0, lr=0.01)
+    finally:
+        SelfAcConfig.has_critic = real  # type: ignore[method-assign]
+    plain, shadowed = tensors(bench, "plain"), tensors(bench, "shadowed")
+    assert all(torch.allclose(value, shadowed[name], atol=2e-5) for name, value in plain.items() if "lora" in name)
+
+
+def test_actor_and_critic_with_an_adapter_each_do_not_touch_one_another(bench: models.Bench) -> None:
+    """The critic's weight in the loss is nothing to the actor, except that both are clipped together: so no clip here."""
+    keep_episodes(bench)
+    for name, alpha in (("little", 0.1), ("much", 0.9)):
+        run(bench, name=name, separate=True, advantage="mc", alpha=alpha, lr=0.01, epochs=1, batch=4, clip=1e9)
+    little, much = tensors(bench, "little"), tensors(bench, "much")
+    # Adam does not see the size of a gradient, so one step of each is the same.
+    assert all(torch.allclose(little[name], much[name], atol=1e-5) for name in little if "lora" in name)
+    critic = load_file(bench.memory.files["little", "critic"] / "adapter_model.safetensors")
+    assert any(bool(value.any()) for name, value in critic.items() if "lora_B" in name)
+    actor = load_file(bench.memory.files["little", "adapter"] / "adapter_model.safetensors")
+    assert any(not torch.equal(value, critic[name]) for name, value in actor.items())
+    # And both go on from where they were.
+    run(bench, {"collect": ["collect0"], "self_ac": ["little"]}, "later", 1, separate=True, lr=1e-12)
+    after = load_file(bench.memory.files["later", "critic"] / "adapter_model.safetensors")
+    assert all(torch.allclose(after[name], value, atol=1e-6) for name, value in critic.items())
+    with pytest.raises(UsageError, match=r"self_ac.separate: .*set self_ac.soft_prompt to 0"):
+        run(bench, name="both", separate=True, soft_prompt=2)
+
+
+@pytest.mark.parametrize("kill", [1, 3])
+def test_a_killed_stage_goes_on_from_its_checkpoint_to_the_same_weights(bench: models.Bench, monkeypatch: pytest.MonkeyPatch, kill: int) -> None:
+    """Bit by bit: weights, moments, metrics and the ledger of the first step, which is not done again."""
+    keep_episodes(bench)
+    options: dict[str, Any] = {"epochs": 2, "batch": 2, "lr": 0.01, "checkpoint_every": 1}
+    whole = run(bench, name="whole", **options)
+
+    def killed(path: Path, model: Any, optimiser: Any, history: Any = (), **more: Any) -> None:
+        save_checkpoint(path, model, optimiser, history, **more)
+        if len(history) == kill:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(self_ac, "save_checkpoint", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(bench, name="broken", **options)
+    monkeypatch.setattr(self_ac, "save_checkpoint", save_checkpoint)
+    steps_done: list[Part] = []
+
+    def counted(model: Any, head: Any, part: Part, *args: Any, **more: Any) -> Any:
+        steps_done.append(part)
+        return credited_pass(model, head, part, *args, **more)
+
+    monkeypatch.setattr(self_ac, "credited_pass", counted)
+    again = run(bench, name="broken", **options)
+    assert (dict(again.metrics), again.curves) == (dict(whole.metrics), whole.curves)
+    assert len(steps_done) == 4 - kill
+    for name in ("adapter/adapter_model.safetensors", "head/value_head.safetensors", "moments.safetensors", "ledger.parquet"):
+        first, *rest = name.split("/")
+        files = [bench.memory.files[which, first].joinpath(*rest).read_bytes() for which in ("whole", "broken")]
+        assert files[0] == files[1], name
+
+
+def test_the_moments_of_adam_go_on_in_the_next_iteration(bench: models.Bench) -> None:
+    """Two iterations of one step on the same episodes are the two steps of one iteration."""
+    keep_episodes(bench)
+    options: dict[str, Any] = {"batch": 4, "lr": 0.01, "clip": 1e9}
+    run(bench, name="together", epochs=2, **options)
+    run(bench, name="first", epochs=1, **options)
+    run(bench, {"collect": ["collect0"], "self_ac": ["first"]}, "second", 1, epochs=1, **options)
+    run(bench, {"collect": ["collect0"], "self_ac": ["first"]}, "anew", 1, epochs=1, keep_moments=False, **options)
+    together, second, anew = tensors(bench, "together"), tensors(bench, "second"), tensors(bench, "anew")
+    assert all(torch.allclose(value, second[name], atol=2e-5) for name, value in together.items())
+    assert any(not torch.allclose(value, anew[name], atol=1e-3) for name, value in together.items())
+
+
+def test_the_head_may_have_a_rate_of_its_own(bench: models.Bench) -> None:
+    """Adam's first step has the length of the rate."""
+    keep_episodes(bench)
+    run(bench, name="fresh", lr=1e-12)
+    run(bench, epochs=1, batch=4, lr=0.001, head_lr=0.1)
+    before, after = tensors(bench, "fresh"), tensors(bench)
+    assert float((after["head.bias"] - before["head.bias"]).abs()) == pytest.approx(0.1, rel=1e-3)
+    moved = max(float((after[name] - before[name]).abs().max()) for name in after if "lora" in name)
+    assert moved == pytest.approx(0.001, rel=1e-2)
+
+
+def test_a_price_on_divergence_keeps_the_policy_near_its_base(bench: models.Bench) -> None:
+    """The price is of the same units as the reward: at 100 a nat, one win is worth a hundredth of a nat over the whole episode."""
+    keep_episodes(bench)
+    free, priced = (run(bench, name=f"k{coef}", kl_coef=coef, lr=0.01, epochs=20, batch=4, ratio="token").metrics for coef in (1e-9, 100.0))
+    assert free["self_ac/kl_base_first"] == pytest.approx(0.0, abs=1e-6)  # a fresh adapter is the base
+    assert 0 < priced["self_ac/kl_base"] < 0.01 < free["self_ac/kl_base"]
+
+
+def test_autocast_computes_in_16_bits_and_leaves_the_weights_in_32(bench: models.Bench) -> None:
+    keep_episodes(bench)
+    exact, rounded = (run(bench, name=str(on), autocast=on, epochs=1, batch=4).metrics for on in (False, True))
+    assert rounded["self_ac/value_loss_first"] != exact["self_ac/value_loss_first"]
+    assert rounded["self_ac/entropy_first"] == pytest.approx(exact["self_ac/entropy_first"], rel=0.02)
+    assert {value.dtype for value in tensors(bench, "True").values()} == {torch.float32}
 
 
 def row(prompt: list[int], action: list[int], reward: float = 0.0) -> dict[str, Any]:
@@ -192,8 +316,20 @@ def test_a_head_of_another_width_is_refused(bench: models.Bench, tmp_path: Path)
 def test_steps_are_of_like_size() -> None:
     episodes = [unbroken([row([5, i], [6], 1.0)], [5, i, 6], False, 1.0, (f"e{i}",))[0] for i in range(9)]
     told = {e.key: 1.0 for e in episodes}
-    found = self_ac.steps(episodes, told, None, [7], SelfAcConfig(batch=4, epochs=1), rng=random.Random(0), device="cpu")
+    found = steps(Trainable(tuple((e,) for e in episodes), told, None, {}), [7], SelfAcConfig(batch=4, epochs=1), rng=random.Random(0), device="cpu")
     assert [sum(len(part.episodes) for part in step) for step in found] == [3, 3, 3]
+
+
+def test_per_episode_counts_a_broken_episode_once_and_keeps_its_rows_in_one_step() -> None:
+    broken, whole = unbroken(BROKEN, [5, 6, 9, 8, 4, 3, 2], False, 1.0, ("e",)), unbroken([row([5], [6], 1.0)], [5, 6], False, 1.0, ("f",))
+    told = {e.key: sum(e.rewards) for e in (*broken, *whole)}
+    found = Trainable((tuple(broken), tuple(whole)), told, None, {})
+    config = SelfAcConfig(batch=2, epochs=1, per="episode", row_tokens=1)
+    (step,) = steps(found, [7], config, rng=random.Random(0), device="cpu")
+    assert {(part.normaliser, part.n_states) for part in step} == {(2.0, 7.0)}
+    assert sorted(part.episodes[0].key for part in step) == [("e",), ("e", 1), ("f",)]
+    one_each = steps(found, [7], SelfAcConfig(batch=1, epochs=1), rng=random.Random(0), device="cpu")
+    assert sorted(sorted(e.key for part in parts for e in part.episodes) for parts in one_each) == [[("e",), ("e", 1)], [("f",)]]
 
 
 def test_another_temperature_than_1_is_refused(bench: models.Bench) -> None:
@@ -233,7 +369,7 @@ def test_the_stage_stops_where_credit_is_lost(bench: models.Bench, monkeypatch: 
         found = pack(*args, **options)
         return replace(found, target_positions=found.target_positions + 1, source_positions=found.source_positions + 1)
 
-    monkeypatch.setattr(self_ac, "pack", late)
+    monkeypatch.setattr(episode_steps, "pack", late)
     with pytest.raises(LostCredit, match=r"episode Ana\d, turn 0, token \d+ \(id \d+\): wanted its turn's credit .* found none"):
         run(bench)
 

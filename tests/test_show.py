@@ -16,9 +16,9 @@ from flows import cli
 from flows.ledger import turn_lines
 from flows.show import transcript
 from stages import self_ac
+from stages.actor_critic import SelfAcConfig
 from stages.contract import Outputs
 from stages.replay import Replay
-from stages.self_ac import SelfAcConfig
 from stages.tracking import Tracking
 from stages.transitions import episode_rows
 from stages.types import Episode, Outcome

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,53 @@ WEIGHTS = "adapter_model.safetensors"
 
 def new_adapter(base: Any, *, rank: int, alpha: float, seed: int) -> Any:
     """The base model with a fresh LoRA adapter on every linear layer (B = 0, so it starts as the base). The base is frozen."""
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
 
     torch.manual_seed(seed)  # peft draws the A matrices from the global generator
-    return get_peft_model(base, LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", bias="none", task_type="CAUSAL_LM"))
+    return get_peft_model(base, _lora(rank, alpha))
+
+
+def _lora(rank: int, alpha: float) -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", bias="none", task_type="CAUSAL_LM")
+
+
+def add_adapter(model: Any, name: str, path: Path | None, *, rank: int, alpha: float, seed: int) -> None:
+    """Put a second adapter beside the model's own: that of the folder `path`, or a fresh one. Both are trainable; its own stays the active one."""
+    if path is None:
+        torch.manual_seed(seed)
+        model.add_adapter(name, _lora(rank, alpha))
+    else:
+        model.load_adapter(str(path), adapter_name=name, is_trainable=True)
+    _train_all(model)
+
+
+@contextmanager
+def acting_as(model: Any, name: str) -> Iterator[None]:
+    """Passes go through another adapter of the model. Each gets the gradients of its own passes, whichever is active in the backward pass."""
+    before = model.active_adapter
+    model.set_adapter(name)
+    try:
+        yield
+    finally:
+        model.set_adapter(before)
+        _train_all(model)
+
+
+@contextmanager
+def as_base(model: Any) -> Iterator[None]:
+    """Passes go through the base model, as if there were no adapter."""
+    with model.disable_adapter():
+        yield
+    _train_all(model)
+
+
+def _train_all(model: Any) -> None:
+    """peft freezes every adapter but the active one, and a frozen one would get no gradient of passes that are done already."""
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.requires_grad_(True)
 
 
 def open_adapter(base: Any, path: Path) -> Any:
@@ -32,9 +77,13 @@ def base_of(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def save_adapter(model: Any, path: Path, model_hash: str) -> None:
+def save_adapter(model: Any, path: Path, model_hash: str, *, name: str = "default") -> None:
     """Write adapter_config.json, adapter_model.safetensors and base.json, which names the base model it belongs to."""
-    model.save_pretrained(path, safe_serialization=True)
+    model.save_pretrained(path, safe_serialization=True, selected_adapters=[name])
+    if name != "default":  # which peft puts into a folder of its own
+        for file in (path / name).iterdir():
+            file.rename(path / file.name)
+        (path / name).rmdir()
     (path / "README.md").unlink(missing_ok=True)  # peft's empty model card
     (path / "base.json").write_text(json.dumps({"model_hash": model_hash}) + "\n")
 

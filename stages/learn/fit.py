@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -11,28 +11,40 @@ from torch import Tensor
 B = TypeVar("B")
 
 
+def adamw(model: Any, *, lr: float, weight_decay: float = 0.0, rates: Sequence[tuple[Any, float]] = ()) -> torch.optim.AdamW:
+    """AdamW over the model's trainable parameters. rates: modules within it that have a learning rate of their own."""
+    own = {id(p): rate for module, rate in rates for p in module.parameters()}
+    groups: dict[float, list[Any]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            groups.setdefault(own.get(id(parameter), lr), []).append(parameter)
+    return torch.optim.AdamW([{"params": params, "lr": rate} for rate, params in groups.items()], betas=(0.9, 0.95), weight_decay=weight_decay)
+
+
 def fit(
     model: Any,
     batches: Iterable[B | list[B]],
     loss: Callable[[Any, B], tuple[Tensor, dict[str, float]]],
+    optimiser: torch.optim.Optimizer,
     *,
-    lr: float,
     clip: float = 1.0,
-    weight_decay: float = 0.0,
-    after_step: Callable[[int], None] | None = None,
+    after_step: Callable[[list[dict[str, float]]], None] | None = None,
     merge: Callable[[list[dict[str, float]]], dict[str, float]] | None = None,
+    history: Sequence[dict[str, float]] = (),
 ) -> list[dict[str, float]]:
-    """One AdamW step a batch on the model's trainable parameters; returns the metrics of every step.
+    """One step of the optimiser a batch; returns the metrics of every step.
 
     A list is one batch in parts, whose losses and gradients are summed, so that no more than a part is held in memory; the loss
     divides each part by what the whole batch counts. merge: the metrics of a batch from those of its parts; without it their mean.
-    loss(model, batch) -> (scalar, metrics). after_step(step) runs once the parameters have moved (EMA, progress).
+    loss(model, batch) -> (scalar, metrics). after_step(metrics so far) runs once the parameters have moved (EMA, progress, checkpoint).
+    history: steps that were done before a kill (`learn.checkpoint`); as many batches are passed over.
     Raises FloatingPointError at the first loss or gradient that is not finite, before it reaches the weights.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimiser = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=weight_decay)
-    history = []
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    done = list(history)
     for step, batch in enumerate(batches):
+        if step < len(history):
+            continue
         optimiser.zero_grad(set_to_none=True)
         total, found = 0.0, []
         for part in batch if isinstance(batch, list) else [batch]:
@@ -48,10 +60,10 @@ def fit(
         if not torch.isfinite(norm):
             raise FloatingPointError(f"the gradient of step {step} is not finite, though the loss is {total}; lower the learning rate")
         optimiser.step()
-        history.append({**(merge or _mean)(found), "loss": total, "grad_norm": float(norm)})
+        done.append({**(merge or _mean)(found), "loss": total, "grad_norm": float(norm)})
         if after_step:
-            after_step(step)
-    return history
+            after_step(done)
+    return done
 
 
 def _mean(parts: list[dict[str, float]]) -> dict[str, float]:

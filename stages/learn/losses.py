@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from stages.learn.adapter import base_of
+from stages.learn.adapter import as_base, base_of
 from stages.learn.batches import Batch
 
 Ratio = Literal["turn", "turn_mean", "token"]
@@ -94,10 +94,21 @@ def kl_to_base(model: Any, batch: Batch) -> Tensor:
     Gradients flow into pi_theta only. Scalar. Source: ours, option `distill.kl_coef`.
     """
     logits_KV, _, _ = completion_logits(model, batch)
-    with torch.no_grad(), model.disable_adapter():
+    with torch.no_grad(), as_base(model):
         base_KV = completion_logits(model, batch)[0].log_softmax(1)
     log_probs_KV = logits_KV.log_softmax(1)
     return (log_probs_KV.exp() * (log_probs_KV - base_KV)).sum(1).mean()
+
+
+def sampled_kl(log_probs_K: Tensor, base_log_probs_K: Tensor) -> Tensor:
+    """KL to the base policy, estimated from the tokens that were sampled, one non-negative number a token, (K,).
+
+        k_t = exp(d_t) - 1 - d_t,   d_t = log pi_base - log pi_theta
+
+    At pi_theta = the policy that sampled, its mean is KL(pi_theta || pi_base), and its gradient that of KL(pi_base || pi_theta): it holds on to
+    whatever the base would do. Gradients flow into log_probs_K only. Source: GRPO, arXiv 2402.03300, eq. 4."""
+    difference = base_log_probs_K.detach() - log_probs_K
+    return difference.exp() - 1 - difference
 
 
 def completion_nll(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:

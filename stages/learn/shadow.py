@@ -238,6 +238,13 @@ def pack(episodes: Sequence[EpisodeIds], critic_ids: Sequence[int], *, max_posit
     )
 
 
+def without_shadows(row: PackedRow) -> PackedRow:
+    """The row's visible tokens alone, for a pass that reads no value; the indices of its values point nowhere."""
+    n = int((row.shadow == 0).sum())
+    cut = {name: getattr(row, name)[:n] for name in ("ids", "position_ids", "episode", "shadow", "prefix")}
+    return replace(row, **cut, value_positions=torch.full_like(row.value_positions, -1))
+
+
 def bins(episodes: Sequence[EpisodeIds], critic_len: int, *, token_budget: int, max_padding: float = 0.25) -> list[list[int]]:
     """Episodes shared out over rows: lists of indices, every episode exactly once. First fit, longest first; no randomness.
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stages.learn.fit import fit, lr_factor
+from stages.learn.fit import adamw, fit, lr_factor
 
 
 class Dot(nn.Module):
@@ -46,9 +46,9 @@ def test_steps_equal_adamw_by_hand_with_clipping(decay: float) -> None:
     """The gradient of w . x is x: (3, 4) has norm 5 and is clipped to 1, (0.1, -0.2) is not."""
     model, gradients = Dot(), [[3.0, 4.0], [0.1, -0.2], [0.0, 2.0]]
     one = Dot()
-    fit(one, [torch.tensor(gradients[0])], dot, lr=0.01, clip=1.0, weight_decay=decay)
+    fit(one, [torch.tensor(gradients[0])], dot, adamw(one, lr=0.01, weight_decay=decay), clip=1.0)
     assert one.w.tolist() == pytest.approx(adamw_by_hand([0.5, -1.0], gradients[:1], 0.01, 1.0, decay), abs=1e-6)
-    history = fit(model, [torch.tensor(g) for g in gradients], dot, lr=0.01, clip=1.0, weight_decay=decay)
+    history = fit(model, [torch.tensor(g) for g in gradients], dot, adamw(model, lr=0.01, weight_decay=decay), clip=1.0)
     assert model.w.tolist() == pytest.approx(adamw_by_hand([0.5, -1.0], gradients, 0.01, 1.0, decay), abs=1e-6)
     assert model.fixed.tolist() == [3.0]
     assert [h["grad_norm"] for h in history] == pytest.approx([5.0, math.sqrt(0.05), 2.0])
@@ -60,8 +60,8 @@ def test_a_batch_in_parts_is_the_step_of_the_whole_batch() -> None:
     """The gradients of (3, 4) and (0.1, -0.2) add up before they are clipped; the metric is their mean."""
     whole, parted = Dot(), Dot()
     rows = [torch.tensor([3.0, 4.0]), torch.tensor([0.1, -0.2])]
-    (one,) = fit(whole, [rows[0] + rows[1]], dot, lr=0.01)
-    (two,) = fit(parted, [rows], dot, lr=0.01)
+    (one,) = fit(whole, [rows[0] + rows[1]], dot, adamw(whole, lr=0.01))
+    (two,) = fit(parted, [rows], dot, adamw(parted, lr=0.01))
     assert torch.equal(whole.w, parted.w)
     assert two["loss"] == pytest.approx(one["loss"])
     assert two["grad_norm"] == pytest.approx(one["grad_norm"])
@@ -70,21 +70,22 @@ def test_a_batch_in_parts_is_the_step_of_the_whole_batch() -> None:
 
 def test_metrics_of_parts_are_merged_as_told() -> None:
     rows = [torch.tensor([3.0, 4.0]), torch.tensor([0.1, -0.2])]
-    (history,) = fit(Dot(), [rows], dot, lr=0.01, merge=lambda parts: {"seen": max(part["seen"] for part in parts)})
+    model = Dot()
+    (history,) = fit(model, [rows], dot, adamw(model, lr=0.01), merge=lambda parts: {"seen": max(part["seen"] for part in parts)})
     assert history["seen"] == 3.0
 
 
 def test_after_step_sees_the_weights_that_have_moved() -> None:
     model, seen = Dot(), []
-    fit(model, [torch.ones(2)] * 3, dot, lr=0.1, after_step=lambda step: seen.append((step, float(model.w.detach()[0]))))
-    assert [step for step, _ in seen] == [0, 1, 2]
+    fit(model, [torch.ones(2)] * 3, dot, adamw(model, lr=0.1), after_step=lambda done: seen.append((len(done), float(model.w.detach()[0]))))
+    assert [n for n, _ in seen] == [1, 2, 3]
     assert 0.5 > seen[0][1] > seen[1][1] > seen[2][1] == float(model.w.detach()[0])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_finite_raises_before_the_weights_move(bad: float) -> None:
     model = Dot()
-    fit(model, [torch.ones(2)], dot, lr=0.1)
+    fit(model, [torch.ones(2)], dot, adamw(model, lr=0.1))
     before = model.w.detach().clone()
 
     def batches() -> Iterator[Tensor]:
@@ -92,7 +93,7 @@ def test_a_loss_that_is_not_finite_raises_before_the_weights_move(bad: float) ->
         raise AssertionError("a second batch was asked for")
 
     with pytest.raises(FloatingPointError, match="the loss of step 0 is"):
-        fit(model, batches(), dot, lr=0.1)
+        fit(model, batches(), dot, adamw(model, lr=0.1))
     assert torch.equal(model.w.detach(), before)
 
 
@@ -104,13 +105,13 @@ def test_a_gradient_that_is_not_finite_raises_before_the_weights_move() -> None:
         return (model.w * x).sum().abs().sqrt(), {}
 
     with pytest.raises(FloatingPointError, match="gradient of step 0"):
-        fit(model, [torch.zeros(2)], root, lr=0.1)
+        fit(model, [torch.zeros(2)], root, adamw(model, lr=0.1))
     assert model.w.tolist() == [0.5, -1.0]
 
 
 def test_no_batches_are_no_steps() -> None:
     model = Dot()
-    assert fit(model, [], dot, lr=0.1) == []
+    assert fit(model, [], dot, adamw(model, lr=0.1)) == []
     assert model.w.tolist() == [0.5, -1.0]
 
 

@@ -1,0 +1,182 @@
+"""The joint loss of Self-AC: one pass through the shared transformer, targets and advantages from its values, and both losses.
+
+    L = alpha L_critic + (1 - alpha) L_actor
+    L_critic = mean_n || V - stop_grad(target_n) ||^2,   L_actor = -mean_k min(rho_k A_k, clip(rho_k, 1 - c, 1 + c) A_k)
+
+Source: Self-AC slides, critic loss and actor loss. Every minibatch reads its values and log-probs from the same pass, so targets and
+advantages are of the weights that are being trained; all of them are detached. [ours] Before every loss `learn/credit.py` checks that
+each token learns from its own turn. [ours]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from stages.learn.adapter import acting_as, as_base, base_of
+from stages.learn.credit import check_credit
+from stages.learn.ledger import check_shares, ledger, step_targets
+from stages.learn.losses import Per, Ratio, chunked_log_probs, sampled_kl, turn_ppo_clip
+from stages.learn.returns import AdvantageKind, advantages, monte_carlo, state_mask, turn_mask, value_loss
+from stages.learn.shadow import EpisodeIds, PackedRow, without_shadows
+from stages.learn.shadow_attention import body_pass
+from stages.learn.value_head import ValueHead, episode_pass
+from stages.training import OptimConfig
+
+CRITIC = "critic"  # name of the second adapter, where actor and critic have one each
+
+
+class SelfAcConfig(OptimConfig):
+    """Critic and actor loss of one shared transformer."""
+
+    epochs: int = Field(2, ge=1, description="Passes over the iteration's episodes. [ours]")
+    batch: int = Field(32, ge=1, description="Episodes a step. [ours]")
+    row_tokens: int = Field(4096, ge=1, description="Most tokens of one packed row; a step is as many rows as it needs. [ours]")
+    head_lr: float = Field(0.0, ge=0, description="Learning rate of the value head; 0 = that of the body, lr. [ours]")
+    keep_moments: bool = Field(True, description="AdamW's moments go on from one iteration to the next, else they start at 0 each time. [ours]")
+    alpha: float = Field(0.5, ge=0, le=1, description="Weight of the critic's loss against the actor's. [slides: alpha; number ours]")
+    gamma: float = Field(1.0, ge=0, le=1, description="Discount a turn; below 1 the actor's gradient is biased. [slides: gamma; number ours]")
+    td_steps: int = Field(5, ge=1, description="TD(1) to TD(n) are averaged. [slides: 5]")
+    advantage: AdvantageKind = Field("td_mean", description="td_mean, td1, gae, mc, or group: one number for a whole episode, as GRPO. [ours]")
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="For advantage = gae. [ours]")
+    known_end: bool = Field(False, description="The known final reward instead of V_N in the targets of earlier states. [ours; slides: V_N]")
+    ratio: Ratio = Field("turn", description="Ratio of a turn's probability, of its mean token's (turn_mean), or of each token's. [slides: turn]")
+    ratio_clip: float = Field(0.2, gt=0, lt=1, description="c of the clipped ratio. [slides: eps; number is PPO's]")
+    per: Per = Field("turn", description="The actor's sum is divided by turns, or by episodes, which is unbiased. [slides: turn]")
+    kl_coef: float = Field(
+        0.0, ge=0, description="Reward that a nat of divergence from the base policy costs; above 0 it keeps exploring. [ours; slides: 0]"
+    )
+    separate: bool = Field(False, description="An adapter each for actor and critic, and a pass each. [ours; slides: one for both]")
+    value_grad_scale: float = Field(1.0, ge=0, description="Factor on the critic's gradient into the shared body; 0 = head only. [ours; slides: 1]")
+    warmup: int = Field(0, ge=0, description="First iterations in which only the head learns, and the shared body stays as it is. [ours; slides: 0]")
+    soft_prompt: int = Field(0, ge=0, le=4, description="Learned vectors in place of the critic prompt's text. [ours; slides: text]")
+    autocast: bool = Field(False, description="Passes compute in bfloat16 where torch's autocast does; weights, head and losses stay. [ours]")
+    checkpoint_every: int = Field(50, ge=0, description="Steps between two checkpoints, from which a killed stage goes on; 0 = none. [ours]")
+    unusable: Literal["error", "drop"] = Field(
+        "error", description="An episode that cannot be trained on (too long, no log-probs): stop, or drop and count it. [ours]"
+    )
+
+    @property
+    def has_critic(self) -> bool:
+        """False where no value is asked for: GRPO."""
+        return self.alpha > 0 or self.advantage != "group"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One packed row of a step, and what the whole step counts: all parts divide by the same numbers, so their losses add up."""
+
+    row: PackedRow
+    episodes: tuple[EpisodeIds, ...]  # of the row, in order
+    returns: tuple[float, ...]  # what the rewards of each add up to, as it was stored
+    relative_B: Tensor | None  # advantage of each episode relative to its group; None = by turn, from the values of the pass
+    n_states: float  # states with a target in the step
+    normaliser: float  # of the actor's sum
+    first: bool  # of the stage's first step, which goes into the ledger
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one pass through the body gives to the losses. J turns and K action tokens of the row; gradients flow into all but the advantages."""
+
+    values_BM: Tensor
+    advantages_J: Tensor
+    log_probs_K: Tensor
+    entropy_K: Tensor
+    kl_K: Tensor  # to the base policy; zeros where it costs nothing
+
+
+def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig, *, value_grad_scale: float) -> Pass:
+    """One pass through the body, and the advantages that its values give. Raises LostCredit where a token would not get its own turn's."""
+    row = part.row
+    with torch.autocast(row.ids.device.type, dtype=torch.bfloat16, enabled=config.autocast):
+        if config.has_critic and not config.separate:
+            states_KD, values_BM = episode_pass(model, head, row, value_grad_scale=value_grad_scale)
+        else:
+            states_KD = body_pass(model, without_shadows(row)).index_select(0, row.source_positions)
+            values_BM = torch.zeros_like(row.rewards)
+            if config.separate:
+                with acting_as(model, CRITIC):
+                    _, values_BM = episode_pass(model, head, row)
+    if part.relative_B is not None:
+        advantages_BM = part.relative_B[:, None].expand_as(values_BM)
+    else:
+        advantages_BM = advantages(
+            config.advantage, row.rewards, values_BM, row.n_turns, row.truncated,
+            gamma=config.gamma, n_max=config.td_steps, lam=config.gae_lambda, known_end=config.known_end,
+        )  # fmt: skip
+    advantages_J = advantages_BM[turn_mask(row.n_turns, values_BM.shape[1])]
+    check_credit(row, part.episodes, advantages_BM, advantages_J, returns=part.returns)
+    ids_K = row.ids[row.target_positions]
+    with torch.autocast(row.ids.device.type, dtype=torch.bfloat16, enabled=config.autocast):
+        log_probs_K, entropy_K = chunked_log_probs(states_KD, base_of(model).get_output_embeddings(), ids_K, entropy=True)
+        kl_K = sampled_kl(log_probs_K, base_log_probs(model, row)) if config.kl_coef else torch.zeros_like(log_probs_K)
+    return Pass(values_BM, advantages_J, log_probs_K, entropy_K, kl_K)
+
+
+@torch.no_grad()
+def base_log_probs(model: Any, row: PackedRow) -> Tensor:
+    """Of the action tokens, by the base model: (K,)."""
+    with as_base(model):
+        states_KD = body_pass(model, without_shadows(row)).index_select(0, row.source_positions)
+        return chunked_log_probs(states_KD, base_of(model).get_output_embeddings(), row.ids[row.target_positions])
+
+
+def joint_loss(found: Pass, part: Part, config: SelfAcConfig, *, actor_weight: float) -> tuple[Tensor, dict[str, float]]:
+    """alpha L_critic + actor_weight (L_actor + kl_coef KL) of one row; metrics of both."""
+    row = part.row
+    critic, metrics = value_loss(
+        found.values_BM, row.rewards, row.n_turns, row.truncated, gamma=config.gamma, n_max=config.td_steps, normaliser=part.n_states,
+        known_end=config.known_end,
+    )  # fmt: skip
+    actor, of_actor = turn_ppo_clip(
+        found.log_probs_K, row.old_log_probs, row.turn_of_token, found.advantages_J,
+        clip=config.ratio_clip, ratio=config.ratio, normaliser=part.normaliser,
+    )  # fmt: skip
+    entropy = float(found.entropy_K.detach().mean())
+    metrics |= {**of_actor, "value_loss": float(critic.detach()), "actor_loss": float(actor.detach()), "entropy": entropy}
+    metrics["kl_base"] = float(found.kl_K.detach().mean())
+    metrics |= {"tokens": float(len(found.log_probs_K)), **moments(found.values_BM.detach(), row, config)}
+    if not config.has_critic:
+        metrics = {name: value for name, value in metrics.items() if not name.startswith("value_loss")} | {"n": 0.0}
+    # By the same normaliser as the actor's sum, so that the coefficient is in units of reward.
+    cost = config.kl_coef * found.kl_K.sum() / part.normaliser
+    return config.alpha * critic + actor_weight * (actor + cost), metrics
+
+
+def moments(values_BM: Tensor, row: PackedRow, config: SelfAcConfig) -> dict[str, float]:
+    """Sums over the states of terminated episodes, from which `of_step` has the explained variance of a step: count, R, R^2, error, error^2."""
+    returns = monte_carlo(row.rewards, values_BM, row.n_turns, row.truncated, gamma=config.gamma)
+    known = state_mask(row.n_turns, row.truncated, values_BM.shape[1]) & ~row.truncated[:, None]
+    r, error = returns[known].double(), (returns - values_BM)[known].double()
+    return {"n": float(len(r)), "r": float(r.sum()), "rr": float(r.square().sum()), "e": float(error.sum()), "ee": float(error.square().sum())}
+
+
+def of_step(parts: list[dict[str, float]]) -> dict[str, float]:
+    """Metrics of a step from those of its rows. Losses are divided by the step's counts already, so they add up; the rest are means over tokens."""
+    tokens = sum(part["tokens"] for part in parts)
+    losses = [name for name in parts[0] if name.startswith(("value_loss", "actor_loss"))]
+    found = {name: sum(part[name] for part in parts) for name in losses}
+    found |= {
+        name: sum(part["tokens"] * part[name] for part in parts) / tokens for name in ("ratio_mean", "clip_frac", "kl_old", "kl_base", "entropy")
+    }
+    n, r, rr, e, ee = (sum(part[name] for part in parts) for name in ("n", "r", "rr", "e", "ee"))
+    variance = rr / n - (r / n) ** 2 if n else 0.0
+    if variance > 1e-12:
+        found["explained_variance"] = 1 - (ee / n - (e / n) ** 2) / variance
+    return found | {"ratio_max": max(part["ratio_max"] for part in parts), "tokens": tokens}
+
+
+def page(found: Pass, part: Part, config: SelfAcConfig, actor_loss: float) -> dict[str, list[Any]]:
+    """The ledger of one row. Its shares are of the unweighted actor's loss, in the warm-up, too. Raises LostCredit if they do not add up to it."""
+    targets = step_targets(part.row, found.values_BM, gamma=config.gamma, n_max=config.td_steps, known_end=config.known_end)
+    columns = ledger(
+        part.row, part.episodes, found.values_BM, targets, found.advantages_J, found.log_probs_K,
+        ratio=config.ratio, clip=config.ratio_clip, normaliser=part.normaliser,
+    )  # fmt: skip
+    check_shares(columns, actor_loss)
+    return columns

@@ -1,0 +1,109 @@
+"""From stored episodes to the packed rows of Self-AC's steps: token ids and log-probs as the engine produced them, never tokenised again."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from stages.actor_critic import Part, SelfAcConfig
+from stages.contract import Context
+from stages.learn.credit import returns_of
+from stages.learn.losses import loss_normaliser
+from stages.learn.shadow import BadEpisode, EpisodeIds, bins, pack, unbroken
+from stages.llm.roles import load_roles
+from stages.training import by_scenario, relative_advantages
+from stages.types import MissingInput, Outcome, Row
+from stages.values import prompt_ids
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """Episodes as rows to be packed: the rows of each (one, unless it broke), what each row's rewards add up to by its key, and counts."""
+
+    episodes: tuple[tuple[EpisodeIds, ...], ...]
+    returns: Mapping[tuple[Any, ...], float]
+    relative: Mapping[str, float] | None  # advantage by episode; None = by turn, from values
+    counts: Mapping[str, float]
+
+
+def critic_prompt(context: Context) -> tuple[int, ...]:
+    """Ids of the text that asks for a value; none where a learned prompt stands in its place."""
+    if context.config.soft_prompt:
+        return ()
+    return prompt_ids(context.engine, load_roles(context.run.roles.prompts))
+
+
+def trainable_rows(context: Context, heads: Sequence[Row], critic_ids: Sequence[int], max_positions: int | None) -> Trainable:
+    """What can be trained on. Raises BadEpisode for what cannot, unless it may be dropped; MissingInput where nothing is left."""
+    config: SelfAcConfig = context.config
+    turns: dict[str, list[Row]] = defaultdict(list)
+    for turn in context.replay.rows("turns", context.inputs["collect"][-1:]):
+        turns[turn["episode_id"]].append(turn)
+    roles = load_roles(context.run.roles.prompts)
+    relative, counts = None, {"self_ac/split": 0.0, "self_ac/dropped": 0.0}
+    if config.advantage == "group":
+        relative = by_group(heads)
+        counts["self_ac/alone"] = float(len(heads) - len(relative))
+        heads = [head for head in heads if head["episode_id"] in relative]
+    episodes: list[tuple[EpisodeIds, ...]] = []
+    returns: dict[tuple[Any, ...], float] = {}
+    for head in heads:
+        final, mine = context.engine.encode(roles.policy(head["messages"])), turns[head["episode_id"]]
+        try:
+            found = unbroken(mine, final, head["outcome"] == Outcome.TRUNCATED, config.gamma, (head["episode_id"],))
+            pack(found, critic_ids, max_positions=max_positions, soft_len=config.soft_prompt)  # raises where one is too long
+        except BadEpisode:
+            if config.unusable == "error":
+                raise
+            counts["self_ac/dropped"] += 1
+            continue
+        episodes.append(tuple(found))
+        told = returns_of(found, head["total_reward"], [turn["reward"] for turn in mine], gamma=config.gamma)
+        returns |= {row.key: one for row, one in zip(found, told, strict=True)}
+        counts["self_ac/split"] += len(found) > 1
+    if not episodes:
+        raise MissingInput(f"self_ac found no usable one among {len(heads)} episodes of its last collect run; collect more")
+    return Trainable(tuple(episodes), returns, relative, counts)
+
+
+def by_group(heads: Sequence[Row]) -> dict[str, float]:
+    """Advantage of each episode relative to those of its scenario, over the whole iteration; one that is alone, as after failures, is left out."""
+    groups = [members for members in by_scenario(heads).values() if len(members) > 1]
+    if not groups:
+        raise MissingInput("advantage = group compares episodes of one scenario, found none with two; set collect.group to 4 or more")
+    return relative_advantages(groups)
+
+
+def steps(found: Trainable, critic_ids: Sequence[int], config: SelfAcConfig, *, rng: random.Random, device: Any) -> Iterator[list[Part]]:
+    """Each epoch's episodes in a new order, `batch` of them a step, packed by length into as few rows as hold them."""
+    for epoch in range(config.epochs):
+        order = rng.sample(found.episodes, len(found.episodes))
+        n_steps = -(-len(order) // config.batch)
+        # Steps of like size: a last one of a single episode would move the weights as far as any other.
+        edges = [round(i * len(order) / n_steps) for i in range(n_steps + 1)]
+        for start, end in pairwise(edges):
+            # The rows of an episode that broke are learned from in one step, so "per episode" can count episodes.
+            yield parts(order[start:end], found, critic_ids, config, first=epoch == start == 0, device=device)
+
+
+def parts(
+    episodes: Sequence[Sequence[EpisodeIds]], found: Trainable, critic_ids: Sequence[int], config: SelfAcConfig, *, first: bool, device: Any
+) -> list[Part]:
+    """One step's rows."""
+    chosen = [row for rows in episodes for row in rows]
+    n_states = float(sum(e.n_turns + (not e.truncated) for e in chosen))
+    normaliser = loss_normaliser(config.per, torch.tensor([sum(row.n_turns for row in rows) for rows in episodes]))
+    made = []
+    for members in bins(chosen, len(critic_ids) or config.soft_prompt, token_budget=config.row_tokens):
+        mine = tuple(chosen[i] for i in members)
+        row = pack(mine, critic_ids, max_positions=None, soft_len=config.soft_prompt).to(device)
+        relative = torch.tensor([found.relative[e.key[0]] for e in mine], device=device) if found.relative else None
+        told = tuple(found.returns[e.key] for e in mine)
+        made.append(Part(row, mine, told, relative, n_states, normaliser, first=first))
+    return made
