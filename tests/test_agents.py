@@ -12,7 +12,7 @@ from typing import Any
 import models
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -21,15 +21,16 @@ from flows.show import transcript
 from stages import envs, grpo, rft, self_ac
 from stages.agents import cut_at_blank_lines, turns_of
 from stages.contract import Config, Outputs
+from stages.corpora.tokenizers import byte_tokenizer
 from stages.grpo import GrpoConfig
 from stages.learn.shadow import EpisodeIds, unbroken
 from stages.llm.roles import Roles
-from stages.llm.scripted import END_ID, log_prob
+from stages.llm.scripted import END_ID, ScriptedEngine, log_prob
 from stages.rft import RftConfig
 from stages.rollout import RolloutSettings, rollout, rollout_settings
 from stages.sections import TaskConfig
 from stages.transitions import episode_rows, transitions
-from stages.types import Completion, Episode, Outcome, Row, Scenario, Turn, UsageError
+from stages.types import Completion, Episode, Message, Outcome, Request, Row, Scenario, Turn, UsageError
 
 ROLES = Roles("toy", {"policy": ""})
 COT = RolloutSettings(adapter=None, temperature=1.0, max_tokens=400, max_turns=4, malformed_allowance=1, slots=8, attempts=3, seed=5, agent="cot")
@@ -83,6 +84,7 @@ def by_prefixes(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> l
     return [(start, [*starts, len(ids)][k + 1]) for k, start in enumerate(starts)] if ids else []
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, len(VOCABULARY) - 1), max_size=25))
 def test_factors_are_all_tokens_in_order_and_each_says_something(ids: list[int]) -> None:
     def decode(tokens: Sequence[int]) -> str:
@@ -94,12 +96,14 @@ def test_factors_are_all_tokens_in_order_and_each_says_something(ids: list[int])
     assert all(decode(ids[start:end]).strip() for start, end in spans) or not decode(ids).strip()
 
 
+@settings(deadline=None)
 @given(st.text("ab. \n\t", max_size=30))
 def test_where_a_token_is_a_character_factors_are_the_paragraphs(text: str) -> None:
     found = [text[start:end].strip() for start, end in cut_at_blank_lines(range(len(text)), text)]
     assert [one for one in found if one] == [one.strip() for one in re.split(r"\n[ \t]*\n", text) if one.strip()]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, len(VOCABULARY) - 1), min_size=1, max_size=25), st.booleans())
 def test_turns_of_a_chain_carry_the_produced_ids_and_log_probs(ids: list[int], terminated: bool) -> None:
     """Every factor's prompt is the reply's prompt and all produced before it; the answer is the last one's alone."""
@@ -200,6 +204,36 @@ def test_the_last_state_holds_the_verdict_only_where_the_reply_is_rendered_as_it
     assert found.ids == padded.turns[-1].prompt_ids + padded.turns[-1].completion.token_ids
     assert "Right." not in engine.decode(found.ids)
     assert (found.n_turns, found.rewards, found.truncated) == (3, (0.0, 0.0, 0.0, 1.0), False)
+
+
+class Spoken(ScriptedEngine):
+    """The script in byte pairs: a character may be several tokens, a token several characters."""
+
+    def __init__(self, reply: str) -> None:
+        super().__init__(lambda prompt, request: reply)
+        self._tokenizer: Any = byte_tokenizer([CHAIN, "so it is.\n\nso it is", "\n\n\n"] * 9, 300)
+
+    def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        return tuple(self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=True, return_dict=False))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def _completion(self, request: Request) -> Completion:
+        text = self._reply("", request)
+        ids = (*self._tokenizer(text, add_special_tokens=False).input_ids, self._tokenizer.eos_token_id)
+        return Completion(text, ids, tuple(-i / 9 for i in range(len(ids))), "stop")
+
+
+def test_thoughts_in_byte_pairs_are_cut_in_no_character_and_the_row_goes_on_to_the_verdict() -> None:
+    thoughts = ["Zwölf, so it is.\n\n", "日本語 so.\n \n\n", "é 3 + 4\nis\n\n", "\\boxed{7}"]
+    engine = Spoken("".join(thoughts))
+    (episode,) = rollout(engine, envs.make_env("math", {}), [SUM], ROLES, COT)
+    assert [t.completion.text for t in episode.turns] == thoughts
+    assert max(len(t.completion.token_ids) for t in episode.turns) > 5
+    found = row_of(episode, engine.encode(episode.messages))
+    assert "Right." in engine.decode(found.ids)
+    assert (found.n_turns, found.rewards) == (4, (0.0, 0.0, 0.0, 0.0, 1.0))
 
 
 def chains(bench: models.Bench) -> list[Episode]:

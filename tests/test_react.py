@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages import envs
@@ -123,6 +123,7 @@ def by_walking(text: str) -> tuple[str, str] | None:
     return found
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
 def test_tags_are_read_as_a_walk_over_the_characters_reads_them(text: str) -> None:
     expected = by_walking(text)
@@ -139,6 +140,7 @@ def test_tags_are_read_as_a_walk_over_the_characters_reads_them(text: str) -> No
         assert "<action>" not in action.lower()
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from([piece for piece in PIECES if piece[:1] != "<"] + ["<", "</action>"]), max_size=12).map("".join))
 def test_without_an_opening_tag_nothing_changes(text: str) -> None:
     """Equal to the rule of "Action:" alone, written down again."""
