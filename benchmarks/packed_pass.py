@@ -8,7 +8,8 @@ Self-AC's step is the stage's own (critic, actor, checks, metrics). GRPO's is th
 length side by side, nothing padded, and nothing after the last action, which GRPO need not read; `--last` tokens of it are Self-AC's alone.
 
 critic: tokens of the critic's prompt, or soft1 .. soft4 for learned vectors. |cp| / T: the bound 1 + (N + 1) |cp| / T. tokens: tokens of the two rows,
-the same with T as GRPO needs it. work: floating-point operations, matrix products as PyTorch counts them and attention by its pairs.
+the same with T as GRPO needs it. work: floating-point operations, matrix products as PyTorch counts them and attention by its pairs. traffic: bytes that
+all operations read and write. Those four are counted and the same on any machine; `--pairs 0` stops there.
 ratio: median over pairs of steps in turn, ± half the interquartile range. Random weights: only the time matters.
 """
 
@@ -19,19 +20,16 @@ import itertools
 
 import torch
 
+from benchmarks.counts import attention_flops, causal_pairs, matmul_flops, shadow_pairs, traffic
 from benchmarks.passes import (
-    attention_flops,
     backward,
-    causal_pairs,
     grpo_loss,
     grpo_row,
     in_turn,
     made_up,
-    matmul_flops,
     random_policy,
     self_ac_loss,
     self_ac_part,
-    shadow_pairs,
     table_head,
     table_row,
     with_log_probs,
@@ -54,14 +52,17 @@ def measure(args: argparse.Namespace, width: int, turns: int, length: int, last:
     flops = [matmul_flops(step) for step in (theirs, ours)]
     flops[0] += attention_flops(causal_pairs([plain.ids.shape[1]] * n), width, args.layers)
     flops[1] += attention_flops(seen, width, args.layers)
-    found = in_turn(theirs, ours, args.pairs)
-    tokens, work = len(part.row.ids) / plain.ids.numel(), flops[1] / flops[0]
-    bound = 1 + (turns + 1) * c / len(one.ids)
-    rate = f"{flops[0] / found.first_s / 1e9:.0f}, {flops[1] / found.second_s / 1e9:.0f}"
-    table_row(
-        width, turns, f"{n} x {len(one.ids)}", last, critic, f"{bound:.3f}", f"{tokens:.3f}", f"{work:.3f}", found,
-        f"{100 * (found.ratio / tokens - 1):+.1f} %", f"{1000 * found.first_s:.0f}", rate,
-    )  # fmt: skip
+    moved, tokens = [traffic(step) for step in (theirs, ours)], len(part.row.ids) / plain.ids.numel()
+    counted = [1 + (turns + 1) * c / len(one.ids), tokens, flops[1] / flops[0], moved[1].total() / moved[0].total()]
+    timed = ["-"] * 4
+    if args.pairs:
+        found = in_turn(theirs, ours, args.pairs)
+        rate = f"{flops[0] / found.first_s / 1e9:.0f}, {flops[1] / found.second_s / 1e9:.0f}"
+        timed = [str(found), f"{100 * (found.ratio / tokens - 1):+.1f} %", f"{1000 * found.first_s:.0f}", rate]
+    table_row(width, turns, f"{n} x {len(one.ids)}", last, critic, *(f"{x:.3f}" for x in counted), *timed)
+    excess = {name: (moved[1][name] - tokens * moved[0][name]) / moved[0].total() for name in moved[1]}
+    for name in sorted(excess, key=lambda name: -excess[name])[: args.operations]:
+        print(f"    {excess[name]:+.1%} of GRPO's traffic: {name}", flush=True)
 
 
 def main() -> None:
@@ -75,9 +76,11 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=1000)
     parser.add_argument("--row-tokens", type=int, default=4096, help="a row holds as many episodes as fit, at least one")
     parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--operations", type=int, default=0, help="also tell this many operations whose traffic grows most beyond the tokens")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    table_head("width", "turns", "episodes", "last", "critic", "1 + (N+1) cp / T", "tokens", "work", "ratio", "over tokens", "GRPO ms", "GFLOP/s")
+    counted, timed = ["1 + (N+1) cp / T", "tokens", "work", "traffic"], ["ratio", "over tokens", "GRPO ms", "GFLOP/s"]
+    table_head("width", "turns", "episodes", "last", "critic", *counted, *timed)
     for width, turns, length, last, critic in itertools.product(args.width, args.turns, args.length, args.last, args.critic):
         measure(args, width, turns, length, last, critic)
 

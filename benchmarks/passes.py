@@ -11,13 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from stages.actor_critic import Part, SelfAcConfig, credited_pass, joint_loss
 from stages.learn.adapter import base_of, new_adapter
 from stages.learn.losses import chunked_log_probs, turn_ppo_clip
-from stages.learn.shadow import EpisodeIds, PackedRow, pack
-from stages.learn.shadow_layout import layout_of
+from stages.learn.shadow import EpisodeIds, pack
 from stages.learn.value_head import ValueHead
 
 CONFIG = SelfAcConfig()
@@ -124,28 +122,6 @@ def grpo_loss(model: Any, row: GrpoRow) -> Tensor:
     log_probs = grpo_log_probs(model, row)
     options: dict[str, Any] = {"clip": CONFIG.ratio_clip, "ratio": "token", "normaliser": float(len(log_probs))}
     return turn_ppo_clip(log_probs, row.old_log_probs, row.turn_of_token, row.advantages, **options)[0]
-
-
-def matmul_flops(step: Callable[[], None]) -> float:
-    """Floating-point operations of all matrix products of a step, as PyTorch counts them. Its attention kernel for CPUs is not among them."""
-    with FlopCounterMode(display=False) as counter:
-        step()
-    return float(counter.get_total_flops())
-
-
-def attention_flops(pairs: float, width: int, layers: int) -> float:
-    """Of so many pairs of a query and a key it may see: 2 products forward, and 5 backward, where the scores are worked out again."""
-    return 7 * 2 * pairs * width * layers
-
-
-def causal_pairs(lengths: Sequence[int]) -> float:
-    return sum(n * (n + 1) / 2 for n in lengths)
-
-
-def shadow_pairs(row: PackedRow) -> tuple[float, float]:
-    """(pairs that the shadows may see, pairs that the kernel is handed: groups of states share the keys of the last one)."""
-    layout = layout_of(row)
-    return float(sum(int(g.mask.sum()) for g in layout.groups)), float(sum(g.mask.numel() for g in layout.groups))
 
 
 @dataclass(frozen=True)

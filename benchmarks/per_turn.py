@@ -8,7 +8,8 @@ Self-AC: the stage's own step, one pass an episode. Per turn: s_k + critic promp
 it, as if stored with the rollout: it pays for no extra pass to find them. Before timing both steps' losses and gradients are compared.
 
 ratio: per turn / Self-AC, median over pairs of steps in turn, ± half the interquartile range. actor alone: only the s_k + a_k passes; what a
-critic that reads V off the same pass, without a prompt of its own, would cost. tokens: counted, both without padding. Random weights: only the time matters.
+critic that reads V off the same pass, without a prompt of its own, would cost. by tokens, by work: the same ratio counted, in tokens without padding and in
+floating-point operations, matrix products with padding and attention by its pairs; `--pairs 0` stops there. Random weights: only the time matters.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.counts import attention_flops, causal_pairs, matmul_flops, shadow_pairs
 from benchmarks.passes import (
     CONFIG,
     backward,
@@ -135,12 +137,19 @@ def measure(args: argparse.Namespace, turns: int) -> None:
             f"wanted equal steps, found a loss off by {off[0]:.0e} and a gradient off by {off[1]:.0e} (allowed {ALLOWED:.0e}): nothing was timed"
         )
     packed = backward(lambda: self_ac_loss(model, head, part), model, head)
-    both = in_turn(packed, lambda: per_turn(model, head, states, critic_ids, args.batch), args.pairs)
-    actor = in_turn(packed, lambda: per_turn(model, head, states, critic_ids, args.batch, critic=False), args.pairs)
-    counted = sum(len(s.ids) + args.critic + (len(s.ids) + len(s.action) if s.action else 0) for s in states) / len(part.row.ids)
-    table_row(
-        turns, len(drawn[0].ids), f"{counted:.2f}", both, f"{both.ratio / turns:.2f}", actor, f"{1000 * both.first_s:.0f}", f"{off[0]:.0e}, {off[1]:.0e}",
-    )  # fmt: skip
+
+    def slow(critic: bool = True) -> None:
+        per_turn(model, head, states, critic_ids, args.batch, critic=critic)
+
+    lengths = [len(s.ids) + args.critic for s in states] + [len(s.ids) + len(s.action) for s in states if s.action]
+    pairs = causal_pairs([len(e.ids) for e in part.episodes]) + shadow_pairs(part.row)[0]
+    work = [matmul_flops(step) + attention_flops(n, args.width, args.layers) for step, n in ((slow, causal_pairs(lengths)), (packed, pairs))]
+    counted = [sum(lengths) / len(part.row.ids), work[0] / work[1]]
+    timed = ["-"] * 4
+    if args.pairs:
+        both, actor = in_turn(packed, slow, args.pairs), in_turn(packed, lambda: slow(critic=False), args.pairs)
+        timed = [str(both), f"{both.ratio / turns:.2f}", str(actor), f"{1000 * both.first_s:.0f}"]
+    table_row(turns, len(drawn[0].ids), f"{off[0]:.0e}, {off[1]:.0e}", *(f"{x:.2f}" for x in counted), *timed)
 
 
 def main() -> None:
@@ -156,7 +165,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    table_head("turns", "tokens", "by tokens", "ratio", "ratio / turns", "actor alone", "Self-AC ms", "off: loss, gradient")
+    table_head("turns", "tokens", "off: loss, gradient", "by tokens", "by work", "ratio", "ratio / turns", "actor alone", "Self-AC ms")
     for turns in args.turns:
         measure(args, turns)
 

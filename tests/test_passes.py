@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.passes import causal_pairs, grpo_log_probs, grpo_row, made_up, random_policy, self_ac_part, shadow_pairs, with_log_probs
+from benchmarks.counts import causal_pairs, matmul_flops, shadow_pairs, traffic
+from benchmarks.passes import grpo_log_probs, grpo_row, made_up, random_policy, self_ac_part, with_log_probs
 from benchmarks.per_turn import largest_difference, states_of
 from stages.actor_critic import SelfAcConfig, credited_pass
 from stages.learn.value_head import new_head
@@ -43,3 +44,11 @@ def test_pairs_of_query_and_key_equal_a_count_of_the_mask() -> None:
     shadows = sum(prefix + i + 1 for prefix in episode.prefixes for i in range(len(CRITIC)))
     assert causal_pairs([n]) == sum(i + 1 for i in range(n))
     assert shadow_pairs(row)[0] == shadows <= shadow_pairs(row)[1]
+
+
+def test_counts_of_a_step_are_those_by_hand() -> None:
+    x, y, row = torch.ones(8, 16), torch.ones(16, 4), torch.ones(16)
+    assert matmul_flops(lambda: x @ y) == 2 * 8 * 16 * 4
+    # One product and one sum in fp32; the transposed view moves nothing, and an expanded row is as small as the row.
+    found = traffic(lambda: ((x @ y).t(), x + row.expand(8, 16)))
+    assert found == {"mm": 4 * (8 * 16 + 16 * 4 + 8 * 4), "add": 4 * (2 * 8 * 16 + 16)}
