@@ -38,7 +38,7 @@ def shadow_pairs(row: PackedRow) -> tuple[float, float]:
 
 
 class Traffic(TorchDispatchMode):
-    """Bytes of all tensors that operations take and give, by operation; views move nothing and are left out."""
+    """Bytes of all tensors that operations take and give, by operation; views move nothing, nor does memory that is only set aside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,8 +46,9 @@ class Traffic(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if not func.is_view:
-            self.bytes[func.overloadpacket.__name__] += sum(size_bytes(x) for x in tree_leaves((args, kwargs, out)) if isinstance(x, torch.Tensor))
+        name = func.overloadpacket.__name__
+        if not func.is_view and not name.startswith("empty"):
+            self.bytes[name] += sum(size_bytes(x) for x in tree_leaves((args, kwargs, out)) if isinstance(x, torch.Tensor))
         return out
 
 

@@ -126,7 +126,7 @@ class Row(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad.new_zeros(ctx.shape).flatten(0, 1).index_copy(0, ctx.back, grad[0]).view(ctx.shape), None
+        return grad.new_zeros(ctx.shape).flatten(0, 1).index_copy_(0, ctx.back, grad[0]).view(ctx.shape), None
 
 
 class Keys(torch.autograd.Function):
