@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from stages.learn.batches import Batch
 
-OF_AGENTS = {"layers": 4, "positions": 1024, "steps": 700, "batch": 32, "parts": 4, "general_rows": 0, "probe_rows": 192}
+OF_AGENTS = {"layers": 4, "positions": 1024, "steps": 600, "batch": 32, "parts": 4, "general_rows": 0, "probe_rows": 192}
 """Defaults where corpus = agents, whose examples are whole episodes."""
 
 
@@ -43,7 +43,7 @@ class PretrainConfig(Config):
     heads: int = Field(4, ge=1, description="Attention heads. [ours]")
     positions: int = Field(256, ge=1, description="Longest text that the model takes, in tokens; 1024 for agents. [ours]")
     vocabulary: int = Field(1000, ge=262, description="Tokens of the byte-level tokenizer, for agents; the desk has one a word. [ours]")
-    steps: int = Field(900, ge=1, description="Optimiser steps; 700 for agents. [ours]")
+    steps: int = Field(900, ge=1, description="Optimiser steps; 600 for agents. [ours]")
     batch: int = Field(96, ge=1, description="Examples a step; 32 for agents. [ours]")
     parts: int = Field(1, ge=1, description="Passes of like length that a step is cut into, against padding; 4 for agents. [ours]")
     muon_lr: float = Field(0.02, gt=0, description="Learning rate of the matrices. [ours]")
@@ -85,13 +85,10 @@ def encode_reply(tokenizer: Any, example: Example) -> tuple[list[int], list[bool
 
 
 def encode_episode(tokenizer: Any, example: Example) -> tuple[list[int], list[bool]]:
-    """All replies of the episode are learned, each with its end token."""
+    """All that follows the system message is learned: replies, and observations, from which a small model learns sooner to copy and to count."""
     ids = tokenizer.apply_chat_template(agents.transcript(example), tokenize=True, return_dict=False)
-    starts, learned, inside = tokenizer.convert_tokens_to_ids("<|assistant|>"), [], False
-    for token in ids:
-        learned.append(inside)
-        inside = token == starts or (inside and token != tokenizer.eos_token_id)
-    return ids, learned
+    start = ids.index(tokenizer.convert_tokens_to_ids("<|user|>"))
+    return ids, [t > start for t in range(len(ids))]
 
 
 def padded(rows: Sequence[tuple[list[int], list[bool]]], pad_id: int) -> Batch:

@@ -12,7 +12,7 @@ class Example:
     """A prompt and a reply to it.
 
     Of the desk's roles only this reply is learned (policy and successor: one of many right ones). Of an agent's episode all
-    earlier replies are learned, too; its role is the name of its environment.
+    that follows its system message is learned; its role is the name of its environment.
     """
 
     role: str

@@ -13,8 +13,8 @@ from stages.corpora import Example, game24_trees, math_chains, wiki_walks
 from stages.llm.roles import Roles, load_roles
 from stages.types import Message
 
-SHARE = {"math": 0.7, "game24": 0.15, "wiki_search": 0.15}
-"""Of the episodes; those of math are the shortest and have the most to learn."""
+SHARE = {"math": 0.5, "game24": 0.25, "wiki_search": 0.25}
+"""Of the episodes; those of math are the shortest."""
 
 MAKERS: dict[str, Callable[[random.Random, Roles], Example]] = {
     "math": math_chains.example, "game24": game24_trees.example, "wiki_search": wiki_walks.example,

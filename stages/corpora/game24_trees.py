@@ -1,8 +1,9 @@
 """Games of 24 played by an agent that knows the rules and little more. Ours.
 
 Each expansion takes a random node, the newest one more often than the others, and a random legal move with its right result, mostly
-one that leaves whole numbers. It takes every second chance to make 24 of the last two numbers, and submits a 24 that it has;
-else it submits something when no expansion is left, or at random late. Only puzzles of the training split.
+one that leaves small whole numbers. It takes every second chance to make 24 of the last two numbers, and submits a 24 that it has;
+else it submits something when no expansion is left, or at random late. Now and then a result is wrong, and the game goes on from
+its answer: a model that was never shown that is lost after its first slip. Only puzzles of the training split.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from stages import envs
 from stages.corpora import Example
@@ -21,7 +23,8 @@ from stages.types import Message, Scenario
 EXPANSIONS = 6
 OPTIONS = {"expansions": EXPANSIONS, "show": "new"}  # the list of all open nodes after every action would be most of the episode's tokens
 NEWEST = 0.7
-WHOLE = 0.9
+SMALL = 0.95  # share of the moves that make one of 0 to 99
+SLIPS = 0.04
 FINISHES = 0.5
 GIVES_UP = 0.05
 
@@ -34,14 +37,15 @@ def example(rng: random.Random, roles: Roles) -> Example:
     tree = Tree((Node(numbers_of(tuple(scenario.data["numbers"]))),), EXPANSIONS)
     while True:
         action = choose(tree, rng)
+        if isinstance(action, Expand) and rng.random() < SLIPS:
+            action = replace(action, c=action.c + rng.choice((-2, -1, 1, 2)))
         reply: Message = {"role": "assistant", "content": told(tree, action)}
         step = env.step(reply)
         if step.terminated:
             return Example("game24", tuple(roles.policy(messages)), reply["content"])
         messages += [reply, *step.messages]
-        done = expanded(tree, action) if isinstance(action, Expand) else "a submission ends the game"
-        assert isinstance(done, Tree), done
-        tree = done
+        if isinstance(action, Expand) and isinstance(done := expanded(tree, action), Tree):
+            tree = done
 
 
 def choose(tree: Tree, rng: random.Random) -> Expand | Submit:
@@ -66,8 +70,8 @@ def _choose_move(node: Node, moves: Sequence[Move], rng: random.Random) -> Move:
     last = [move for move in moves if len(node.numbers) == 2 and move.c == TARGET]
     if last and rng.random() < FINISHES:
         return last[0]
-    whole = [move for move in moves if move.c >= 0 and move.c.denominator == 1]
-    return rng.choice(whole if whole and rng.random() < WHOLE else moves)
+    small = [move for move in moves if 0 <= move.c < 100 and move.c.denominator == 1]
+    return rng.choice(small if small and rng.random() < SMALL else moves)
 
 
 def _new_moves(tree: Tree, i: int, node: Node) -> list[Move]:

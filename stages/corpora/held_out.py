@@ -17,7 +17,7 @@ from stages.rollout import RolloutSettings, rollout
 from stages.types import Episode
 
 AGENTS: dict[str, tuple[dict[str, Any], Literal["react", "cot"]]] = {
-    "math": ({}, "cot"),
+    "math": ({"levels": list(math_chains.LEVELS)}, "cot"),
     "game24": (dict(game24_trees.OPTIONS), "react"),
     "wiki_search": (dict(wiki_walks.OPTIONS), "react"),
 }
@@ -120,5 +120,5 @@ Made only to try the pipeline on a laptop. It can do nothing else.
 |---|---|
 {lines(scores)}
 
-boxed: of its replies in math, those with one box. readable: of its replies. legal: of its replies in game24, those that the game carried out. won: of the episodes; math by level (1, 2 and 4 steps).
+boxed: of its replies in math, those with one box. readable: of its replies. legal: of its replies in game24, those that the game carried out. won: of the episodes; math by level (1 and 2 steps).
 """

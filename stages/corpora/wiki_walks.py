@@ -1,5 +1,8 @@
 """Walks through wikis made by code: well-formed use of the tools, mostly at random, sometimes with the right answer. Ours.
 
+A title or an answer has a space before it, "NAVIGATE( The Blue Lantern)", so that it is made of the same tokens as in the text from
+which it is copied. Now and then a title is a wrong one, and the walk goes on from there.
+
 Every world is a sample of wiki_search with another seed than the shipped one, so nothing that the shipped pages say is in here; and
 only questions of the training split, to which a question is dealt by its text, whatever the world.
 """
@@ -23,6 +26,7 @@ OPTIONS = {"validation": 0.25}  # of 80 questions; the default share is 7, too f
 WORLDS = 100  # seeds 1 to 100
 ACTIONS = 5  # the last one at the latest is a submission
 NAMED_FIRST = 0.85  # begins with the page that the question names
+SLIPS = 0.04  # share of titles that there are not
 FITS = 0.6  # looks for an answer of the kind that is asked for
 _ANSWERS = {
     "When": r"[0-9]{1,2} [A-Z][a-z]+ [0-9]{4}",
@@ -35,12 +39,13 @@ _ANSWERS = {
 
 @dataclass
 class Walk:
-    """Where the agent is: the pages that it opened, the one that is open last, and what it has saved."""
+    """Where the agent is: the pages that it opened, the one that is open last, what it has saved, and whether it has been wrong once."""
 
     corpus: Corpus
     question: str
     opened: list[Page] = field(default_factory=list)
     saved: set[str] = field(default_factory=set)
+    slipped: bool = False
 
 
 def example(rng: random.Random, roles: Roles) -> Example:
@@ -62,25 +67,29 @@ def act(walk: Walk, left: int, rng: random.Random) -> str:
     """The next reply. left: actions after this one."""
     if not walk.opened:
         named = max((title for title in walk.corpus.pages if title in walk.question), key=len)
-        return _open(walk, named if rng.random() < NAMED_FIRST else rng.choice(list(walk.corpus.pages)), "start with the question.")
+        return _open(walk, named if rng.random() < NAMED_FIRST else rng.choice(list(walk.corpus.pages)), "start with the question.", rng)
     page, draw = walk.opened[-1], rng.random()
     if not left or draw < 0.12 + 0.28 * (len(walk.opened) > 1):
-        return f"Thought: that may be it.\nAction: SUBMIT({_answer(walk, rng)})"
+        return f"Thought: that may be it.\nAction: SUBMIT( {_answer(walk, rng)})"
     if draw < 0.55 and page.title not in walk.saved:
         walk.saved.add(page.title)
         lines = sorted(rng.sample(range(1, len(page.lines) + 1), rng.choice((1, 1, 2))))
         return f"Thought: keep this.\nAction: SAVE_LINE_IDS({', '.join(map(str, lines))})"
     if draw < 0.62:
-        return f"Thought: search the page.\nAction: FIND({rng.choice(re.findall(r'[a-z]{4,}', ' '.join(page.lines)))})"
+        return f"Thought: search the page.\nAction: FIND( {rng.choice(re.findall(r'[a-z]{4,}', ' '.join(page.lines)))})"
     if draw < 0.67 and len(walk.opened) > 1:
         walk.opened.pop()
         return "Thought: go back.\nAction: BACK()"
-    return _open(walk, rng.choice(page.links), "follow a link.")
+    return _open(walk, rng.choice(page.links), "follow a link.", rng)
 
 
-def _open(walk: Walk, title: str, thought: str) -> str:
-    walk.opened.append(walk.corpus.pages[title])
-    return f"Thought: {thought}\nAction: NAVIGATE({title})"
+def _open(walk: Walk, title: str, thought: str, rng: random.Random) -> str:
+    if not walk.slipped and rng.random() < SLIPS:
+        walk.slipped = True
+        title = f"{title.rpartition(' ')[0]} {rng.choice(list(walk.corpus.pages)).rpartition(' ')[2]}".strip()
+    if title in walk.corpus.pages:
+        walk.opened.append(walk.corpus.pages[title])
+    return f"Thought: {thought}\nAction: NAVIGATE( {title})"
 
 
 def _answer(walk: Walk, rng: random.Random) -> str:

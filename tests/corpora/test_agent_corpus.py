@@ -54,7 +54,7 @@ def held_out(task: str, options: dict[str, Any]) -> list[Any]:
 
 def test_no_held_out_problem_is_in_the_corpus_by_its_expression(examples: dict[str, list[Example]]) -> None:
     shipped = [p for level in arithmetic.STEPS for p in arithmetic.problems(level, 600, 0)]
-    made = [p for level in arithmetic.STEPS for p in arithmetic.problems(level, math_chains.OPTIONS["problems"], math_chains.OPTIONS["problem_seed"])]
+    made = [p for level in arithmetic.STEPS for p in arithmetic.problems(level, math_chains.PROBLEMS, math_chains.SEED)]
     expression = {p.text(form): p.expression for p in (*shipped, *made) for form in ("digits", "words")}
     held = {expression[data["problem"]] for data in held_out("math", {})}
     assert len(held) > 300
@@ -77,7 +77,7 @@ def test_the_shipped_wiki_is_none_of_the_worlds(examples: dict[str, list[Example
     met = [(answers[first_user(e)], e.reply) for e in examples["wiki_search"] if first_user(e) in answers]
     assert len(met) > 20
     dated = [(answer, reply) for answer, reply in met if re.search(r"[0-9]", answer)]  # towns and rivers are few, so those meet by chance
-    assert sum(f"({answer})" in reply for answer, reply in dated) <= 1
+    assert sum(f"( {answer})" in reply for answer, reply in dated) <= 1
 
 
 def slips(e: Example) -> int:
@@ -104,27 +104,32 @@ def test_a_chain_without_a_slip_is_the_answer() -> None:
             assert whole_answer(math_chains.chain(problem, rng, wrong=False), boxed_only=True) == problem.answer
 
 
-def test_every_game_is_legal_and_a_24_is_submitted(examples: dict[str, list[Example]]) -> None:
-    won = 0
+def test_every_game_is_legal_but_for_a_few_wrong_results_and_a_24_is_submitted(examples: dict[str, list[Example]]) -> None:
+    won, wrong, right = 0, 0, 0
     for e in examples["game24"]:
         answers = [m["content"] for m in e.messages if m["role"] == "user"]
-        assert not [text for text in answers if "Not possible" in text]
-        for text in replies(e)[:-1]:
+        for text, answer in zip(replies(e)[:-1], answers[1:], strict=True):
             a, op, b, c = re.findall(r"expand \d+: (\S+) (.) (\S+) = (\S+)", text)[0]
             x, y, z = Fraction(a), Fraction(b), Fraction(c)
-            assert (x + y, x - y, x * y, x / y if y else None)["+-*/".index(op)] == z
-        has = any(re.search(r"is 24\.", text) for text in answers[1:])
+            fits = (x + y, x - y, x * y, x / y if y else None)["+-*/".index(op)] == z
+            assert fits == ("Not possible" not in answer)
+            right, wrong = right + fits, wrong + (not fits)
+        has = any(re.search(r"^Node \d+ is 24\.", text) for text in answers[1:])
         assert (" is 24." in e.reply) == has
         won += has
-    assert 0.01 < won / N < 0.15  # a random player's luck, not a solver's
+    n = right + wrong
+    assert abs(wrong / n - game24_trees.SLIPS) < 5 * math.sqrt(game24_trees.SLIPS * (1 - game24_trees.SLIPS) / n)
+    assert 0.01 < won / N < 0.2  # a random player's luck, not a solver's
 
 
 def test_every_tool_is_used_and_does_what_it_is_for(examples: dict[str, list[Example]]) -> None:
     used = [re.findall(r"Action: ([A-Z_]+)\(", text)[0] for e in examples["wiki_search"] for text in replies(e)]
     assert set(used) == {"NAVIGATE", "FIND", "SAVE_LINE_IDS", "BACK", "SUBMIT"}
     told = [m["content"] for e in examples["wiki_search"] for m in e.messages if m["role"] == "user"]
-    assert not [text for text in told if re.match(r"There is no|Nothing is saved|No page|No line", text)]
-    assert all(replies(e)[-1].split("Action: ")[1].startswith("SUBMIT(") for e in examples["wiki_search"])
+    assert not [text for text in told if re.match(r"There is no page before|Nothing is saved|No page|No line", text)]
+    lost = sum(text.startswith("There is no page") for text in told)
+    assert 0 < lost < 5 * wiki_walks.SLIPS * N  # at most one a walk
+    assert all(replies(e)[-1].split("Action: ")[1].startswith("SUBMIT( ") for e in examples["wiki_search"])
 
 
 def test_an_episode_is_short_enough_to_train_on_a_laptop(examples: dict[str, list[Example]], tokenizer: Any) -> None:
@@ -173,12 +178,13 @@ def test_a_chat_that_goes_on_begins_with_the_same_ids(tokenizer: Any, reply: str
     assert ids([*messages, {"role": "assistant", "content": reply}, {"role": "user", "content": observation}])[: len(produced)] == produced
 
 
-def test_the_replies_and_nothing_else_are_learned(examples: dict[str, list[Example]], tokenizer: Any) -> None:
+def test_all_but_the_system_message_is_learned(examples: dict[str, list[Example]], tokenizer: Any) -> None:
     for found in examples.values():
         for e in found[:50]:
             ids, learned = encode_episode(tokenizer, e)
-            said = tokenizer.decode([token for token, one in zip(ids, learned, strict=True) if one])
-            assert said == "".join(f"{text}<|end|>" for text in replies(e))
+            text = tokenizer.apply_chat_template(agents.transcript(e), tokenize=False)
+            assert text == tokenizer.decode(ids)
+            assert tokenizer.decode([token for token, one in zip(ids, learned, strict=True) if one]) == text.split("<|user|>", 1)[1]
 
 
 def test_a_step_in_parts_has_the_gradient_of_one_pass(examples: dict[str, list[Example]], tokenizer: Any) -> None:
