@@ -37,11 +37,11 @@ def shadow_pairs(row: PackedRow) -> tuple[float, float]:
     return float(sum(int(g.mask.sum()) for g in layout.groups)), float(sum(g.mask.numel() for g in layout.groups))
 
 
-class Traffic(TorchDispatchMode):
+class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Bytes of all tensors that operations take and give, by operation; views move nothing, nor does memory that is only set aside."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.bytes: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -59,6 +59,7 @@ def size_bytes(x: torch.Tensor) -> int:
 
 def traffic(step: Callable[[], object]) -> Counter[str]:
     """Bytes moved by a step, by operation."""
-    with Traffic() as counter:
+    counter = Traffic()
+    with counter:
         step()
     return counter.bytes

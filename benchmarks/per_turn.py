@@ -1,7 +1,7 @@
 """An ordinary actor-critic, which reads the history anew for every turn, against Self-AC's packed step on the same episodes.
 
-    python -m benchmarks.per_turn                     # 2 to 16 turns of 25 + 25 tokens
-    python -m benchmarks.per_turn --turns 8 --length 100 --width 128 --pairs 3
+    python -m benchmarks.per_turn                     # 2, 4 and 8 turns of 100 + 100 tokens
+    python -m benchmarks.per_turn --turns 2 4 8 16 --length 25 --episodes 4 --batch 4
 
 Self-AC: the stage's own step, one pass an episode. Per turn: s_k + critic prompt for every V_k, and s_k + a_k for every action's log-probs, in batches of
 `--batch` rows of like length, padded to the right; a backward pass a batch, so that one batch is held in memory. Its targets and advantages are handed to
@@ -154,15 +154,15 @@ def measure(args: argparse.Namespace, turns: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, nargs="+", default=[2, 4, 8, 16])
-    parser.add_argument("--length", type=int, default=25, help="tokens of an action, and of an observation")
+    parser.add_argument("--turns", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--length", type=int, default=100, help="tokens of an action, and of an observation")
     parser.add_argument("--critic", type=int, default=16, help="tokens of the critic prompt")
-    parser.add_argument("--episodes", type=int, default=4, help="in Self-AC's one row")
-    parser.add_argument("--batch", type=int, default=4, help="rows of a batch of the per-turn passes")
+    parser.add_argument("--episodes", type=int, default=2, help="in Self-AC's one row")
+    parser.add_argument("--batch", type=int, default=2, help="rows of a batch of the per-turn passes; with as many episodes nothing is padded")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--vocabulary", type=int, default=1000)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(1)
     table_head("turns", "tokens", "off: loss, gradient", "by tokens", "by work", "ratio", "ratio / turns", "actor alone", "Self-AC ms")
