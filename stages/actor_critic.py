@@ -20,7 +20,7 @@ from torch import Tensor
 from stages.learn.adapter import acting_as, as_base, base_of
 from stages.learn.credit import check_credit
 from stages.learn.ledger import check_shares, ledger, step_targets
-from stages.learn.losses import Per, Ratio, chunked_log_probs, sampled_kl, turn_ppo_clip
+from stages.learn.losses import Per, Ratio, chunked_kl, chunked_log_probs, turn_ppo_clip
 from stages.learn.returns import AdvantageKind, advantages, monte_carlo, state_mask, turn_mask, value_loss
 from stages.learn.shadow import EpisodeIds, PackedRow, without_shadows
 from stages.learn.shadow_attention import body_pass
@@ -113,17 +113,17 @@ def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig,
     check_credit(row, part.episodes, advantages_BM, advantages_J, returns=part.returns)
     ids_K = row.ids[row.target_positions]
     with torch.autocast(row.ids.device.type, dtype=torch.bfloat16, enabled=config.autocast):
-        log_probs_K, entropy_K = chunked_log_probs(states_KD, base_of(model).get_output_embeddings(), ids_K, entropy=True)
-        kl_K = sampled_kl(log_probs_K, base_log_probs(model, row)) if config.kl_coef else torch.zeros_like(log_probs_K)
+        to_vocabulary = base_of(model).get_output_embeddings()
+        log_probs_K, entropy_K = chunked_log_probs(states_KD, to_vocabulary, ids_K, entropy=True)
+        kl_K = chunked_kl(states_KD, base_states(model, row), to_vocabulary) if config.kl_coef else torch.zeros_like(log_probs_K)
     return Pass(values_BM, advantages_J, log_probs_K, entropy_K, kl_K)
 
 
 @torch.no_grad()
-def base_log_probs(model: Any, row: PackedRow) -> Tensor:
-    """Of the action tokens, by the base model: (K,)."""
+def base_states(model: Any, row: PackedRow) -> Tensor:
+    """States of the base model that predict the action tokens, (K, D)."""
     with as_base(model):
-        states_KD = body_pass(model, without_shadows(row)).index_select(0, row.source_positions)
-        return chunked_log_probs(states_KD, base_of(model).get_output_embeddings(), row.ids[row.target_positions])
+        return body_pass(model, without_shadows(row)).index_select(0, row.source_positions)
 
 
 def joint_loss(found: Pass, part: Part, config: SelfAcConfig, *, actor_weight: float) -> tuple[Tensor, dict[str, float]]:

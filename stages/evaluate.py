@@ -10,7 +10,7 @@ Source: ours; nlac.md, "The evaluator tends to please".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,11 @@ from stages.audit import audit
 from stages.contract import POLICY_STAGES, Config, Context, Outputs, Stage
 from stages.learn.statistics import wilson
 from stages.llm.roles import Roles, ask, load_roles, mix
-from stages.rollout import check_environment, environment, rollout, rollout_settings, summary
+from stages.rollout import GIVEN_UP, check_environment, environment, rollout, rollout_settings, summary
 from stages.training import read_jsonl
 from stages.transitions import episode_rows
 from stages.types import Episode, Row, UsageError
-from stages.values import Values, best_of, judge_episodes, open_critic, report
+from stages.values import Critic, Values, best_of, judge_episodes, open_critic, report, values_of
 
 
 class EvaluateConfig(Config):
@@ -45,6 +45,9 @@ class EvaluateConfig(Config):
     best_of: int = Field(
         1, ge=1, description="Episodes a scenario, of which V(s_{N-1}) chooses one; metrics named evaluate/ are of the first. [ours]"
     )
+    abort_below: float | None = Field(
+        None, description="Give an episode up, from its second reply on, where V of its state is below this; it counts as not won. [ours]"
+    )
 
 
 def run(context: Context) -> Outputs:
@@ -57,37 +60,49 @@ def run(context: Context) -> Outputs:
     # The scenarios depend on the run's seed alone: every iteration, and every rerun, is judged on the same ones.
     scenarios = envs.scenarios(task.env, task.options, config.split, config.episodes, mix("evaluate", context.run.seed))
     bar = context.progress(f"evaluate on {config.split}", len(scenarios) * config.best_of)
+    critic = open_critic(context, roles) if config.value else None
     settings = rollout_settings(context, policy, seed=context.seed, temperature=config.temperature, slots=config.slots, attempts=config.attempts)
     # The first round has the numbers, and with them the seeds, of an evaluation without others: its episodes are the same ones.
-    played = rollout(context.engine, environment(context), scenarios * config.best_of, roles, settings, done=bar.advance)
+    played = rollout(
+        context.engine, environment(context), scenarios * config.best_of, roles, settings, hopeless=hopeless(config, critic), done=bar.advance
+    )
     rounds = [played[i : i + len(scenarios)] for i in range(0, len(played), max(len(scenarios), 1))]
     episodes = rounds[0] if rounds else []
     check_environment(episodes)
     scored = [e for e in episodes if e.outcome.trainable]
     low, high = wilson(sum(e.total_reward >= 1 for e in scored), len(scored))
     metrics = summary(episodes, "evaluate") | {"evaluate/win_low": low, "evaluate/win_high": high}
+    if config.abort_below is not None:
+        metrics["evaluate/given_up"] = float(sum(e.error == GIVEN_UP for e in episodes))
     rows: dict[str, Sequence[Row]] = dict(episode_rows(played, context.iteration))
     files: dict[str, Path] = {}
     if config.audit_turns and context.latest("critic"):
         found = audit(context, roles, scored, config.audit_turns, config.audit_futures)
         metrics |= found.metrics
         rows["judgements"], files = found.rows, found.files
-    known = values(context, roles, rounds)
+    known = values(context, roles, rounds, critic)
     metrics, files = metrics | known.metrics, files | known.files
     if config.probe_path:
         metrics |= probe(context, config.probe_path, config.probe_rows, policy)
     return Outputs(metrics, rows, files)
 
 
-def values(context: Context, roles: Roles, rounds: Sequence[Sequence[Episode]]) -> Values:
+def hopeless(config: EvaluateConfig, critic: Critic | None) -> Callable[[Sequence[tuple[int, ...]]], list[bool]] | None:
+    """States to whether V gives the episode up there; None where nothing is given up. Raises UsageError where there is no V."""
+    if (threshold := config.abort_below) is None:
+        return None
+    if critic is None:
+        raise UsageError("evaluate.abort_below: values are read of a policy of self_ac that has a critic, with evaluate.value on; this run has none")
+    return lambda states: [value < threshold for value in values_of(critic, states)]
+
+
+def values(context: Context, roles: Roles, rounds: Sequence[Sequence[Episode]], critic: Critic | None) -> Values:
     """The values of a self_ac policy on all episodes, and what one of n chosen by them would win; nothing of other policies' values."""
-    config: EvaluateConfig = context.config
-    critic = open_critic(context, roles) if config.value else None
     judged, found = None, Values({}, {})
     if critic is not None:
         judged = judge_episodes(critic, context.engine, roles, [e for one in rounds for e in one if e.outcome.trainable])
         found = report(judged, context.workdir)
-    return Values(found.metrics | (best_of(rounds, judged) if config.best_of > 1 else {}), found.files)
+    return Values(found.metrics | (best_of(rounds, judged) if context.config.best_of > 1 else {}), found.files)
 
 
 def probe(context: Context, path: str, rows_a_role: int, adapter: str | None) -> dict[str, float]:

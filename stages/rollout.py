@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stages import envs
 from stages.agents import read_reply, turns_of
@@ -33,6 +33,9 @@ from stages.types import (
     Turn,
     TurnwiseError,
 )
+
+GIVEN_UP = "given up: its value was too low"
+"""`Episode.error` of an episode that was stopped as hopeless."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +87,13 @@ def rollout(
     settings: RolloutSettings,
     *,
     forced: Sequence[Sequence[str]] | None = None,
+    hopeless: Callable[[Sequence[tuple[int, ...]]], Sequence[bool]] | None = None,
     done: Callable[[int], None] = lambda n: None,
 ) -> list[Episode]:
     """One episode a scenario, in their order. `done(1)` is called as each one ends. Raises EngineUnavailable.
 
     forced: replies, one list a scenario, that are said before the policy takes over; their turns carry no token ids.
+    hopeless: from the prompts of states to whether an episode is given up there, asked from its second reply on; it is truncated.
     """
     waiting = deque((number, scenario, 1) for number, scenario in enumerate(scenarios))
     running: list[_Running] = []
@@ -117,6 +122,14 @@ def rollout(
         if not running:
             continue
         prompts = [engine.encode(roles.policy(r.messages)) for r in running]
+        if hopeless is not None:
+            lost = _hopeless(running, prompts, hopeless)
+            for r in (r for r, is_lost in zip(running, lost, strict=True) if is_lost):
+                r.turns[-1] = replace(r.turns[-1], truncated=True)
+                close(r, Outcome.TRUNCATED, GIVEN_UP)
+            running, prompts = ([x for x, is_lost in zip(those, lost, strict=True) if not is_lost] for those in (running, prompts))
+            if not running:
+                continue
         began = time.monotonic()
         completions = engine.generate([_request(r, ids, settings) for r, ids in zip(running, prompts, strict=True)])
         seconds = (time.monotonic() - began) / len(running)
@@ -129,6 +142,14 @@ def rollout(
                 close(r, outcome, error_text)
         running = still
     return [finished[number] for number in range(len(scenarios))]
+
+
+def _hopeless(
+    running: Sequence[_Running], prompts: Sequence[tuple[int, ...]], hopeless: Callable[[Sequence[tuple[int, ...]]], Sequence[bool]]
+) -> list[bool]:
+    """Which episodes are given up, one answer each; none is before its first turn."""
+    answers = iter(hopeless([ids for r, ids in zip(running, prompts, strict=True) if r.turns]))
+    return [bool(r.turns) and next(answers) for r in running]
 
 
 def _request(r: _Running, ids: tuple[int, ...], s: RolloutSettings) -> Request:

@@ -152,6 +152,6 @@ def write_ledger(pages: Sequence[Mapping[str, list[Any]]], decode: Callable[[Seq
 
 
 STAGE = Stage(
-    "self_ac", 2, SelfAcConfig, inputs=("collect", "self_ac"), roles=("policy", "value"), run=run,
+    "self_ac", 3, SelfAcConfig, inputs=("collect", "self_ac"), roles=("policy", "value"), run=run,
     outputs=("adapter/", "head/", "critic/", "moments.safetensors", "ledger.parquet"),
 )  # fmt: skip

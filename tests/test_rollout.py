@@ -14,7 +14,7 @@ import pytest
 from stages.contract import Config
 from stages.llm.roles import Roles
 from stages.llm.scripted import ScriptedEngine, draw
-from stages.rollout import RolloutSettings, check_environment, environment, rollout, summary
+from stages.rollout import GIVEN_UP, RolloutSettings, check_environment, environment, rollout, summary
 from stages.sections import TaskConfig
 from stages.types import EngineUnavailable, Env, Episode, Malformed, Message, Outcome, Request, Scenario, SimulatorError, Step, TurnwiseError
 
@@ -257,6 +257,23 @@ def test_forced_replies_can_end_an_episode_and_are_said_again_in_another_attempt
     assert (ended.outcome, len(ended.turns)) == (Outcome.SCORED, 1)
     assert failed.outcome == Outcome.POLICY_FAILED
     assert (again.outcome, again.attempts, [t.action for t in again.turns]) == (Outcome.SCORED, 2, ["x", "y"])
+
+
+def test_a_hopeless_episode_is_given_up_from_its_second_reply_on_and_the_others_are_as_without() -> None:
+    starts = [scenario("a", "say", "say", "win"), scenario("b", "say", "win"), scenario("c", "win"), scenario("d", "say", "lose")]
+    engine = models.Recorder(speak)
+    alone = [without_time(e) for e in rollout(engine, toy(), starts, ROLES, SETTINGS)]
+    asked: list[tuple[int, ...]] = []
+
+    def hopeless(states: Sequence[tuple[int, ...]]) -> list[bool]:
+        asked.extend(states)
+        return ["start b" in engine.decode(ids) for ids in states]
+
+    a, b, c, d = (without_time(e) for e in rollout(engine, toy(), starts, ROLES, replace(SETTINGS, slots=2), hopeless=hopeless))
+    assert [a, c, d] == [alone[0], alone[2], alone[3]]
+    assert (b.outcome, b.total_reward, b.error, len(b.turns)) == (Outcome.TRUNCATED, 0.0, GIVEN_UP, 1)
+    assert b.turns[0] == replace(alone[1].turns[0], truncated=True)
+    assert sorted(asked) == sorted([a.turns[1].prompt_ids, a.turns[2].prompt_ids, alone[1].turns[1].prompt_ids, d.turns[1].prompt_ids])
 
 
 def test_summary_counts_and_takes_rates_over_what_the_policy_answers_for() -> None:

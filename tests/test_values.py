@@ -208,6 +208,26 @@ def test_n_greedy_episodes_are_refused(bench: models.Bench) -> None:
         evaluated(bench, best_of=3, temperature=0.0)
 
 
+def test_episodes_below_a_threshold_are_really_given_up(bench: models.Bench) -> None:
+    """The ones whose value fell below it at a later turn, and no others; what they would have said costs no token."""
+    metrics, rows, table = evaluated(bench)
+    later = [row for row in table if row["turn"] and not row["terminal"]]
+    threshold = sorted(row["value"] for row in later)[len(later) // 2]
+    low = {row["episode_id"] for row in later if row["value"] < threshold}
+    found, fewer, _ = evaluated(bench, abort_below=threshold)
+    assert 0 < len(low) < 12
+    assert {row["episode_id"] for row in fewer["episodes"] if row["outcome"] == Outcome.TRUNCATED} == low
+    assert found["evaluate/given_up"] == len(low) and "evaluate/given_up" not in metrics
+    assert found["evaluate/tokens"] < metrics["evaluate/tokens"]
+    stay = [row["total_reward"] for row in rows["episodes"] if row["episode_id"] not in low]
+    assert found["evaluate/win_rate"] == pytest.approx(sum(stay) / 12)
+
+
+def test_episodes_are_given_up_by_values_alone(bench: models.Bench) -> None:
+    with pytest.raises(UsageError, match=r"evaluate.abort_below: values are read of a policy of self_ac"):
+        evaluated(bench, abort_below=0.5, value=False)
+
+
 def test_a_new_value_prompt_is_another_run_of_evaluate() -> None:
     assert "value" in evaluate.STAGE.roles
 

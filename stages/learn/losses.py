@@ -70,13 +70,17 @@ def chunked_log_probs(
         log_probs = -cross_entropy(logits, ids, reduction="none")
         return (log_probs, _entropy(logits.detach())) if entropy else (log_probs,)
 
-    if len(ids_K) <= chunk:
-        found = part(states_KD, ids_K)
-    else:
-        cuts = [slice(start, start + chunk) for start in range(0, len(ids_K), chunk)]
-        parts = [checkpoint(part, states_KD[cut], ids_K[cut], use_reentrant=False) for cut in cuts]
-        found = tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    found = _by_chunks(part, states_KD, ids_K, chunk=chunk)
     return (found[0], found[1]) if entropy else found[0]
+
+
+def _by_chunks(part: Callable[..., tuple[Tensor, ...]], *rows: Tensor, chunk: int) -> tuple[Tensor, ...]:
+    """`part` of all rows, at most `chunk` at a time, each chunk computed once more in the backward pass."""
+    if len(rows[0]) <= chunk:
+        return part(*rows)
+    cuts = [slice(start, start + chunk) for start in range(0, len(rows[0]), chunk)]
+    parts = [checkpoint(part, *(x[cut] for x in rows), use_reentrant=False) for cut in cuts]
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 
 def _entropy(logits_KV: Tensor) -> Tensor:
@@ -100,15 +104,25 @@ def kl_to_base(model: Any, batch: Batch) -> Tensor:
     return (log_probs_KV.exp() * (log_probs_KV - base_KV)).sum(1).mean()
 
 
-def sampled_kl(log_probs_K: Tensor, base_log_probs_K: Tensor) -> Tensor:
-    """KL to the base policy, estimated from the tokens that were sampled, one non-negative number a token, (K,).
+def chunked_kl(states_KD: Tensor, base_states_KD: Tensor, head: Callable[[Tensor], Tensor], *, chunk: int = 1024) -> Tensor:
+    """KL from the base policy at every action token, over the whole vocabulary, (K,).
 
-        k_t = exp(d_t) - 1 - d_t,   d_t = log pi_base - log pi_theta
+        KL_t = sum_v pi_base(v) [log pi_base(v) - log pi_theta(v)]
 
-    At pi_theta = the policy that sampled, its mean is KL(pi_theta || pi_base), and its gradient that of KL(pi_base || pi_theta): it holds on to
-    whatever the base would do. Gradients flow into log_probs_K only. Source: GRPO, arXiv 2402.03300, eq. 4."""
-    difference = base_log_probs_K.detach() - log_probs_K
-    return difference.exp() - 1 - difference
+    Its gradient in the logits, pi_theta - pi_base, is the mean of that of GRPO's estimate from sampled tokens (arXiv 2402.03300, eq. 4):
+    it holds on to whatever the base would do. But it has no sampling noise and is bounded, where the estimate grows with pi_base / pi_theta
+    of the one token that was drawn. Memory as of `chunked_log_probs`. states_KD, base_states_KD: (K, D), of the policy and of the base;
+    gradients flow into the former and the head. Source: ours."""
+
+    def part(states: Tensor, base_states: Tensor) -> tuple[Tensor]:
+        log_probs = head(states).float().log_softmax(1)
+        with torch.no_grad():
+            base = head(base_states).float().log_softmax(1)
+        terms = base.exp() * (base - log_probs)
+        # A token that the base rules out has 0 x -inf, whose limit is 0.
+        return (terms.masked_fill(base == -torch.inf, 0.0).sum(1),)
+
+    return _by_chunks(part, states_KD, base_states_KD, chunk=chunk)[0]
 
 
 def completion_nll(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stages.learn import losses
 from stages.learn.batches import pad_rows
-from stages.learn.losses import chunked_log_probs, completion_log_probs
+from stages.learn.losses import chunked_kl, chunked_log_probs, completion_log_probs
 
 K, D, V = 23, 8, 50
 CHUNKS = [1, 7, K, K + 1, 1000]
@@ -152,3 +152,39 @@ def test_wrong_arguments_are_refused() -> None:
     for args, chunk in (((states, head, ids[:-1]), 7), ((states[0], head, ids[:D]), 7), ((states, head, ids), 0)):
         with pytest.raises(ValueError, match="states"):
             chunked_log_probs(*args, chunk=chunk)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_chunked_kl_equals_a_loop_over_tokens_in_values_and_gradients(chunk: int) -> None:
+    states, head, _ = make(bias=True)
+    base_states = torch.randn(K, D, generator=torch.Generator().manual_seed(1))
+    weights = torch.linspace(-1, 2, K)
+    found = chunked_kl(states, base_states, head, chunk=chunk)
+    expected = []
+    for i in range(K):
+        base, policy = (torch.softmax(head(x[i]), 0) for x in (base_states, states))
+        expected.append((base.detach() * (torch.log(base.detach()) - torch.log(policy))).sum())
+    assert torch.allclose(found, torch.stack(expected), atol=1e-5)
+    for one, other in zip(
+        gradients((weights * found).sum(), states, head), gradients((weights * torch.stack(expected)).sum(), states, head), strict=True
+    ):
+        assert torch.allclose(one, other, atol=1e-4)
+
+
+def test_chunked_kl_has_the_mean_gradient_of_the_sampled_estimate() -> None:
+    """GRPO's k = exp(d) - 1 - d of one drawn token, d = log pi_base - log pi: weighted by how often each token is drawn, no sampling error is left."""
+    logits, base = (torch.randn(1, 7, generator=torch.Generator().manual_seed(seed)).double() for seed in (0, 1))
+    logits.requires_grad_(True)
+    log_probs, difference = logits.log_softmax(1), base.log_softmax(1) - logits.log_softmax(1)
+    estimate = (log_probs.detach().exp() * (difference.exp() - 1 - difference)).sum()
+    found = chunked_kl(logits, base, lambda states: states).sum()
+    wanted = torch.autograd.grad(estimate, logits)[0]
+    assert torch.allclose(torch.autograd.grad(found, logits)[0], wanted, atol=1e-6)  # logits are taken to fp32
+
+
+def test_chunked_kl_of_the_base_itself_is_zero_and_a_token_that_it_rules_out_is_no_nan() -> None:
+    base = torch.tensor([[0.0, 1.0, -torch.inf], [2.0, 0.5, 0.1]])
+    logits = torch.tensor([[0.0, 1.0, 3.0], [2.0, 0.5, 0.1]], requires_grad=True)
+    found = chunked_kl(logits, base, lambda states: states)
+    assert float(found[0].detach()) > 0 and float(found[1].detach()) == pytest.approx(0, abs=1e-6)
+    assert bool(torch.isfinite(torch.autograd.grad(found.sum(), logits)[0]).all())
