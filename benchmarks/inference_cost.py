@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.passes import RANK, in_turn, random_base, shake, table_head, table_row
+from benchmarks.passes import RANK, in_turn, one_thread, random_base, shake, table_head, table_row
 from flows.export import merge
 from stages.learn.adapter import new_adapter, save_adapter
 from stages.learn.value_head import new_head
@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--pairs", type=int, default=11)
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    one_thread()
     with tempfile.TemporaryDirectory() as scratch:
         random_folder = Path(scratch, "random")
         write_random_base(random_folder, args.width, args.layers, PROMPT_TOKENS + args.new_tokens)

@@ -18,8 +18,6 @@ from __future__ import annotations
 import argparse
 import itertools
 
-import torch
-
 from benchmarks.counts import attention_flops, causal_pairs, matmul_flops, shadow_pairs, traffic
 from benchmarks.passes import (
     backward,
@@ -27,6 +25,7 @@ from benchmarks.passes import (
     grpo_row,
     in_turn,
     made_up,
+    one_thread,
     random_policy,
     self_ac_loss,
     self_ac_part,
@@ -78,7 +77,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--operations", type=int, default=0, help="also tell this many operations whose traffic grows most beyond the tokens")
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    one_thread()
     counted, timed = ["1 + (N+1) cp / T", "tokens", "work", "traffic"], ["ratio", "over tokens", "GRPO ms", "GFLOP/s"]
     table_head("width", "turns", "episodes", "last", "critic", *counted, *timed)
     for width, turns, length, last, critic in itertools.product(args.width, args.turns, args.length, args.last, args.critic):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -135,6 +137,16 @@ class Timing:
 
     def __str__(self) -> str:
         return f"{self.ratio:.3f} ± {self.spread:.3f}"
+
+
+def one_thread() -> None:
+    """PyTorch on one thread, and glibc without mmap for large buffers, which it would otherwise give back at every free: the page faults cost more
+    than a tenth of a step, and fall on whichever of two steps has the buffers that are just large enough. A GPU's allocator keeps its memory, too."""
+    torch.set_num_threads(1)
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        trim_threshold, mmap_max = -1, -4  # malloc.h
+        libc.mallopt(mmap_max, 0)
+        libc.mallopt(trim_threshold, 2**31 - 1)
 
 
 def in_turn(first: Callable[[], object], second: Callable[[], object], pairs: int) -> Timing:

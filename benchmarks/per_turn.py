@@ -29,6 +29,7 @@ from benchmarks.passes import (
     backward,
     in_turn,
     made_up,
+    one_thread,
     random_policy,
     self_ac_loss,
     self_ac_part,
@@ -164,7 +165,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=1000)
     parser.add_argument("--pairs", type=int, default=3)
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    one_thread()
     table_head("turns", "tokens", "off: loss, gradient", "by tokens", "by work", "ratio", "ratio / turns", "actor alone", "Self-AC ms")
     for turns in args.turns:
         measure(args, turns)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.counts import causal_pairs, shadow_pairs
-from benchmarks.passes import made_up, seconds, table_head, table_row
+from benchmarks.passes import made_up, one_thread, seconds, table_head, table_row
 from stages.learn import shadow_attention
 from stages.learn.shadow import pack
 from stages.learn.shadow_layout import layout_of
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=20)
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    one_thread()
     torch.manual_seed(0)
     episodes = made_up(args.episodes, args.turns, args.length, args.length, 0, 1000)
     row, lengths = pack(episodes, [1] * args.critic, max_positions=None), [len(e.ids) for e in episodes]
