@@ -10,6 +10,7 @@ each token learns from its own turn. [ours]
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +25,8 @@ from stages.learn.losses import Per, Ratio, chunked_kl, chunked_log_probs, turn_
 from stages.learn.returns import AdvantageKind, advantages, monte_carlo, state_mask, turn_mask, value_loss
 from stages.learn.shadow import EpisodeIds, PackedRow, without_shadows
 from stages.learn.shadow_attention import body_pass
+from stages.learn.shadow_flex import FlexLayout, flex_layout_of
+from stages.learn.shadow_layout import Layout, layout_of
 from stages.learn.value_head import ValueHead, episode_pass
 from stages.training import OptimConfig
 
@@ -54,6 +57,9 @@ class SelfAcConfig(OptimConfig):
     value_grad_scale: float = Field(1.0, ge=0, description="Factor on the critic's gradient into the shared body; 0 = head only. [ours; slides: 1]")
     warmup: int = Field(0, ge=0, description="First iterations in which only the head learns, and the shared body stays as it is. [ours; slides: 0]")
     soft_prompt: int = Field(0, ge=0, le=4, description="Learned vectors in place of the critic prompt's text. [ours; slides: text]")
+    attention: Literal["sdpa", "flex"] = Field(
+        "sdpa", description="Kernel of the packed row: torch's sdpa in a few calls, or FlexAttention, for long rows on a GPU. [ours]"
+    )
     autocast: bool = Field(False, description="Passes compute in bfloat16 where torch's autocast does; weights, head and losses stay. [ours]")
     checkpoint_every: int = Field(50, ge=0, description="Steps between two checkpoints, from which a killed stage goes on; 0 = none. [ours]")
     unusable: Literal["error", "drop"] = Field(
@@ -93,15 +99,15 @@ class Pass:
 def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig, *, value_grad_scale: float) -> Pass:
     """One pass through the body, and the advantages that its values give. Raises LostCredit where a token would not get its own turn's."""
     row = part.row
+    layout = flex_layout_of if config.attention == "flex" else layout_of
     with torch.autocast(row.ids.device.type, dtype=torch.bfloat16, enabled=config.autocast):
         if config.has_critic and not config.separate:
-            states_KD, values_BM = episode_pass(model, head, row, value_grad_scale=value_grad_scale)
+            states_KD, values_BM = episode_pass(model, head, row, layout=layout(row), value_grad_scale=value_grad_scale)
         else:
-            states_KD = body_pass(model, without_shadows(row)).index_select(0, row.source_positions)
-            values_BM = torch.zeros_like(row.rewards)
+            states_KD, values_BM = action_states(model, row, layout), torch.zeros_like(row.rewards)
             if config.separate:
                 with acting_as(model, CRITIC):
-                    _, values_BM = episode_pass(model, head, row)
+                    _, values_BM = episode_pass(model, head, row, layout=layout(row))
     if part.relative_B is not None:
         advantages_BM = part.relative_B[:, None].expand_as(values_BM)
     else:
@@ -115,15 +121,21 @@ def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig,
     with torch.autocast(row.ids.device.type, dtype=torch.bfloat16, enabled=config.autocast):
         to_vocabulary = base_of(model).get_output_embeddings()
         log_probs_K, entropy_K = chunked_log_probs(states_KD, to_vocabulary, ids_K, entropy=True)
-        kl_K = chunked_kl(states_KD, base_states(model, row), to_vocabulary) if config.kl_coef else torch.zeros_like(log_probs_K)
+        kl_K = chunked_kl(states_KD, base_states(model, row, layout), to_vocabulary) if config.kl_coef else torch.zeros_like(log_probs_K)
     return Pass(values_BM, advantages_J, log_probs_K, entropy_K, kl_K)
 
 
+def action_states(model: Any, row: PackedRow, layout: Callable[[PackedRow], Layout | FlexLayout]) -> Tensor:
+    """States that predict the action tokens, (K, D), by a pass without shadows."""
+    plain = without_shadows(row)
+    return body_pass(model, plain, layout=layout(plain)).index_select(0, row.source_positions)
+
+
 @torch.no_grad()
-def base_states(model: Any, row: PackedRow) -> Tensor:
-    """States of the base model that predict the action tokens, (K, D)."""
+def base_states(model: Any, row: PackedRow, layout: Callable[[PackedRow], Layout | FlexLayout]) -> Tensor:
+    """The same, of the base model."""
     with as_base(model):
-        return body_pass(model, without_shadows(row)).index_select(0, row.source_positions)
+        return action_states(model, row, layout)
 
 
 def joint_loss(found: Pass, part: Part, config: SelfAcConfig, *, actor_weight: float) -> tuple[Tensor, dict[str, float]]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from stages.learn.batches import Batch
 
-OF_AGENTS = {"layers": 4, "positions": 1024, "steps": 600, "batch": 32, "parts": 4, "general_rows": 0, "probe_rows": 192}
+OF_AGENTS = {"layers": 4, "positions": 1024, "steps": 1800, "batch": 32, "parts": 4, "general_rows": 0, "probe_rows": 192}
 """Defaults where corpus = agents, whose examples are whole episodes."""
 
 
@@ -43,7 +43,7 @@ class PretrainConfig(Config):
     heads: int = Field(4, ge=1, description="Attention heads. [ours]")
     positions: int = Field(256, ge=1, description="Longest text that the model takes, in tokens; 1024 for agents. [ours]")
     vocabulary: int = Field(1000, ge=262, description="Tokens of the byte-level tokenizer, for agents; the desk has one a word. [ours]")
-    steps: int = Field(900, ge=1, description="Optimiser steps; 600 for agents. [ours]")
+    steps: int = Field(900, ge=1, description="Optimiser steps; 1800 for agents. [ours]")
     batch: int = Field(96, ge=1, description="Examples a step; 32 for agents. [ours]")
     parts: int = Field(1, ge=1, description="Passes of like length that a step is cut into, against padding; 4 for agents. [ours]")
     muon_lr: float = Field(0.02, gt=0, description="Learning rate of the matrices. [ours]")

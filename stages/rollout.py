@@ -124,10 +124,11 @@ def rollout(
         prompts = [engine.encode(roles.policy(r.messages)) for r in running]
         if hopeless is not None:
             lost = _hopeless(running, prompts, hopeless)
-            for r in (r for r, is_lost in zip(running, lost, strict=True) if is_lost):
-                r.turns[-1] = replace(r.turns[-1], truncated=True)
-                close(r, Outcome.TRUNCATED, GIVEN_UP)
-            running, prompts = ([x for x, is_lost in zip(those, lost, strict=True) if not is_lost] for those in (running, prompts))
+            for i in lost:
+                running[i].turns[-1] = replace(running[i].turns[-1], truncated=True)
+                close(running[i], Outcome.TRUNCATED, GIVEN_UP)
+            running = [r for i, r in enumerate(running) if i not in lost]
+            prompts = [ids for i, ids in enumerate(prompts) if i not in lost]
             if not running:
                 continue
         began = time.monotonic()
@@ -146,10 +147,10 @@ def rollout(
 
 def _hopeless(
     running: Sequence[_Running], prompts: Sequence[tuple[int, ...]], hopeless: Callable[[Sequence[tuple[int, ...]]], Sequence[bool]]
-) -> list[bool]:
-    """Which episodes are given up, one answer each; none is before its first turn."""
-    answers = iter(hopeless([ids for r, ids in zip(running, prompts, strict=True) if r.turns]))
-    return [bool(r.turns) and next(answers) for r in running]
+) -> list[int]:
+    """Indices of the episodes that are given up; none is before its first turn."""
+    going = [i for i, r in enumerate(running) if r.turns]
+    return [i for i, is_lost in zip(going, hopeless([prompts[i] for i in going]), strict=True) if is_lost]
 
 
 def _request(r: _Running, ids: tuple[int, ...], s: RolloutSettings) -> Request:
@@ -222,7 +223,7 @@ def environment(context: Context) -> Callable[[], Env]:
     elif task.oracle == "openai":
         from stages.llm.openai import chat
 
-        ask = chat(task.oracle_url or model.url, task.oracle_model or model.path)
+        ask = chat(model.url, model.path)
     return envs.make_env(task.env, task.options, ask)
 
 

@@ -44,6 +44,8 @@ def run(context: Context) -> Outputs:
     heads = trainable_episodes(context.replay, context.inputs["collect"][-1:])
     critic_ids = critic_prompt(context)
     model = open_policy(context)
+    if config.attention == "flex" and model.device.type == "cpu":
+        raise UsageError("self_ac.attention: FlexAttention has no backward pass on a CPU; set it to sdpa")
     if context.policy_run is None:
         check_masks(model, critic_ids)  # once, before the first step
     head = open_head(context, model)

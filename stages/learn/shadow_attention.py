@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from stages.learn.adapter import base_of
 from stages.learn.shadow import EpisodeIds, PackedRow, pack
+from stages.learn.shadow_flex import FlexLayout, flex_forward
 from stages.learn.shadow_layout import Keys, Layout, Row, SideBySide, layout_of
 from stages.types import UsageError
 
@@ -27,11 +28,12 @@ NAME = "turnwise_shadow"
 
 def shadow_forward(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0, scaling: float | None = None,
-    shadow_layout: Layout | None = None, sliding_window: int | None = None, **options: Any,
+    shadow_layout: Layout | FlexLayout | None = None, sliding_window: int | None = None, **options: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """transformers' attention interface: query (1, H, T, d), key and value (1, H', T, d), H' dividing H. Returns (1, T, H, d).
 
-    Without a layout it is transformers' own sdpa, so that a switched model still runs plain passes. Gradients flow.
+    Without a layout it is transformers' own sdpa, so that a switched model still runs plain passes; with that of shadow_flex.py it is
+    FlexAttention. Gradients flow.
     Raises UsageError where the layer has a sliding window that an episode does not fit into.
     """
     if shadow_layout is None:
@@ -45,6 +47,8 @@ def shadow_forward(
             f"wanted attention over a whole episode of {shadow_layout.longest} positions, found a sliding window of {sliding_window}; "
             "use a model without one, or shorter episodes"
         )
+    if isinstance(shadow_layout, FlexLayout):
+        return flex_forward(query, key, value, shadow_layout, scaling), None
     groups, back = shadow_layout.groups, shadow_layout.back
     if shadow_layout.slots is not None:
         query, key, value = (SideBySide.apply(x, shadow_layout.slots, back) for x in (query, key, value))  # type: ignore[no-untyped-call]
@@ -88,11 +92,12 @@ def shadow_attention(model: Any) -> Iterator[None]:
         base.set_attn_implementation(before)
 
 
-def body_pass(model: Any, packed: PackedRow, *, layout: Layout | None = None, embeddings_TD: Tensor | None = None) -> Tensor:
+def body_pass(model: Any, packed: PackedRow, *, layout: Layout | FlexLayout | None = None, embeddings_TD: Tensor | None = None) -> Tensor:
     """Last hidden state of every token of the row, (T, D): one pass through the body, no vocabulary projection. Gradients flow.
 
-    embeddings_TD: what goes in instead of the ids' embeddings. layout: `layout_of(packed)`, where it is known already.
-    Raises ValueError with gradient checkpointing outside `shadow_attention`: the second run of the layers would use another attention.
+    embeddings_TD: what goes in instead of the ids' embeddings. layout: `layout_of(packed)`, where it is known already,
+    or `flex_layout_of(packed)`. Raises ValueError with gradient checkpointing outside `shadow_attention`: the second run of the layers
+    would use another attention.
     """
     base = base_of(model)
     body, switched = base.model, base.config._attn_implementation == NAME

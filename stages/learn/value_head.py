@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from stages.learn.adapter import base_of
 from stages.learn.shadow import PackedRow
 from stages.learn.shadow_attention import body_pass
+from stages.learn.shadow_flex import FlexLayout
 from stages.learn.shadow_layout import Layout
 from stages.types import MissingInput, UsageError
 
@@ -93,14 +94,14 @@ def load_head(folder: Path, *, width: int) -> ValueHead:
 
 
 def episode_pass(
-    model: Any, head: ValueHead, packed: PackedRow, *, layout: Layout | None = None, value_grad_scale: float = 1.0
+    model: Any, head: ValueHead, packed: PackedRow, *, layout: Layout | FlexLayout | None = None, value_grad_scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """One pass through the body for actor and critic: (states that predict the action tokens (K, D), V of every state (B, M)).
 
     V is 0 past an episode's end. No vocabulary projection: log-probs are made of the states, so shadows never see the vocabulary.
     value_grad_scale: factor on the gradient from the head into the body, >= 0; 0 = the critic reads a detached body [ours].
     A soft prompt lies before the body, so its gradient carries the factor too (Adam does not notice, except at 0).
-    layout: `layout_of(packed)`, where a row is used again. Raises ValueError for a negative factor, for a soft prompt at factor 0,
+    layout: as of `body_pass`. Raises ValueError for a negative factor, for a soft prompt at factor 0,
     which would never learn, and for a row packed for another prompt length. Gradients flow into model and head.
     """
     if not value_grad_scale >= 0:
