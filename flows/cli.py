@@ -104,6 +104,12 @@ def _add_looking(commands: Any) -> None:
     export.add_argument("folder", metavar="FOLDER", type=Path, help="a new folder")
     kinds = "rows as Parquet; the best adapter; the base model with it merged in; that model with its value head, of self_ac (default: rows)"
     export.add_argument("--what", choices=("rows", "adapter", "merged", "critic"), default="rows", help=kinds)
+    what = "Fetch the published data of a task into a folder, or list what there is."
+    data = _command(commands, "data", what, "turnwise data fetch game24", module="data")
+    data.add_argument("action", choices=("fetch", "list"), help="fetch one task's data, or list all tasks")
+    data.add_argument("task", metavar="TASK", nargs="?", help="which task, to fetch")
+    data.add_argument("--from", dest="source", type=Path, metavar="PATH", help="a folder that holds the files, instead of the network")
+    data.add_argument("--into", type=Path, metavar="FOLDER", help="where a folder of the task's name is made (default: data/tasks)")
     _command(commands, "verify", "List stored rows that belong to no finished run; they are never read.", "turnwise verify")
 
 

@@ -223,7 +223,7 @@ def environment(context: Context) -> Callable[[], Env]:
     elif task.oracle == "openai":
         from stages.llm.openai import chat
 
-        ask = chat(model.url, model.path)
+        ask = chat(task.oracle_url or model.url, task.oracle_model or model.path)
     return envs.make_env(task.env, task.options, ask)
 
 

@@ -30,6 +30,8 @@ class TaskConfig(Config):
         "rule",
         description="Who answers inside the environment, where it needs somebody: a rule, the run's own engine, or an OpenAI-compatible endpoint. [ours]",
     )
+    oracle_url: str = Field("", description="Base URL of the endpoint of oracle = openai; empty = model.url. [ours]")
+    oracle_model: str = Field("", description="Name of its model; empty = model.path. [ours]")
 
 
 class ModelConfig(Config):

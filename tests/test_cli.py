@@ -16,7 +16,7 @@ from fakes import Stages, fake_stages
 from flows import cli, commands
 
 ROOT = Path(__file__).parents[1]
-HEAVY = ("torch", "transformers", "mlflow", "prefect", "duckdb", "pydantic", "rich")
+HEAVY = ("torch", "transformers", "mlflow", "prefect", "duckdb", "pydantic", "requests", "rich")
 Turnwise = Callable[..., tuple[int, str, str]]
 
 
@@ -69,7 +69,7 @@ def test_every_command_has_a_sentence_and_an_example() -> None:
     (choices,) = [action.choices for action in cli.build_parser()._actions if action.dest == "command"]
     assert choices is not None
     parsers: dict[str, Any] = dict(choices)
-    assert set(parsers) >= {"run", "rerun", "stages", "runs", "show", "export", "pretrain", "serve", "ui"}
+    assert set(parsers) >= {"run", "rerun", "stages", "runs", "show", "export", "pretrain", "data", "serve", "ui"}
     for name, parser in parsers.items():
         assert parser.description.endswith(".")
         example = parser.epilog.removeprefix("example: turnwise ").split()

@@ -6,16 +6,18 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import models
 import pytest
+from openai_stub import Stub
 
 from stages.contract import Config
 from stages.llm.roles import Roles
 from stages.llm.scripted import ScriptedEngine, draw
 from stages.rollout import GIVEN_UP, RolloutSettings, check_environment, environment, rollout, summary
-from stages.sections import TaskConfig
+from stages.sections import ModelConfig, TaskConfig
 from stages.types import EngineUnavailable, Env, Episode, Malformed, Message, Outcome, Request, Scenario, SimulatorError, Step, TurnwiseError
 
 ROLES = Roles("toy", {"policy": ""})
@@ -332,3 +334,19 @@ def test_an_oracle_on_the_run_s_engine_answers_as_the_base_and_leaves_no_row(bas
     recorded = {t.prompt_ids for e in episodes for t in e.turns}
     assert recorded.isdisjoint(r.prompt_ids for r in asked)
     assert all(t.observation.startswith("Yes.") for e in episodes for t in e.turns)
+
+
+@pytest.mark.parametrize(("own", "asked"), [({}, "policy"), ({"oracle_model": "oracle"}, "oracle")])
+def test_an_oracle_may_have_an_endpoint_and_a_model_of_its_own(own: dict[str, str], asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    stub = Stub()
+    stub.answer = lambda path, body: (200, {"choices": [{"message": {"role": "assistant", "content": "Yes"}}]})
+    urls = {"oracle_url": stub.url} if own else {}
+    task = TaskConfig(env="twenty_questions", options={"questions": 3}, oracle="openai", **urls, **own)
+    model = ModelConfig(path="policy", url="http://127.0.0.1:1/v1" if own else stub.url)
+    env = environment(SimpleNamespace(run=SimpleNamespace(task=task, model=model)))()  # type: ignore[arg-type]
+    env.reset(models.scenarios_of("twenty_questions", 1)[0])
+    assert str(env.step({"role": "assistant", "content": "Action: Is it alive?"}).messages[0]["content"]).startswith("Yes.")
+    assert [body["model"] for _, body, _ in stub.asked] == [asked]
+    stub.server.shutdown()
+    stub.server.server_close()

@@ -7,7 +7,6 @@ does not name bread, "batman" not a bat and "category" not a cat. Where one name
 
 from __future__ import annotations
 
-import csv
 import functools
 import itertools
 import re
@@ -19,7 +18,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from stages.types import UsageError
+from stages.envs.files import bad_file, read_rows, text_of
+
+_WANTED = "Give a CSV file with a column 'object', or JSONL with a text 'object'; 'variants' may be there."
 
 Words = tuple[str, ...]
 
@@ -78,25 +79,21 @@ def own_table() -> Table:
 
 
 @functools.lru_cache(maxsize=4)
-def csv_table(path: str) -> Table:
-    """Objects of a CSV file like the THINGS list: column `object`, optionally `variants` (names parted by ';').
+def object_table(path: str) -> Table:
+    """Objects of a CSV file like the THINGS list, or of JSONL like LMRL-Gym's: `object`, and where there are any `variants`, names that win, too.
 
-    It says nothing about attributes, so it needs an LLM oracle. Raises UsageError for an unreadable file.
+    Variants are parted by ';', or a list. It says nothing about attributes, so it needs an LLM oracle. Raises UsageError with file and line.
     """
-    try:
-        with Path(path).open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or "it is not a CSV file in UTF-8"
-        raise UsageError(f"task.options.objects: cannot read {path!r}: {reason}. Give a CSV file with a column 'object'.") from error
-    if not rows or "object" not in rows[0]:
-        raise UsageError(f"task.options.objects: {path!r} needs a column 'object' and at least one row.")
-    items = {}
-    for row in rows:
-        name = (row["object"] or "").strip()
-        if words(name):
-            variants = (variant.strip() for variant in (row.get("variants") or "").split(";"))
-            items[name] = Item(name, tuple(variant for variant in variants if words(variant)))
+    file, items = Path(path), dict[str, Item]()
+    for where, row in read_rows(file, _WANTED):
+        name = text_of(row, "object", file, where, _WANTED)
+        given = row.get("variants") or ""
+        variants = given if isinstance(given, list) else str(given).split(";")
+        if name in items or not words(name):
+            raise bad_file(file, f"{where} has the object {name!r} {'again' if name in items else 'without a letter'}", _WANTED)
+        items[name] = Item(name, tuple(variant for variant in (str(variant).strip() for variant in variants) if words(variant) and variant != name))
+    if not items:
+        raise bad_file(file, "there is no object", _WANTED)
     return Table(items)
 
 

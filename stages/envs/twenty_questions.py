@@ -4,6 +4,7 @@ Source: NLAC, arXiv 2512.04601 (reward, 20 questions, win = the object is named)
 objects and their attributes are our own (stages/envs/data), so that a rule can answer offline; names are matched on word
 boundaries; running out of questions is the rule of the game, hence terminated, not truncated; a reply with several
 questions asks only the first. With `ask`, an LLM answers instead of the rule. An unreadable reply uses up no question.
+LMRL-Gym's own game is reward = "question" with its 158 objects (docs/tasks.md).
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from stages.contract import Config
-from stages.envs.objects import Names, Table, csv_table, own_table, words
+from stages.envs.objects import Names, Table, object_table, own_table, words
 from stages.envs.oracle import Oracle, llm_oracle, rule_oracle
-from stages.envs.splits import check_split, deal, draw
+from stages.envs.splits import SPLITS, check_split, deal, draw, place
 from stages.react import parse_react
 from stages.types import Ask, Env, Malformed, Message, Scenario, Step, UsageError
 
@@ -35,9 +36,18 @@ class Options(Config):
         "named",
         description="What wins: any question that names the object [paper], or only one that guesses it alone, so that a list does not win [ours].",
     )
+    reward: Literal["win", "question"] = Field(
+        "win",
+        description="win: 1 for the winning question, else 0 [paper]. question: -1 for each question but the winning one, as in LMRL-Gym; the return tells "
+        "then how soon the object was found, and the win rate, which counts returns of 1, is 0. [ours]",
+    )
     reveal: bool = Field(False, description="Name the object when the game is lost. [ours]")
-    objects: str = Field("", description="CSV file with a column 'object' (needs an LLM oracle); empty = the package's own. [ours; paper: THINGS]")
-    test: float = Field(0.25, ge=0, le=1, description="Share of the objects in the test split. [ours; paper: 500 of 1,823]")
+    objects: str = Field("", description="CSV or JSONL file of objects (needs an LLM oracle); empty = the package's own. [ours; paper: THINGS]")
+    train_size: int = Field(
+        0, ge=0, description="Exact number of train objects, with test_size; the rest is validation. 0 = by shares. [ours; paper: 1000]"
+    )
+    test_size: int = Field(0, ge=0, description="Exact number of test objects, with train_size. 0 = by shares. [ours; paper: 500]")
+    test: float = Field(0.25, ge=0, le=1, description="Share of the objects in the test split. [ours]")
     validation: float = Field(0.15, ge=0, le=1, description="Share of the objects in the validation split. [ours; paper: none]")
     split_seed: int = Field(0, description="Another number deals the objects to the splits anew. [ours]")
     oracle_tries: int = Field(3, ge=1, description="Replies of an LLM oracle without yes or no, after which the episode fails. [ours]")
@@ -68,15 +78,16 @@ class TwentyQuestions:
         named = self._names.guessed(question) if self._options.win == "guess" else self._names.mentioned(question)
         if self._target in named:
             self._left = 0
-            return _say(f"Yes, it is {self._target}. You win.", reward=1.0, terminated=True)
+            return _say(f"Yes, it is {self._target}. You win.", reward=float(self._options.reward == "win"), terminated=True)
         answer = self._oracle(self._target, question)
         # Counted after the oracle: a failed oracle leaves the game where it was.
         self._left -= 1
         spoken = f"{answer.capitalize()}." if answer else "I cannot answer that with yes or no."
+        price = -1.0 if self._options.reward == "question" else 0.0
         if self._left:
-            return _say(f"{spoken} {self._left} question{'s' if self._left > 1 else ''} left.")
+            return _say(f"{spoken} {self._left} question{'s' if self._left > 1 else ''} left.", reward=price)
         reveal = f" It was {self._target}." if self._options.reveal else ""
-        return _say(f"{spoken} No questions left.{reveal} You lose.", terminated=True)
+        return _say(f"{spoken} No questions left.{reveal} You lose.", reward=price, terminated=True)
 
 
 def first_question(message: Message) -> str:
@@ -97,7 +108,7 @@ def _say(text: str, *, reward: float = 0.0, terminated: bool = False) -> Step:
 
 
 def _table(options: Options) -> Table:
-    return csv_table(options.objects) if options.objects else own_table()
+    return object_table(options.objects) if options.objects else own_table()
 
 
 def make(options: Mapping[str, Any], ask: Ask | None) -> Callable[[], Env]:
@@ -118,6 +129,22 @@ def scenarios(options: Mapping[str, Any], split: str, n: int | None, seed: int) 
     """
     checked = Options.model_validate(dict(options))
     check_split("twenty_questions", split)
-    shares = {"test": checked.test, "validation": checked.validation}
-    items = [item for item in _table(checked).items.values() if deal(item.name, checked.split_seed, **shares) == split]
-    return [Scenario("twenty_questions", split, item.name, {"object": item.name}) for item in draw(items, split, n, seed)]
+    mine = _dealt(list(_table(checked).items), checked)[split]
+    return [Scenario("twenty_questions", split, name, {"object": name}) for name in draw(mine, split, n, seed)]
+
+
+def _dealt(names: Sequence[str], options: Options) -> dict[str, list[str]]:
+    """The objects of each split, in the order of the table. By shares, an object's split depends on its name alone. Raises UsageError."""
+    seed, train, test = options.split_seed, options.train_size, options.test_size
+    if not train and not test:
+        shares = {"test": options.test, "validation": options.validation}
+        return {split: [name for name in names if deal(name, seed, **shares) == split] for split in SPLITS}
+    if not train or not test:
+        raise UsageError("task.options of twenty_questions: train_size and test_size go together. Set both, or neither.")
+    if train + test > len(names):
+        raise UsageError(
+            f"task.options of twenty_questions: {train} + {test} objects are wanted, there are {len(names)}. Lower train_size or test_size."
+        )
+    order = sorted(names, key=lambda name: place(name, seed))
+    parts = {"test": set(order[:test]), "train": set(order[test : test + train]), "validation": set(order[test + train :])}
+    return {split: [name for name in names if name in part] for split, part in parts.items()}

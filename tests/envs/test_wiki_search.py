@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from shared_data import DATA, needs
 
 from stages import envs
+from stages.envs.wiki_corpus import load_corpus
 from stages.envs.wiki_sample import sample
 from stages.envs.wiki_search import Options, WikiSearch, read_action
 from stages.types import Malformed, Message, Scenario, Step, UsageError
@@ -213,6 +214,7 @@ def other_date(date: str) -> str:
 def test_every_question_about_wikipedia_can_be_answered_by_its_links() -> None:
     options = {"path": str(WIKI)}
     env = envs.make_env("wiki_search", options)()
+    assert len(load_corpus(WIKI).pages) == 6119
     found = {split: envs.scenarios("wiki_search", options, split, None, 0) for split in ("train", "validation", "test")}
     assert len(found["test"]) == 100 and len(found["train"]) + len(found["validation"]) == 338 and len(found["validation"]) > 20
 

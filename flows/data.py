@@ -1,0 +1,69 @@
+"""`turnwise data`: the published data of the tasks, fetched once into data/tasks, and listed.
+
+turnwise data fetch game24
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flows.commands import emit
+from flows.report import Display
+from flows.workspace import find_home
+from stages.sources import catalogue, fetch
+from stages.sources.download import download
+from stages.types import UsageError
+
+
+def data(args: Namespace) -> int:
+    """turnwise data fetch TASK, turnwise data list"""
+    home = find_home(args.home)
+    into = home / "data" / "tasks" if args.into is None else args.into.resolve()
+    if args.action == "list":
+        return _list(into, as_json=args.json)
+    if args.task is None:
+        raise UsageError(f"data fetch: wanted a task. Tasks: {', '.join(catalogue.TASKS)}.")
+    task = fetch.task_data(args.task)
+    with Display(quiet=args.quiet) as display:
+        manifest = fetch.fetch(task, into, partial(download, bar=display.bar), source=args.source)
+    folder = into / task.name
+    if args.json:
+        emit({"folder": str(folder), **manifest})
+        return 0
+    for name, entry in manifest["files"].items():
+        print(f"{name:<24}{entry['rows']:>7,} rows  checked by {entry['check']:<7} {entry['licence']}")
+        if entry["check"] == "read":
+            print(f"{name}: the published file has {_published_rows(task, name):,} rows; this is a part of it.", file=sys.stderr)
+    print(f"{folder}. Use: turnwise run PRESET {_sets(task, folder, home)}")
+    return 0
+
+
+def _list(into: Path, *, as_json: bool) -> int:
+    rows: list[dict[str, Any]] = []
+    for task in catalogue.TASKS.values():
+        files = [{"name": f.name, "rows": f.rows, "source": f.of.url, "licence": f.of.licence, "known_sha256": bool(f.sha256)} for f in task.files]
+        rows.append({"task": task.name, "what": task.what, "state": fetch.state(task, into), "files": files})
+    if as_json:
+        emit(rows)
+        return 0
+    for row in rows:
+        print(f"{row['task']:<18}{row['state']:<9}{row['what']}")
+        for file in row["files"]:
+            print(f"{'':<18}{file['name']:<24}{file['rows']:>7,} rows  {file['licence']}")
+    print("To fetch one: turnwise data fetch TASK")
+    return 0
+
+
+def _published_rows(task: catalogue.TaskData, name: str) -> int:
+    return next(made.rows for made in task.files if made.name == name)
+
+
+def _sets(task: catalogue.TaskData, folder: Path, home: Path) -> str:
+    """What to set in a run that plays the task on this data; of several forms the first."""
+    shown = folder.relative_to(home) if folder.is_relative_to(home) else folder
+    options = task.options(str(shown))[0]
+    return " ".join([f"--set task.env={task.name}", *(f"--set task.options.{key}={value}" for key, value in options.items())])

@@ -1,0 +1,158 @@
+"""A task's published data into a folder: downloaded or copied, checked, converted, with a manifest beside it.
+
+    data/tasks/game24/24.csv, manifest.json
+
+The folder appears whole or not at all. Manifest: task, and for each file its rows and sha256, where it came from (source, commit, licence, sha256 of
+the published bytes) and how far it was checked: "sha256" = it equals the published one or what is made of it, "rows" = no checksum is known, the
+number of rows is right, "read" = neither, but the environment reads it. Ours.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stages import envs
+from stages.envs.splits import SPLITS
+from stages.sources.catalogue import TASKS, Made, Published, TaskData
+from stages.sources.convert import unchanged
+from stages.types import MissingInput, TurnwiseError, UsageError
+
+MANIFEST = "manifest.json"
+
+Get = Callable[[str], bytes]
+"""A file's bytes by its address. Raises TurnwiseError."""
+
+
+def task_data(name: str) -> TaskData:
+    """Raises UsageError with the nearest name."""
+    if name in TASKS:
+        return TASKS[name]
+    raise UsageError(f"data: there is no published data for {name!r}{envs.nearest(name, list(TASKS))} Tasks: {', '.join(TASKS)}.")
+
+
+def fetch(task: TaskData, into: Path, get: Get, *, source: Path | None = None) -> dict[str, Any]:
+    """The manifest of `into / task.name`, which is made unless it is there with all its files.
+
+    source: a folder with the files, in our form or as they are published, instead of the network.
+    Raises UsageError for a folder that holds something else, MissingInput for a file that `source` lacks, TurnwiseError for one that does not come
+    or is not the published one.
+    """
+    folder = into / task.name
+    if folder.exists():
+        return _found(task, folder)
+    if source is not None and not source.is_dir():
+        raise UsageError(f"--from: wanted a folder with the files of {task.name}, but {source} is none.")
+    scratch = into / f".{task.name}.{os.getpid()}"
+    scratch.mkdir(parents=True)
+    try:
+        published: dict[str, bytes] = {}
+        entries = {made.name: _made(made, scratch, get, source, published) for made in task.files}
+        _read_by_environment(task, scratch)
+        manifest = {"task": task.name, "files": entries}
+        (scratch / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        scratch.rename(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return manifest
+
+
+def state(task: TaskData, into: Path) -> str:
+    """What is in `into / task.name`: "absent", "present", or "changed" (a file is not the one of the manifest, or there is none)."""
+    folder = into / task.name
+    return "absent" if not folder.exists() else "present" if _is_whole(folder) else "changed"
+
+
+def _found(task: TaskData, folder: Path) -> dict[str, Any]:
+    if not _is_whole(folder):
+        raise UsageError(f"data: {folder} is there and is not what was fetched for {task.name}. Remove it, or name another folder with --into.")
+    return _manifest(folder)
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text("utf-8"))
+    return manifest
+
+
+def _is_whole(folder: Path) -> bool:
+    """Every file of the manifest is there with its bytes."""
+    try:
+        return all(_sha256((folder / name).read_bytes()) == entry["sha256"] for name, entry in _manifest(folder)["files"].items())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):  # a manifest that cannot be read vouches for nothing
+        return False
+
+
+def _made(made: Made, folder: Path, get: Get, source: Path | None, published: dict[str, bytes]) -> dict[str, Any]:
+    """Write one file; its entry in the manifest. `published` keeps what was fetched, for a file that two are made of."""
+    ready = source / made.name if source is not None else None
+    raw: bytes | None = None
+    if ready is not None and ready.is_file():
+        data = ready.read_bytes()
+        if made.convert is unchanged:
+            _check_published(made.of, data, str(ready))
+    else:
+        if made.of.name not in published:
+            published[made.of.name] = _published(made, get, source)
+        raw = published[made.of.name]
+        data = _converted(made, raw)
+    rows = _rows(made.name, data)
+    if source is None and rows != made.rows:
+        raise TurnwiseError(f"{made.of.url} gives {rows} rows of {made.name}, wanted {made.rows}; it is not the file that was meant.")
+    (folder / made.name).write_bytes(data)
+    known = _sha256(data) == made.sha256 or (raw is not None and made.of.sha256 != "")
+    check = "sha256" if known else "rows" if rows == made.rows else "read"
+    origin = {"source": made.of.url, "commit": made.of.commit, "licence": made.of.licence}
+    entry = {"rows": rows, "sha256": _sha256(data), "check": check, **origin}
+    return entry if raw is None else {**entry, "published_sha256": _sha256(raw)}
+
+
+def _published(made: Made, get: Get, source: Path | None) -> bytes:
+    if source is None:
+        raw, where = get(made.of.url), made.of.url
+    else:
+        path = source / made.of.name
+        if not path.is_file():
+            raise MissingInput(f"data: wanted {made.name} or {made.of.name} in {source}, found neither. Source: {made.of.url}")
+        raw, where = path.read_bytes(), str(path)
+    _check_published(made.of, raw, where)
+    return raw
+
+
+def _check_published(of: Published, raw: bytes, where: str) -> None:
+    if of.sha256 and _sha256(raw) != of.sha256:
+        raise TurnwiseError(
+            f"{where} has the sha256 {_sha256(raw)[:12]}..., the published file has {of.sha256[:12]}...; it is cut off or another one."
+        )
+
+
+def _converted(made: Made, raw: bytes) -> bytes:
+    try:
+        return made.convert(raw)
+    except (ValueError, KeyError, TypeError, AttributeError, SyntaxError, csv.Error) as error:  # what a parser says of content that it does not know
+        raise TurnwiseError(f"{made.of.url} is not in the form that turnwise knows ({type(error).__name__}: {error}).") from error
+
+
+def _rows(name: str, data: bytes) -> int:
+    """Rows of a file by its name: lines of JSONL, lines of CSV below the first."""
+    text = data.decode("utf-8", errors="replace")
+    if name.endswith(".csv"):
+        return max(0, sum(1 for _ in csv.reader(io.StringIO(text))) - 1)
+    return sum(1 for line in text.splitlines() if line.strip())
+
+
+def _read_by_environment(task: TaskData, folder: Path) -> None:
+    """The environment reads every row. Raises UsageError for one that it cannot use."""
+    for options in task.options(str(folder)):
+        for split in SPLITS:
+            envs.scenarios(task.name, options, split, None, 0)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
