@@ -3,6 +3,7 @@
 The audit asks whether the critic deserves the trust that refine puts in it: verdicts and futures against Monte-Carlo returns on
 the policy's own actions, and against the environment's truth (which action is right, exact Q*, the true cause) where it can tell.
 A policy of self_ac has a value function for free; it is read on the episodes, and what it would be good for is measured: `values.py`.
+What an environment itself tells of the episodes (its `describe`) stands beside the win rate, such as what doing nothing would win.
 Source: ours; nlac.md, "The evaluator tends to please".
 
     turnwise rerun evaluate --of RUN --set evaluate.episodes=500
@@ -74,6 +75,7 @@ def run(context: Context) -> Outputs:
     metrics = summary(episodes, "evaluate") | {"evaluate/win_low": low, "evaluate/win_high": high}
     if config.abort_below is not None:
         metrics["evaluate/given_up"] = float(sum(e.error == GIVEN_UP for e in episodes))
+    metrics |= {f"evaluate/{task.env}/{name}": value for name, value in envs.describe(task.env, task.options, scored).items()}
     rows: dict[str, Sequence[Row]] = dict(episode_rows(played, context.iteration))
     files: dict[str, Path] = {}
     if config.audit_turns and context.latest("critic"):

@@ -4,7 +4,9 @@ A module of this package is an environment when it exports
     OPTIONS                            its frozen pydantic Config
     make(options, ask)                 -> a function that makes one Env; `ask` is the LLM inside it, or None
     scenarios(options, split, n, seed) -> the first n scenarios of a split in an order fixed by the seed; None = all
-Both functions may trust `options`: they are checked here. No environment imports torch or an LLM.
+and, where it can tell more of episodes than their rewards,
+    describe(options, episodes)        -> numbers by name, which evaluate reports
+They may trust `options`: they are checked here. No environment imports torch or an LLM.
 """
 
 from __future__ import annotations
@@ -12,13 +14,13 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from pydantic import ValidationError
 
 from stages.contract import Config
-from stages.types import Ask, Env, Scenario, UsageError
+from stages.types import Ask, Env, Episode, Scenario, UsageError
 
 
 class EnvModule(Protocol):
@@ -49,6 +51,14 @@ def scenarios(name: str, options: Mapping[str, Any], split: str, n: int | None, 
     module = _module(name)
     _check(name, module.OPTIONS, options)
     return module.scenarios(options, split, n, seed)
+
+
+def describe(name: str, options: Mapping[str, Any], episodes: Sequence[Episode]) -> dict[str, float]:
+    """What the environment tells of its episodes beside their rewards; nothing where it exports no `describe`. Raises UsageError as above."""
+    module = _module(name)
+    _check(name, module.OPTIONS, options)
+    tell: Callable[[Mapping[str, Any], Sequence[Episode]], dict[str, float]] | None = getattr(module, "describe", None)
+    return tell(options, episodes) if tell else {}
 
 
 def _is_environment(module: object) -> bool:

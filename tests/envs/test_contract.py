@@ -8,15 +8,19 @@ import random
 import string
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+import tau_small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from stages import envs
-from stages.types import Env, Malformed, Message, Scenario, Step, UsageError
+from stages.types import Ask, Env, Malformed, Message, Scenario, Step, UsageError
 
 NAMES = envs.environments()
 SPLITS = ("train", "validation", "test")
@@ -25,9 +29,15 @@ ACTIONS: dict[str, list[str]] = {
     "game24": ["expand 0: 1 + 1 = 2", "submit 0"],
     "math": ["41"],
     "service_desk": ["check photo", "give voucher", "log ledger", "close phone"],
+    "tau_bench": ['{"name": "get_user_details", "arguments": {"user_id": "ann_1"}}', "hello", "bye"],
     "twenty_questions": ["Is it alive?", "What is it?"],
     "wiki_search": ["NAVIGATE nowhere", "FIND(born)", "SAVE_LINE_IDS 1", "BACK", "SUBMIT nothing"],
 }
+
+# Environments that ship no data, or need somebody inside: a miniature made by the tests, and a person who talks by rule.
+_FOLDER = tempfile.TemporaryDirectory()
+OPTIONS: dict[str, dict[str, Any]] = {"tau_bench": {"path": tau_small.write(Path(_FOLDER.name))}}
+ASK: dict[str, Ask] = {"tau_bench": tau_small.customer}
 
 # Replies that no environment can read, and those of one that reads the whole reply and not an action in it.
 UNREADABLE = ("", " ", "hello", "Thought: hm", "Thought: hm\nAction:", "Action: \n", "%%%")
@@ -38,8 +48,16 @@ def reply(action: str) -> Message:
     return {"role": "assistant", "content": f"Thought: why not.\nAction: {action}"}
 
 
+def maker(name: str) -> Callable[[], Env]:
+    return envs.make_env(name, OPTIONS.get(name, {}), ASK.get(name))
+
+
+def scenarios(name: str, split: str, n: int | None, seed: int) -> list[Scenario]:
+    return envs.scenarios(name, OPTIONS.get(name, {}), split, n, seed)
+
+
 def first(name: str, split: str = "train") -> Scenario:
-    return envs.scenarios(name, {}, split, 1, 0)[0]
+    return scenarios(name, split, 1, 0)[0]
 
 
 def finish(env: Env, name: str) -> list[Step]:
@@ -62,7 +80,7 @@ def test_environments_are_found_and_have_actions_here() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_same_scenario_gives_the_same_episode(name: str) -> None:
-    make = envs.make_env(name, {})
+    make = maker(name)
     one, other = make(), make()
     assert one.reset(first(name)) == other.reset(first(name))
     assert finish(one, name) == finish(other, name)
@@ -79,7 +97,7 @@ def make_and_reset(make: Callable[[], Env], name: str) -> Env:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_environments_of_one_maker_do_not_share_an_episode(name: str) -> None:
-    make = envs.make_env(name, {})
+    make = maker(name)
     alone = finish(make_and_reset(make, name), name)
     one, other = make_and_reset(make, name), make_and_reset(make, name)
     finish(other, name)
@@ -88,7 +106,7 @@ def test_environments_of_one_maker_do_not_share_an_episode(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_messages_and_scenarios_are_json(name: str) -> None:
-    env = envs.make_env(name, {})()
+    env = maker(name)()
     scenario = first(name)
     assert json.loads(json.dumps(dict(scenario.data))) == dict(scenario.data)
     # What comes back from a store is enough to play the same episode.
@@ -108,7 +126,7 @@ def test_messages_and_scenarios_are_json(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_episode_ends_once_terminated_xor_truncated(name: str) -> None:
-    env = envs.make_env(name, {})()
+    env = maker(name)()
     env.reset(first(name))
     *before, last = finish(env, name)
     assert not any(step.terminated or step.truncated for step in before)
@@ -119,7 +137,7 @@ def test_episode_ends_once_terminated_xor_truncated(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_step_before_the_start_or_after_the_end_raises(name: str) -> None:
-    env = envs.make_env(name, {})()
+    env = maker(name)()
     for _ in range(2):
         with pytest.raises(RuntimeError, match="reset"):
             env.step(reply(ACTIONS[name][0]))
@@ -129,7 +147,7 @@ def test_step_before_the_start_or_after_the_end_raises(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_malformed_reply_raises_malformed_and_changes_nothing(name: str) -> None:
-    make = envs.make_env(name, {})
+    make = maker(name)
     env = make_and_reset(make, name)
     for content in UNREADABLE_TO.get(name, UNREADABLE):
         with pytest.raises(Malformed) as caught:
@@ -138,7 +156,7 @@ def test_malformed_reply_raises_malformed_and_changes_nothing(name: str) -> None
     assert finish(env, name) == finish(make_and_reset(make, name), name)
 
 
-MADE = {name: envs.make_env(name, {})() for name in NAMES}
+MADE = {name: maker(name)() for name in NAMES}
 FIRST = {name: first(name) for name in NAMES}
 WORDS = [word for actions in ACTIONS.values() for action in actions for word in action.split()]
 PIECES = st.one_of(
@@ -182,10 +200,10 @@ def test_no_random_characters_break_a_whole_episode(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("split", SPLITS)
 def test_scenarios_are_deterministic_and_carry_their_task_and_split(name: str, split: str) -> None:
-    some = envs.scenarios(name, {}, split, 5, 3)
-    assert some == envs.scenarios(name, {}, split, 5, 3)
+    some = scenarios(name, split, 5, 3)
+    assert some == scenarios(name, split, 5, 3)
     assert 0 < len(some) <= 5
-    everything = envs.scenarios(name, {}, split, None, 3)
+    everything = scenarios(name, split, None, 3)
     assert len({s.id for s in everything}) == len(everything)
     assert {(s.task, s.split) for s in everything} == {(name, split)}
     assert {s.id for s in some} <= {s.id for s in everything}
@@ -193,7 +211,7 @@ def test_scenarios_are_deterministic_and_carry_their_task_and_split(name: str, s
 
 @pytest.mark.parametrize("name", NAMES)
 def test_held_out_splits_share_no_scenario_with_train(name: str) -> None:
-    found = [{s.id for s in envs.scenarios(name, {}, split, None, 0)} for split in SPLITS]
+    found = [{s.id for s in scenarios(name, split, None, 0)} for split in SPLITS]
     assert len(set().union(*found)) == sum(map(len, found))
 
 
