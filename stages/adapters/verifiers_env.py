@@ -1,0 +1,186 @@
+"""verifiers, in its classic form (0.1.5 to 0.1.7): a MultiTurnEnv as one of ours, and one of ours as a MultiTurnEnv.
+
+    FromVerifiers   its setup_state, is_completed, env_response and reward functions are played as an Env
+    ToVerifiers     the same methods over one of ours; `as_verifiers` makes it a verifiers.MultiTurnEnv
+
+By its methods alone, as its own rollout calls them (verifiers/envs/multiturn_env.py of 0.1.5); only `as_verifiers` imports the package. From 0.1.8
+on the loop is another one, and since 0.4 there is no such class: those need an adapter of their own. [ours]
+
+Two things are done otherwise than there, so that what failed is never a reward: a reward function that raises is an error (verifiers books 0.0),
+and the turn limit is told apart from the end (verifiers knows one end only).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from stages.adapters.play import Play, scenario_of, scenario_text
+from stages.types import Env, Message, Scenario, Step, UsageError
+
+State = dict[str, Any]
+
+
+class FromVerifiers:
+    """One running episode. A scenario's data is a row of its data set: `prompt` (chat messages), and `answer`, `task`, `info` where there are any.
+
+    env: a MultiTurnEnv of chat messages; it is only called, so many episodes may share it. Its reward comes at the end, as there. An episode that
+    ends by env.max_turns alone is truncated; set task.max_turns above it, since an episode that ends by task.max_turns is not scored.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.system = ""
+        self.tools: Sequence[Mapping[str, Any]] = tuple(getattr(env, "oai_tools", None) or ())
+        self._env = env
+        self._state: State | None = None
+        self._messages: list[Message] = []
+
+    def reset(self, scenario: Scenario) -> tuple[Message, ...]:
+        """The prompt without its system message, which becomes `system`. Raises whatever `env` raises."""
+        row = scenario.data
+        prompt = [dict(message) for message in row["prompt"]]
+        state: State = {"id": 0, "prompt": prompt, "completion": [], "answer": row.get("answer", ""), "task": row.get("task", "default")}
+        state |= {"info": dict(row.get("info") or {}), "responses": [], "turn": 0, "timing": {}}
+        self._state, self._messages = None, list(prompt)
+        state = _wait(self._env.setup_state(state))
+        if _wait(self._env.is_completed(self._messages, state)):
+            raise RuntimeError("the environment is over before the first reply")
+        self._state = state
+        self.system = "\n\n".join(str(message["content"]) for message in prompt if message["role"] == "system")
+        return tuple(message for message in prompt if message["role"] != "system")
+
+    def step(self, message: Message) -> Step:
+        """Hand over the reply. Raises RuntimeError after the end and for a reward that is no finite number; whatever `env` raises."""
+        state, self._state = self._state, None  # so that an error leaves no episode to go on with
+        if state is None:
+            raise RuntimeError("the episode has not begun, or is over: call reset first")
+        reply = {key: message[key] for key in ("content", "tool_calls") if message.get(key) is not None}
+        self._said(state, [{"role": "assistant", "content": "", **reply}])
+        state["responses"].append(message)
+        state["turn"] += 1
+        answer: list[Message] = []
+        if not _wait(self._env.is_completed(self._messages, state)):
+            answer, state = _wait(self._env.env_response(self._messages, state))
+            self._said(state, answer)
+            if not _wait(self._env.is_completed(self._messages, state)):
+                self._state = state
+                return Step(tuple(answer))
+        truncated = self._only_out_of_turns(state)
+        told = tuple(answer) or ({"role": "user", "content": "The end."},)
+        return Step(told, self._reward(state), terminated=not truncated, truncated=truncated)
+
+    def _said(self, state: State, messages: Sequence[Message]) -> None:
+        self._messages += messages
+        state["completion"] = [*state["completion"], *messages]
+
+    def _only_out_of_turns(self, state: State) -> bool:
+        """Whether it would go on if there were more turns: asked again as in its first turn."""
+        reached: Callable[[State], Any] | None = getattr(self._env, "max_turns_reached", None)
+        if reached is None or not _wait(reached(state)):
+            return False
+        return not _wait(self._env.is_completed(self._messages, {**state, "turn": 0}))
+
+    def _reward(self, state: State) -> float:
+        rubric = self._env.rubric
+        known = {key: state[key] for key in ("prompt", "completion", "answer", "task", "info")}
+        known |= {"state": state, "parser": getattr(self._env, "parser", None), **getattr(rubric, "class_objects", {})}
+        total = 0.0
+        # Not by rubric.score_rollout: that takes an error for a reward of 0.
+        for function, weight in zip(rubric.get_reward_funcs(), rubric.get_reward_weights(), strict=True):
+            total += weight * float(_wait(function(**_asked_for(function, known))))
+        if not math.isfinite(total):
+            raise RuntimeError(f"the environment gave the reward {total}")
+        return total
+
+
+def _asked_for(function: Callable[..., Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """What a reward function takes of it, by name; all of it where it takes anything."""
+    wanted = inspect.signature(function).parameters
+    every = any(one.kind is one.VAR_KEYWORD for one in wanted.values())
+    return {name: value for name, value in known.items() if every or name in wanted}
+
+
+class ToVerifiers:
+    """Our environment by the methods that verifiers calls. max_turns: replies, after which an episode is truncated; verifiers' own limit must be off,
+    since it ends an episode before the last reply is looked at. state["turnwise"] is the episode (adapters/play.py), with terminated and truncated.
+    """
+
+    def __init__(self, make_env: Callable[[], Env], scenarios: Sequence[Scenario], *, max_turns: int, malformed_allowance: int = 1) -> None:
+        self._make_env, self._scenarios = make_env, scenarios
+        self._max_turns, self._allowance = max_turns, malformed_allowance
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The data set: prompt, answer, task, info. Every scenario is begun once, for its first observation."""
+        return [
+            {"prompt": _prompt(self._begin(one)), "answer": "", "task": one.task, "info": {"scenario": scenario_text(one)}} for one in self._scenarios
+        ]
+
+    def _begin(self, scenario: Scenario) -> Play:
+        return Play(self._make_env, scenario, max_turns=self._max_turns, malformed_allowance=self._allowance)
+
+    async def setup_state(self, state: State, **_: Any) -> State:
+        """Begin the episode. Raises RuntimeError where it begins otherwise than its row says: verifiers cannot be told the new beginning."""
+        play = await asyncio.to_thread(self._begin, scenario_of(state["info"]["scenario"]))
+        if _prompt(play) != [{"role": message["role"], "content": message["content"]} for message in state["prompt"]]:
+            raise RuntimeError("the environment begins differently each time, which a data set of prompts cannot hold")
+        return {**state, "turnwise": play}
+
+    async def is_completed(self, messages: Sequence[Message], state: State, **_: Any) -> bool:
+        return bool(state["turnwise"].over)
+
+    async def env_response(self, messages: Sequence[Message], state: State, **_: Any) -> tuple[list[Message], State]:
+        """What the environment answers to the last message. Raises whatever it raises, which ends the generation."""
+        # In a thread, since an environment may wait for an LLM, and other rollouts go on meanwhile.
+        text = await asyncio.to_thread(state["turnwise"].act, str(messages[-1].get("content") or ""))
+        return [{"role": "user", "content": text}], state
+
+    def reward(self, state: State) -> float:
+        """The one reward function: the sum of the episode's rewards."""
+        return float(state["turnwise"].reward())
+
+
+def _prompt(play: Play) -> list[Message]:
+    return [{"role": "system", "content": play.system}, {"role": "user", "content": play.text}]
+
+
+def as_verifiers(ours: ToVerifiers, **settings: Any) -> Any:
+    """A verifiers.MultiTurnEnv around it; `settings` go to its constructor. Raises UsageError where verifiers is not there, or not in its classic form."""
+    try:
+        import verifiers
+        from datasets import Dataset
+    except ImportError:
+        raise UsageError("as_verifiers needs verifiers in its classic form. Run: pip install 'verifiers>=0.1.5,<0.1.8'") from None
+    base = getattr(verifiers, "MultiTurnEnv", None)
+    if base is None or "messages" not in inspect.signature(base.is_completed).parameters:
+        raise UsageError("as_verifiers needs verifiers 0.1.5 to 0.1.7, found another one. Run: pip install 'verifiers>=0.1.5,<0.1.8'")
+    methods = {name: staticmethod(getattr(ours, name)) for name in ("setup_state", "is_completed", "env_response")}
+    made = type("TurnwiseEnv", (base,), methods)
+    return made(dataset=Dataset.from_list(ours.rows()), rubric=verifiers.Rubric(funcs=[ours.reward]), max_turns=-1, **settings)
+
+
+def _wait(value: Any) -> Any:
+    """The value, awaited on a loop of this module if it is to be awaited: a caller may have a loop of its own, and an environment keeps to one."""
+    if not inspect.isawaitable(value):
+        return value
+
+    async def awaited() -> Any:
+        return await value
+
+    future = asyncio.run_coroutine_threadsafe(awaited(), _loop())
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="verifiers", daemon=True).start()
+    return loop
