@@ -28,7 +28,7 @@ from stages.learn.shadow_attention import body_pass
 from stages.learn.shadow_flex import FlexLayout, flex_layout_of
 from stages.learn.shadow_layout import Layout, layout_of
 from stages.learn.value_head import ValueHead, episode_pass
-from stages.training import OptimConfig
+from stages.training import MAX_GAP, OptimConfig
 
 CRITIC = "critic"  # name of the second adapter, where actor and critic have one each
 
@@ -60,6 +60,7 @@ class SelfAcConfig(OptimConfig):
     attention: Literal["sdpa", "flex"] = Field(
         "sdpa", description="Kernel of the packed row: torch's sdpa in a few calls, or FlexAttention, for long rows on a GPU. [ours]"
     )
+    max_gap: float = Field(0.1, gt=0, description=MAX_GAP)
     autocast: bool = Field(False, description="Passes compute in bfloat16 where torch's autocast does; weights, head and losses stay. [ours]")
     checkpoint_every: int = Field(50, ge=0, description="Steps between two checkpoints, from which a killed stage goes on; 0 = none. [ours]")
     unusable: Literal["error", "drop"] = Field(
@@ -173,14 +174,13 @@ def of_step(parts: list[dict[str, float]]) -> dict[str, float]:
     tokens = sum(part["tokens"] for part in parts)
     losses = [name for name in parts[0] if name.startswith(("value_loss", "actor_loss"))]
     found = {name: sum(part[name] for part in parts) for name in losses}
-    found |= {
-        name: sum(part["tokens"] * part[name] for part in parts) / tokens for name in ("ratio_mean", "clip_frac", "kl_old", "kl_base", "entropy")
-    }
+    means = ("ratio_mean", "clip_frac", "kl_old", "gap_mean", "kl_base", "entropy")
+    found |= {name: sum(part["tokens"] * part[name] for part in parts) / tokens for name in means}
     n, r, rr, e, ee = (sum(part[name] for part in parts) for name in ("n", "r", "rr", "e", "ee"))
     variance = rr / n - (r / n) ** 2 if n else 0.0
     if variance > 1e-12:
         found["explained_variance"] = 1 - (ee / n - (e / n) ** 2) / variance
-    return found | {"ratio_max": max(part["ratio_max"] for part in parts), "tokens": tokens}
+    return found | {name: max(part[name] for part in parts) for name in ("ratio_max", "gap_max")} | {"tokens": tokens}
 
 
 def page(found: Pass, part: Part, config: SelfAcConfig, actor_loss: float) -> dict[str, list[Any]]:

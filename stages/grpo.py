@@ -24,9 +24,11 @@ from stages.learn.batches import Batch
 from stages.learn.fit import adamw, fit
 from stages.learn.losses import completion_log_probs, turn_ppo_clip
 from stages.training import (
+    MAX_GAP,
     OptimConfig,
     TrainRow,
     by_scenario,
+    check_gap,
     check_temperature,
     fit_metrics,
     make_part,
@@ -44,6 +46,7 @@ class GrpoConfig(OptimConfig):
     epochs: int = Field(2, ge=1, description="Passes over the iteration's episodes. [ours]")
     batch: int = Field(96, ge=1, description="Turns a step. [ours]")
     ratio_clip: float = Field(0.2, gt=0, lt=1, description="c of the clipped ratio. [PPO's default]")
+    max_gap: float = Field(0.1, gt=0, description=MAX_GAP)
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,12 @@ def run(context: Context) -> Outputs:
             log_probs_K, part.old_log_probs_K, rows_K, part.advantage_B, clip=config.ratio_clip, ratio="token", normaliser=len(log_probs_K)
         )
 
+    def after_step(done: list[dict[str, float]]) -> None:
+        check_gap("grpo", done, config.max_gap)
+        bar.advance(1)
+
     batches = step_batches(turns, advantage, config, random.Random(context.seed), model)
-    history = fit(model, batches, loss, adamw(model, lr=config.rate(context.iteration)), clip=config.clip, after_step=lambda done: bar.advance(1))
+    history = fit(model, batches, loss, adamw(model, lr=config.rate(context.iteration)), clip=config.clip, after_step=after_step)
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     mixed = len({t["episode_id"] for t in turns}) / len(episodes)
     return Outputs(fit_metrics("grpo", history) | {"grpo/used_frac": mixed}, {}, {"adapter": context.workdir / "adapter"})

@@ -27,7 +27,7 @@ from stages.learn.shadow_attention import check_masks
 from stages.learn.value_head import ValueHead, load_head, new_head, save_head
 from stages.llm.roles import mix
 from stages.tables import write_parquet
-from stages.training import check_temperature, fit_metrics, trainable_policy
+from stages.training import check_gap, check_temperature, fit_metrics, trainable_policy
 from stages.transitions import trainable_episodes
 from stages.types import UsageError
 
@@ -88,6 +88,7 @@ def learn(context: Context, both: nn.ModuleList, optimiser: torch.optim.Optimize
     bar.advance(len(done))
 
     def after_step(done: list[dict[str, float]]) -> None:
+        check_gap("self_ac", done, config.max_gap)
         if len(done) == 1:
             write_ledger(pages, context.engine.decode, ledger_path(context))
         if config.checkpoint_every and len(done) % config.checkpoint_every == 0:

@@ -25,7 +25,7 @@ from stages.learn.fit import lr_factor
 from stages.learn.losses import completion_nll, group_advantages
 from stages.llm.hf import check_adapter, load_base
 from stages.llm.roles import mix
-from stages.types import Row, UsageError
+from stages.types import Row, TurnwiseError, UsageError
 
 
 class OptimConfig(Config):
@@ -192,6 +192,19 @@ def pad_id(model: Any) -> int:
     """Any token serves: padding stands to the right, where no loss and no real token reads it."""
     found = model.config.pad_token_id
     return int(found if found is not None else 0)
+
+
+MAX_GAP = "Largest mean |difference| of a token's log-prob, engine against trainer, at the weights that sampled, in nats; more stops the run. [ours]"
+
+
+def check_gap(stage: str, history: Sequence[Mapping[str, float]], allowed: float) -> None:
+    """After the first step, whose loss was worked out at the weights that sampled. The ratio of the clipped loss corrects a small gap, as it does any
+    change of the policy; a large one says that the engine ran another model. Raises TurnwiseError."""
+    if len(history) == 1 and not history[0]["gap_mean"] <= allowed:
+        raise TurnwiseError(
+            f"{stage}: wanted the engine's log-probs to be the trainer's (mean |difference| up to {allowed:g} nats a token), found "
+            f"{history[0]['gap_mean']:.2g}; is model.path the model that the engine serves, and the adapter the one it loaded? Else raise {stage}.max_gap"
+        )
 
 
 def fit_metrics(stage: str, history: list[dict[str, float]]) -> dict[str, float]:

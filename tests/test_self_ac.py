@@ -23,7 +23,7 @@ from stages.learn.shadow import BadEpisode, EpisodeTooLong, pack, unbroken
 from stages.llm.hf import HfEngine
 from stages.sections import RolesConfig
 from stages.transitions import episode_rows
-from stages.types import MissingInput, Outcome, Request, UsageError
+from stages.types import MissingInput, Outcome, Request, TurnwiseError, UsageError
 
 CHECK, GIVE = ("Thought: t Action: check photo", "photo done."), ("Action: give cash", "cash done.")
 CLOSE = ("Action: close phone", "phone done. Mia audits: fail.")
@@ -47,7 +47,9 @@ def bench(base: Path, tmp_path: Path) -> models.Bench:
 
 
 def run(bench: models.Bench, inputs: Any = None, name: str = "self_ac0", iteration: int = 0, **config: Any) -> Outputs:
-    return bench.run(self_ac.STAGE, SelfAcConfig(**config), inputs or {"collect": ["collect0"]}, name=name, iteration=iteration)
+    # The episodes' log-probs are mostly made up, and none of the model's.
+    options = SelfAcConfig(**({"max_gap": 1e9} | config))
+    return bench.run(self_ac.STAGE, options, inputs or {"collect": ["collect0"]}, name=name, iteration=iteration)
 
 
 def tensors(bench: models.Bench, name: str = "self_ac0") -> dict[str, torch.Tensor]:
@@ -398,6 +400,24 @@ def play(bench: models.Bench, engine: HfEngine, run_id: str, adapter: str | None
     return float(sum(h["total_reward"] for h in heads) / len(heads))
 
 
+def test_log_probs_of_another_model_stop_the_run_and_of_this_one_do_not(base: Path, tmp_path: Path) -> None:
+    """The same plays, with each token's log-prob off by .05, by .2, and by .2 to either side in turn, which leaves the mean where it was."""
+    engine = HfEngine(str(base))
+    bench = models.Bench(base, tmp_path, engine=engine)
+    play(bench, engine, "collect0", None)
+    rows, heads = (bench.memory.tables[table, "collect0"] for table in ("turns", "episodes"))
+    for name, off in (("near", lambda i: 0.05), ("far", lambda i: 0.2), ("to_and_fro", lambda i: 0.2 * (-1) ** i)):
+        moved = [row | {"log_probs": [x + off(i) for x in row["log_probs"]]} for i, row in enumerate(rows)]
+        bench.memory.keep(name, Outputs({}, {"episodes": heads, "turns": moved}))
+    found = run(bench, {"collect": ["near"]}, "near0", lr=1e-12, batch=128, max_gap=0.1).metrics
+    assert found["self_ac/gap_mean_first"] == pytest.approx(0.05, abs=1e-4)
+    for name in ("far", "to_and_fro"):
+        with pytest.raises(
+            TurnwiseError, match=r"self_ac: wanted the engine's log-probs to be the trainer's .* found 0.2; is model.path .* raise self_ac.max_gap"
+        ):
+            run(bench, {"collect": [name]}, f"{name}0", max_gap=0.1)
+
+
 def test_it_learns_a_bandit(base: Path, tmp_path: Path) -> None:
     """Untrained, and trained at a rate of 1e-12, about half of 128 plays are won (standard error 0.044); after 8 rounds 3 in 4."""
     engine = HfEngine(str(base))
@@ -407,8 +427,8 @@ def test_it_learns_a_bandit(base: Path, tmp_path: Path) -> None:
     for name, lr in (("still", 1e-12), ("learning", 0.02)):
         inputs: dict[str, list[str]] = {"collect": ["collect0"]}
         for i in range(8):
-            metrics = run(bench, inputs, f"{name}{i}", i, lr=lr, epochs=4, batch=128).metrics
-            assert abs(metrics["self_ac/kl_old_first"]) < 1e-6  # the first step's ratios are 1: the engine's log-probs are the trainer's
+            metrics = run(bench, inputs, f"{name}{i}", i, lr=lr, epochs=4, batch=128, max_gap=1e-4).metrics
+            assert metrics["self_ac/gap_max_first"] < 1e-4  # the engine's log-probs are the trainer's
             engine.load_adapter(f"{name}{i}", bench.memory.files[f"{name}{i}", "adapter"])
             share = play(bench, engine, f"plays {name}{i}", f"{name}{i}")
             inputs = {"collect": [f"plays {name}{i}"], "self_ac": [f"{name}{i}"]}

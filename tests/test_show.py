@@ -107,7 +107,7 @@ def trained(home: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> Trained:
     episodes = tuple(models.make_episode(bench.engine, name, turns, outcome, reward=reward) for name, turns, outcome, reward in kinds)
     rows = episode_rows(episodes, 0)
     bench.memory.keep("collect0", Outputs({}, rows))
-    outputs = bench.run(self_ac.STAGE, SelfAcConfig(epochs=1), {"collect": ["collect0"]})
+    outputs = bench.run(self_ac.STAGE, SelfAcConfig(epochs=1, max_gap=1e9), {"collect": ["collect0"]})
     tracking = Tracking(home / "mlflow")
     pipeline, collect, run = (tracking.start(name, f"{name} 0", {}) for name in ("pipeline", "collect", "self_ac"))
     tracking.write_json(pipeline, "summary.json", {"iterations": [{"iteration": 0, "runs": {"collect": collect, "self_ac": run}}]})

@@ -48,7 +48,7 @@ def train(base: Path, folder: Path, **config: Any) -> models.Bench:
     bench = models.Bench(base, folder, engine=models.Recorder(mostly_right))
     played = [make(bench, f"Ana{i}", n, float(i % 2)) for i, n in enumerate((3, 1, 2, 3))]
     bench.memory.keep("collect0", Outputs({}, episode_rows(played, 0)))
-    options = SelfAcConfig(**({"lr": 0.02, "epochs": 4, "gamma": 0.5} | config))
+    options = SelfAcConfig(**({"lr": 0.02, "epochs": 4, "gamma": 0.5, "max_gap": 1e9} | config))
     bench.run(self_ac.STAGE, options, {"collect": ["collect0"]})
     told = folder / "config.json"
     told.write_text(json.dumps({"config": {"self_ac": options.model_dump(mode="json")}}))

@@ -182,7 +182,8 @@ def turn_ppo_clip(
     At rho = 1 and `turn` the gradient is that of -(1 / Z) sum_j A_j log pi(a_j). For turns of one token the three are one.
     K action tokens of J turns: log-probs (K,), turn_of_K (K,) long in [0, J), every turn with a token; advantages_J (J,);
     Z = normaliser, see `loss_normaliser`. Gradients flow into log_probs_K only.
-    Metrics: ratio_mean, ratio_max and clip_frac over the ratios, kl_old = mean_t (exp(l_t) - 1 - l_t).
+    Metrics: ratio_mean, ratio_max and clip_frac over the ratios, kl_old = mean_t (exp(l_t) - 1 - l_t), gap_mean and gap_max of |l_t|:
+    before the first step of an iteration, where the weights are those that sampled, by how much the engine and the trainer disagree.
     Where a ratio overflows and A < 0, the loss is infinite, for `fit` to refuse; where A >= 0 it is clipped and the gradient 0, never NaN.
     Raises ValueError on shapes that do not fit, a turn without tokens, old log-probs that are not finite, Z <= 0 or another ratio.
     Source: Self-AC slides, actor loss; PPO, arXiv 1707.06347, eq. 7; `turn_mean`: GSPO, arXiv 2507.18071; `turn` as default [ours]."""
@@ -207,6 +208,8 @@ def turn_ppo_clip(
         "ratio_max": float(seen.max()),
         "clip_frac": float((seen != seen.clamp(1 - clip, 1 + clip)).float().mean()),
         "kl_old": float((token.exp() - 1 - token).mean()),
+        "gap_mean": float(token.abs().mean()),
+        "gap_max": float(token.abs().max()),
     }
     return loss, metrics
 

@@ -62,6 +62,8 @@ def test_turn_ppo_clip_and_its_gradient_equal_a_loop(ratio: Ratio, seed: int) ->
         "ratio_max": max(ratios),
         "clip_frac": clipped / len(ratios),
         "kl_old": sum(math.exp(x) - 1 - x for x in logs) / len(logs),
+        "gap_mean": sum(abs(x) for x in logs) / len(logs),
+        "gap_max": max(abs(x) for x in logs),
     }
     assert metrics == pytest.approx(expected, abs=1e-7)
 
@@ -73,7 +75,7 @@ def test_at_ratio_1_the_gradient_is_that_of_minus_a_log_pi(ratio: Ratio) -> None
     loss, metrics = turn_ppo_clip(new, new.detach(), TURNS, ADVANTAGES, clip=0.2, ratio=ratio, normaliser=5.0)
     share = torch.tensor(LENGTHS).double() if ratio == "turn_mean" else torch.ones(8).double()
     assert torch.allclose(torch.autograd.grad(loss, new)[0], (-ADVANTAGES / share / 5)[TURNS], atol=1e-12)
-    assert metrics == {"ratio_mean": 1.0, "ratio_max": 1.0, "clip_frac": 0.0, "kl_old": 0.0}
+    assert metrics == {"ratio_mean": 1.0, "ratio_max": 1.0, "clip_frac": 0.0, "kl_old": 0.0, "gap_mean": 0.0, "gap_max": 0.0}
 
 
 def test_for_turns_of_one_token_the_three_ratios_are_one() -> None:
