@@ -45,7 +45,10 @@ def data(args: Namespace) -> int:
 def _list(into: Path, *, as_json: bool) -> int:
     rows: list[dict[str, Any]] = []
     for task in catalogue.TASKS.values():
-        files = [{"name": f.name, "rows": f.rows, "source": f.of.url, "licence": f.of.licence, "known_sha256": bool(f.sha256)} for f in task.files]
+        files = [
+            {"name": f.name, "rows": f.rows, "sources": [of.url for of in f.of], "licence": f.of[0].licence, "known_sha256": bool(f.sha256)}
+            for f in task.files
+        ]
         rows.append({"task": task.name, "what": task.what, "state": fetch.state(task, into), "files": files})
     if as_json:
         emit(rows)
@@ -65,5 +68,5 @@ def _published_rows(task: catalogue.TaskData, name: str) -> int:
 def _sets(task: catalogue.TaskData, folder: Path, home: Path) -> str:
     """What to set in a run that plays the task on this data; of several forms the first."""
     shown = folder.relative_to(home) if folder.is_relative_to(home) else folder
-    options = task.options(str(shown))[0]
+    options = task.readings(str(shown))[0].options
     return " ".join([f"--set task.env={task.name}", *(f"--set task.options.{key}={value}" for key, value in options.items())])

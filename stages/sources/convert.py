@@ -72,3 +72,48 @@ def lmrl_gym(raw: bytes) -> bytes:
             named = ((category, entry.split(";")) for category, entries in words.items() for entry in entries)
             return json_lines({"category": category, "object": names[0], "variants": names} for category, names in named)
     raise ValueError("there is no DEFAULT_OBJECT_DICT in it")
+
+
+def tau_tasks(raw: bytes, *, name: str) -> bytes:
+    """A task list of tau-bench, which is a Python list of Task(...), as one task a line. The file is parsed, never run. name: what its ids begin with."""
+    for node in ast.parse(raw).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.List):
+            return json_lines(_tau_task(entry, f"{name}-{index}", index) for index, entry in enumerate(node.value.elts))
+    raise ValueError("there is no list of tasks in it")
+
+
+def _tau_task(entry: ast.expr, name: str, index: int) -> dict[str, Any]:
+    given = _keywords(entry, "Task")
+    actions = given.pop("actions")
+    if not isinstance(actions, ast.List):
+        raise ValueError(f"task {index} has no list of actions")
+    told = {key: ast.literal_eval(value) for key, value in given.items()}
+    done = [{key: ast.literal_eval(value) for key, value in _keywords(action, "Action").items()} for action in actions.elts]
+    return {
+        "id": name,
+        "index": index,
+        "user_id": told["user_id"],
+        "instruction": told["instruction"],
+        "actions": [{"name": action["name"], "kwargs": action["kwargs"]} for action in done],
+        "outputs": told["outputs"],
+        "annotator": told["annotator"],
+    }
+
+
+def _keywords(entry: ast.expr, name: str) -> dict[str, ast.expr]:
+    """What is named in a call of `name`."""
+    if not (isinstance(entry, ast.Call) and isinstance(entry.func, ast.Name) and entry.func.id == name and not entry.args):
+        raise ValueError(f"wanted {name}(...), found {ast.unparse(entry)[:60]}")
+    return {keyword.arg: keyword.value for keyword in entry.keywords if keyword.arg is not None}
+
+
+def tau_tools(*raws: bytes) -> bytes:
+    """The definitions that the get_info() of tau-bench's tools return, one file a tool. The files are parsed, never run."""
+    return (json.dumps([_tau_tool(raw) for raw in raws], indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def _tau_tool(raw: bytes) -> Any:
+    for node in ast.walk(ast.parse(raw)):
+        if isinstance(node, ast.FunctionDef) and node.name == "get_info" and isinstance(node.body[-1], ast.Return) and node.body[-1].value:
+            return ast.literal_eval(node.body[-1].value)
+    raise ValueError("there is no get_info in it")

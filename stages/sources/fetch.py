@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from stages import envs
-from stages.envs.splits import SPLITS
 from stages.sources.catalogue import TASKS, Made, Published, TaskData
 from stages.sources.convert import unchanged
 from stages.types import MissingInput, TurnwiseError, UsageError
@@ -51,14 +50,18 @@ def fetch(task: TaskData, into: Path, get: Get, *, source: Path | None = None) -
     if source is not None and not source.is_dir():
         raise UsageError(f"--from: wanted a folder with the files of {task.name}, but {source} is none.")
     scratch = into / f".{task.name}.{os.getpid()}"
-    scratch.mkdir(parents=True)
     try:
+        scratch.mkdir(parents=True)
         published: dict[str, bytes] = {}
         entries = {made.name: _made(made, scratch, get, source, published) for made in task.files}
         _read_by_environment(task, scratch)
         manifest = {"task": task.name, "files": entries}
         (scratch / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         scratch.rename(folder)
+    except OSError as error:
+        raise UsageError(
+            f"data: {error.filename or into} cannot be used: {error.strerror or error}. Name folders that can be read and written."
+        ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return manifest
@@ -90,38 +93,44 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _made(made: Made, folder: Path, get: Get, source: Path | None, published: dict[str, bytes]) -> dict[str, Any]:
-    """Write one file; its entry in the manifest. `published` keeps what was fetched, for a file that two are made of."""
+    """Write one file; its entry in the manifest. `published` keeps what was fetched, by address, for a file that two are made of."""
     ready = source / made.name if source is not None else None
-    raw: bytes | None = None
+    raws: list[bytes] = []
     if ready is not None and ready.is_file():
         data = ready.read_bytes()
         if made.convert is unchanged:
-            _check_published(made.of, data, str(ready))
+            _check_published(made.of[0], data, str(ready))
     else:
-        if made.of.name not in published:
-            published[made.of.name] = _published(made, get, source)
-        raw = published[made.of.name]
-        data = _converted(made, raw)
-    rows = _rows(made.name, data)
+        for of in made.of:
+            if of.url not in published:
+                published[of.url] = _published(made, of, get, source)
+        raws = [published[of.url] for of in made.of]
+        data = _converted(made, raws)
+    rows = _rows(made, data)
     if source is None and rows != made.rows:
-        raise TurnwiseError(f"{made.of.url} gives {rows} rows of {made.name}, wanted {made.rows}; it is not the file that was meant.")
+        raise TurnwiseError(f"{made.of[0].url} gives {rows} rows of {made.name}, wanted {made.rows}; it is not the file that was meant.")
+    (folder / made.name).parent.mkdir(exist_ok=True)
     (folder / made.name).write_bytes(data)
-    known = _sha256(data) == made.sha256 or (raw is not None and made.of.sha256 != "")
+    known = _sha256(data) == made.sha256 or (bool(raws) and all(of.sha256 for of in made.of))
     check = "sha256" if known else "rows" if rows == made.rows else "read"
-    origin = {"source": made.of.url, "commit": made.of.commit, "licence": made.of.licence}
-    entry = {"rows": rows, "sha256": _sha256(data), "check": check, **origin}
-    return entry if raw is None else {**entry, "published_sha256": _sha256(raw)}
+    sources = [{"url": of.url, **({"sha256": _sha256(published[of.url])} if raws else {})} for of in made.of]
+    return {
+        "rows": rows, "sha256": _sha256(data), "check": check, "licence": made.of[0].licence, "commit": made.of[0].commit, "sources": sources,
+    }  # fmt: skip
 
 
-def _published(made: Made, get: Get, source: Path | None) -> bytes:
+def _published(made: Made, of: Published, get: Get, source: Path | None) -> bytes:
+    """The published bytes: from their address, or from a folder, by their path in the repository or by their name alone."""
     if source is None:
-        raw, where = get(made.of.url), made.of.url
+        raw, where = get(of.url), of.url
     else:
-        path = source / made.of.name
-        if not path.is_file():
-            raise MissingInput(f"data: wanted {made.name} or {made.of.name} in {source}, found neither. Source: {made.of.url}")
+        # Of a task in several folders a name alone may stand for several files.
+        names = (of.name, of.path) if "/" not in made.name else (of.path,)
+        path = next((source / name for name in names if (source / name).is_file()), None)
+        if path is None:
+            raise MissingInput(f"data: wanted {made.name} or {names[0]} in {source}, found neither. Source: {of.url}")
         raw, where = path.read_bytes(), str(path)
-    _check_published(made.of, raw, where)
+    _check_published(of, raw, where)
     return raw
 
 
@@ -132,25 +141,30 @@ def _check_published(of: Published, raw: bytes, where: str) -> None:
         )
 
 
-def _converted(made: Made, raw: bytes) -> bytes:
+def _converted(made: Made, raws: list[bytes]) -> bytes:
     try:
-        return made.convert(raw)
+        return made.convert(*raws)
     except (ValueError, KeyError, TypeError, AttributeError, SyntaxError, csv.Error) as error:  # what a parser says of content that it does not know
-        raise TurnwiseError(f"{made.of.url} is not in the form that turnwise knows ({type(error).__name__}: {error}).") from error
+        raise TurnwiseError(f"{made.of[0].url} is not in the form that turnwise knows ({type(error).__name__}: {error}).") from error
 
 
-def _rows(name: str, data: bytes) -> int:
-    """Rows of a file by its name: lines of JSONL, lines of CSV below the first."""
+def _rows(made: Made, data: bytes) -> int:
+    """Rows of a file by its name: entries of JSON, rows of CSV below the first, else lines with something in them."""
     text = data.decode("utf-8", errors="replace")
-    if name.endswith(".csv"):
+    if made.name.endswith(".json"):
+        try:
+            return len(json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise TurnwiseError(f"{made.name} is not JSON with entries ({error}); it is not the file that was meant.") from error
+    if made.name.endswith(".csv"):
         return max(0, sum(1 for _ in csv.reader(io.StringIO(text))) - 1)
-    return sum(1 for line in text.splitlines() if line.strip())
+    return sum(1 for line in text.split("\n") if line.strip())
 
 
 def _read_by_environment(task: TaskData, folder: Path) -> None:
     """The environment reads every row. Raises UsageError for one that it cannot use."""
-    for options in task.options(str(folder)):
-        for split in SPLITS:
+    for options, splits in task.readings(str(folder)):
+        for split in splits:
             envs.scenarios(task.name, options, split, None, 0)
 
 
