@@ -35,7 +35,7 @@ def data(args: Namespace) -> int:
         emit({"folder": str(folder), **manifest})
         return 0
     for name, entry in manifest["files"].items():
-        print(f"{name:<24}{entry['rows']:>7,} rows  checked by {entry['check']:<7} {entry['licence']}")
+        print(f"{name:<27}{entry['rows']:>6,} rows  checked by {entry['check']:<7} {entry['licence']}")
         if entry["check"] == "read":
             print(f"{name}: the published file has {_published_rows(task, name):,} rows; this is a part of it.", file=sys.stderr)
     print(f"{folder}. Use: turnwise run PRESET {_sets(task, folder, home)}")
@@ -56,7 +56,7 @@ def _list(into: Path, *, as_json: bool) -> int:
     for row in rows:
         print(f"{row['task']:<18}{row['state']:<9}{row['what']}")
         for file in row["files"]:
-            print(f"{'':<18}{file['name']:<24}{file['rows']:>7,} rows  {file['licence']}")
+            print(f"{'':<18}{file['name']:<27}{file['rows']:>6,} rows  {file['licence']}")
     print("To fetch one: turnwise data fetch TASK")
     return 0
 
