@@ -12,7 +12,7 @@ from typing import Any, Literal
 from stages.envs import tau_airline, tau_retail
 from stages.envs.files import bad_file, read_rows, text_of
 from stages.envs.tau_database import Base, Changes, Database
-from stages.envs.tau_tools import TERMINATE, Tool, call
+from stages.envs.tau_tools import Tool, call
 from stages.types import UsageError
 
 Name = Literal["retail", "airline"]
@@ -37,13 +37,12 @@ class Domain:
         return call(TOOLS[self.name], database, name, arguments)
 
     def solution(self, actions: Sequence[Mapping[str, Any]]) -> Changes:
-        """What the actions of a ground truth leave changed. Their errors are part of it; the call that ends an episode is not made."""
+        """What the actions of a ground truth leave changed. Their errors are part of it; a transfer changes nothing."""
         key = json.dumps(actions)
         if key not in self.solutions:
             database = Database(self.base)
             for action in actions:
-                if action["name"] != TERMINATE:
-                    database, _ = self.call(database, action["name"], action["kwargs"])
+                database, _ = self.call(database, action["name"], action["kwargs"])
             self.solutions[key] = database.changes()
         return self.solutions[key]
 

@@ -41,7 +41,7 @@ def call(tools: Mapping[str, Tool], database: Database, name: str, arguments: Ma
         # A copy: what is stored must not change with the message, nor the other way round.
         bound = inspect.signature(tools[name]).bind(draft, **copy.deepcopy(dict(arguments)))
         observation = tools[name](*bound.args, **bound.kwargs)
-        return (database if observation.startswith("Error:") else draft.finished()), observation
+        return draft.finished(), observation  # a tool that tells an error itself has not written yet
     except RecursionError:
         return database, "Error: the arguments are nested too deeply"
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

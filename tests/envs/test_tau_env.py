@@ -169,6 +169,11 @@ def test_outputs_may_be_said_in_several_messages_but_each_in_one() -> None:
     assert not says_all(["10"], ["1", "0"])
 
 
+def test_what_the_customer_says_is_not_said_by_the_agent(path: str) -> None:
+    env = start(path, "test-0", ask=lambda messages: f"Is it 12.3? {STOP if len(messages) > 4 else ''}")
+    assert [env.step(said(text)).reward for text in ("Let me see.", "Hm.")] == [0, 0]
+
+
 def test_a_transfer_ends_the_episode_and_is_paid_by_the_same_rule(path: str) -> None:
     cases: list[tuple[str, list[str], float]] = [("test-1", [], 1), ("dev-0", [], 0), ("dev-0", ["return", "cancel"], 1)]
     for name, calls, reward in cases:
