@@ -74,7 +74,7 @@ def compare(player: Player, args: argparse.Namespace) -> dict[str, list[Found]]:
     for i, scenario in enumerate(envs.scenarios("game24", options, "test", args.puzzles, args.seed)):
         propose = policy_proposals(
             engine, roles, options, scenario,
-            adapter=player.adapter, width=args.width, temperature=args.temperature, max_tokens=player.config.roles.max_action_tokens, seed=args.seed,
+            adapter=player.adapter, width=args.width, temperature=args.temperature, max_tokens=player.config.roles.action_room, seed=args.seed,
         )  # fmt: skip
         value = by_value(player.critic, engine, roles, options, scenario)
         orders: dict[str, Score] = {

@@ -60,7 +60,7 @@ def base_actions(context: Context, roles: Roles, turns: Sequence[tuple[Episode, 
     """What the untrained model would do at these states; "" where that cannot be read."""
     s = context.run.roles
     prompts = [roles.policy(e.messages[: t.state_len]) for e, t in turns]
-    replies = ask(context.engine, prompts, adapter=None, temperature=1.0, max_tokens=s.max_action_tokens, seed=mix(context.seed, "base"))
+    replies = ask(context.engine, prompts, adapter=None, temperature=1.0, max_tokens=s.action_room, seed=mix(context.seed, "base"))
     found = []
     for _, reply in replies:
         try:

@@ -20,12 +20,12 @@ from stages.contract import Context, Outputs, Stage
 from stages.learn.adapter import load_state, read_tensors, save_adapter, trainable_state
 from stages.learn.ema import ema_update
 from stages.learn.fit import adamw, fit
-from stages.training import OptimConfig, TrainRow, fit_metrics, general_rows, mixed_batches, mixed_nll, pad_id, target_rows, trainable
+from stages.training import PassConfig, TrainRow, fit_metrics, general_rows, mixed_batches, mixed_nll, of_step, pad_id, target_rows, trainable
 from stages.transitions import transitions
 from stages.types import MissingInput, Row
 
 
-class CriticConfig(OptimConfig):
+class CriticConfig(PassConfig):
     """L1 and the target network."""
 
     epochs: int = Field(1, ge=0, description="Passes over the iteration's targets; 0 freezes the successor. [ours]")
@@ -56,8 +56,9 @@ def run(context: Context) -> Outputs:
 
     def loss(model: Any, parts: Any) -> Any:
         value, metrics, by_row = mixed_nll(model, parts)
-        for row, nll in zip(parts["successor"].rows, by_row["successor"].tolist(), strict=True):
-            losses[row.key] = (nll, steps[0])
+        if "successor" in parts:
+            for row, nll in zip(parts["successor"].rows, by_row["successor"].tolist(), strict=True):
+                losses[row.key] = (nll, steps[0])
         return value, metrics
 
     def after_step(done: list[dict[str, float]]) -> None:
@@ -66,8 +67,12 @@ def run(context: Context) -> Outputs:
         steps[0] = len(done)
         bar.advance(1)
 
-    batches = mixed_batches(kinds, main="successor", epochs=config.epochs, rng=random.Random(context.seed), pad_id=pad_id(model), device=model.device)
-    history = fit(model, batches, loss, adamw(model, lr=config.rate(context.iteration)), clip=config.clip, after_step=after_step)
+    batches = mixed_batches(
+        kinds, main="successor", epochs=config.epochs, rng=random.Random(context.seed), pad_id=pad_id(model), device=model.device,
+        pass_tokens=config.pass_tokens,
+    )  # fmt: skip
+    optimiser = adamw(model, lr=config.rate(context.iteration))
+    history = fit(model, batches, loss, optimiser, clip=config.clip, after_step=after_step, merge=of_step)
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     load_state(model, target)
     save_adapter(model, context.workdir / "target", context.engine.model_hash)

@@ -20,10 +20,10 @@ from stages.contract import Context, Outputs, Stage
 from stages.learn.adapter import load_state, save_adapter, trainable_state
 from stages.learn.fit import adamw, fit
 from stages.learn.losses import kl_to_base
-from stages.training import OptimConfig, fit_metrics, general_rows, mean_nll, mixed_batches, mixed_nll, pad_id, target_rows, trainable
+from stages.training import PassConfig, fit_metrics, general_rows, mean_nll, mixed_batches, mixed_nll, of_step, pad_id, target_rows, trainable
 
 
-class DistillConfig(OptimConfig):
+class DistillConfig(PassConfig):
     """L2."""
 
     epochs: int = Field(1, ge=1, description="Passes over the iteration's refinements. [ours]")
@@ -57,13 +57,15 @@ def run(context: Context) -> Outputs:
         nonlocal best
         bar.advance(1)
         if held_out and len(done) % steps_an_epoch == 0:
-            by_epoch.append(mean_nll(model, held_out, pad_id=pad_id(model)))
+            by_epoch.append(mean_nll(model, held_out, pad_id=pad_id(model), pass_tokens=config.pass_tokens))
             if by_epoch[-1] < best[0]:
                 best = by_epoch[-1], trainable_state(model)
 
-    batches = mixed_batches(kinds, main="policy", epochs=config.epochs, rng=rng, pad_id=pad_id(model), device=model.device)
-    loss = with_kl(config.kl_coef)
-    history = fit(model, batches, loss, adamw(model, lr=config.rate(context.iteration)), clip=config.clip, after_step=after_step)
+    batches = mixed_batches(
+        kinds, main="policy", epochs=config.epochs, rng=rng, pad_id=pad_id(model), device=model.device, pass_tokens=config.pass_tokens
+    )
+    optimiser = adamw(model, lr=config.rate(context.iteration))
+    history = fit(model, batches, with_kl(config.kl_coef), optimiser, clip=config.clip, after_step=after_step, merge=of_step)
     if best[1]:
         load_state(model, best[1])
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
@@ -79,9 +81,10 @@ def with_kl(coef: float) -> Any:
 
     def loss(model: Any, parts: Any) -> Any:
         value, metrics, _ = mixed_nll(model, parts)
-        if coef:
-            kl = kl_to_base(model, parts["policy"].batch)
-            value, metrics["kl"] = value + coef * kl, float(kl.detach())
+        if coef and "policy" in parts:
+            kl, share = kl_to_base(model, parts["policy"].batch), parts["policy"].share
+            value = value + coef * share * kl
+            metrics |= {"kl": float(kl.detach()), "count/kl": share}
         return value, metrics
 
     return loss

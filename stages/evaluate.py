@@ -12,6 +12,7 @@ Source: ours; nlac.md, "The evaluator tends to please".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,9 @@ class EvaluateConfig(Config):
 
     split: str = Field("validation", description="Scenarios: validation chooses the best adapter, test is reported. [ours]")
     episodes: int = Field(96, ge=1, description="Episodes. [ours]")
+    test_options: dict[str, Any] = Field(
+        default_factory=dict, description="Options of the task that differ on the test split: harder problems, or another domain. [ours]"
+    )
     temperature: float = Field(1.0, ge=0, description="Of the policy; 0 = greedy. [ours]")
     slots: int = Field(256, ge=1, description="Episodes that run side by side. [ours]")
     attempts: int = Field(3, ge=1, description="Tries of an episode whose environment or simulator failed. [ours]")
@@ -54,6 +58,7 @@ class EvaluateConfig(Config):
 def run(context: Context) -> Outputs:
     """Rows of `episodes`, `turns` and `judgements`; plots and tables of the audit as artifacts."""
     config: EvaluateConfig = context.config
+    context = on_test(context) if config.split == "test" and config.test_options else context
     task, shared = context.run.task, context.run.roles
     if config.best_of > 1 and config.temperature == 0:
         raise UsageError(f"evaluate.best_of: {config.best_of} greedy episodes of a scenario are all the same; set evaluate.temperature above 0")
@@ -89,6 +94,13 @@ def run(context: Context) -> Outputs:
     return Outputs(metrics, rows, files)
 
 
+def on_test(context: Context) -> Context:
+    """The same context with the task's options as they are on the test split."""
+    task = context.run.task
+    changed = task.model_copy(update={"options": {**task.options, **context.config.test_options}})
+    return replace(context, run=context.run.model_copy(update={"task": changed}))
+
+
 def hopeless(config: EvaluateConfig, critic: Critic | None) -> Callable[[Sequence[tuple[int, ...]]], list[bool]] | None:
     """States to whether V gives the episode up there; None where nothing is given up. Raises UsageError where there is no V."""
     if (threshold := config.abort_below) is None:
@@ -113,7 +125,7 @@ def probe(context: Context, path: str, rows_a_role: int, adapter: str | None) ->
     for row in read_jsonl(path):
         by_role.setdefault(row["role"], []).append(row)
     rows = [row for group in by_role.values() for row in group[:rows_a_role]]
-    limit = context.run.roles.max_future_tokens
+    limit = context.run.roles.future_room
     replies = ask(context.engine, [r["messages"] for r in rows], adapter=adapter, temperature=0.0, max_tokens=limit, seed=context.seed)
     right: dict[str, list[bool]] = {role: [] for role in by_role}
     for row, (_, reply) in zip(rows, replies, strict=True):

@@ -22,6 +22,7 @@ _TAGGED = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _THINK = re.compile(r"</?think>", re.IGNORECASE)
+_OPENED = re.compile(r"<think>\s*\Z", re.IGNORECASE)
 
 
 def parse_react(text: str) -> tuple[str, str]:
@@ -55,6 +56,26 @@ def parse_react(text: str) -> tuple[str, str]:
         raise Malformed(f"the tag {unclosed} is not closed in the reply; end it with </{unclosed[1:]}")
     said, action = _by_words(outside + text[end:])
     return said or thought, action
+
+
+def opened_thought(prompt: str) -> str:
+    """The <think> that a reasoning model's chat template opens at the end of a prompt, with the white space behind it; "" where it opens none."""
+    found = _OPENED.search(prompt)
+    return found[0] if found else ""
+
+
+def without_thought(text: str) -> str:
+    """A reply without the <think> part in front of it, which is for nobody but the model. Raises Malformed where that is never closed.
+
+    A part that a chat template opened in the prompt may begin without its tag. Text with none in front is given back as it is.
+    """
+    first = _THINK.search(text)
+    if first is None or (not first[0].startswith("</") and text[: first.start()].strip()):
+        return text
+    closed = first if first[0].startswith("</") else next((tag for tag in _THINK.finditer(text) if tag[0].startswith("</")), None)
+    if closed is None:
+        raise Malformed("the tag <think> is not closed in the reply; end it with </think>, within roles.max_thought_tokens")
+    return text[closed.end() :].lstrip()
 
 
 def _by_words(text: str) -> tuple[str, str]:

@@ -103,7 +103,7 @@ def fresh_actions(context: Context, roles: Roles, drawn: Sequence[Transition]) -
     s = context.run.roles
     replies = ask(
         context.engine, [roles.policy(t.state) for t in drawn], adapter=context.adapter("critic"), temperature=s.policy_temperature,
-        max_tokens=s.max_action_tokens, seed=mix(context.seed, "a"),
+        max_tokens=s.action_room, seed=mix(context.seed, "a"), thoughts=True,
     )  # fmt: skip
     found = [Refinement(t, ids, reply) for t, (ids, reply) in zip(drawn, replies, strict=True)]
     return [replace(r, dropped=unreadable(r.action)) for r in found]
@@ -145,7 +145,7 @@ def refine_all(context: Context, roles: Roles, judged: Sequence[Refinement]) -> 
     todo = [r for r in judged if not r.dropped and r.learned is None for _ in range(config.refinements)]
     prompts = [refiner_prompt(roles, r, config.critique) for r in todo]
     replies = ask(
-        context.engine, prompts, adapter=adapter, temperature=s.judge_temperature, max_tokens=s.max_action_tokens, seed=mix(context.seed, "refine")
+        context.engine, prompts, adapter=adapter, temperature=s.judge_temperature, max_tokens=s.action_room, seed=mix(context.seed, "refine")
     )
     rewritten = [
         replace(r, teacher=(ids, tuple(prompt)), raw=reply, learned=reply) for r, prompt, (ids, reply) in zip(todo, prompts, replies, strict=True)
@@ -157,7 +157,7 @@ def refine_all(context: Context, roles: Roles, judged: Sequence[Refinement]) -> 
             prompts,
             adapter=adapter,
             temperature=s.judge_temperature,
-            max_tokens=s.max_action_tokens,
+            max_tokens=s.action_room,
             seed=mix(context.seed, "correct"),
         )
         rewritten = [replace(r, learned=reply) for r, (_, reply) in zip(rewritten, replies, strict=True)]

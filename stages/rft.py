@@ -17,11 +17,11 @@ from pydantic import Field
 from stages.contract import Context, Outputs, Stage
 from stages.learn.adapter import save_adapter
 from stages.learn.fit import adamw, fit
-from stages.training import OptimConfig, TrainRow, fit_metrics, mixed_batches, mixed_nll, pad_id, trainable_policy
+from stages.training import PassConfig, TrainRow, fit_metrics, mixed_batches, mixed_nll, of_step, pad_id, trainable_policy
 from stages.transitions import transitions
 
 
-class RftConfig(OptimConfig):
+class RftConfig(PassConfig):
     """How the wins are learned."""
 
     epochs: int = Field(2, ge=1, description="Passes over the rows. [ours]")
@@ -41,8 +41,12 @@ def run(context: Context) -> Outputs:
     def loss(model: Any, parts: Any) -> Any:
         return mixed_nll(model, parts)[:2]
 
-    batches = mixed_batches({"policy": (rows, config.batch)}, main="policy", epochs=config.epochs, rng=rng, pad_id=pad_id(model), device=model.device)
-    history = fit(model, batches, loss, adamw(model, lr=config.rate(context.iteration)), clip=config.clip, after_step=lambda done: bar.advance(1))
+    batches = mixed_batches(
+        {"policy": (rows, config.batch)}, main="policy", epochs=config.epochs, rng=rng, pad_id=pad_id(model), device=model.device,
+        pass_tokens=config.pass_tokens,
+    )  # fmt: skip
+    optimiser = adamw(model, lr=config.rate(context.iteration))
+    history = fit(model, batches, loss, optimiser, clip=config.clip, after_step=lambda done: bar.advance(1), merge=of_step)
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     return Outputs(fit_metrics("rft", history) | {"rft/wins": float(len(won))}, {}, {"adapter": context.workdir / "adapter"})
 

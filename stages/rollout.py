@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from stages import envs
 from stages.agents import read_reply, turns_of
 from stages.contract import Context
-from stages.llm.roles import Roles, mix
+from stages.llm.roles import Roles, mix, thought_opened
+from stages.react import without_thought
 from stages.sections import Agent
 from stages.types import (
     Ask,
@@ -59,7 +60,7 @@ def rollout_settings(
     """How an adapter acts in the run's task; at the policy's own temperature unless another is given."""
     task, roles = context.run.task, context.run.roles
     return RolloutSettings(
-        adapter, roles.policy_temperature if temperature is None else temperature, roles.max_action_tokens,
+        adapter, roles.policy_temperature if temperature is None else temperature, roles.action_room,
         task.max_turns, task.malformed_allowance, slots, attempts, seed, task.agent,
     )  # fmt: skip
 
@@ -177,12 +178,14 @@ def _act(
 ) -> tuple[Outcome | None, str]:
     """Hand the policy's reply to the environment and record its turns; (None, "") while the episode goes on."""
     state_len = len(r.messages)
-    reply: Message = {"role": "assistant", "content": completion.text}
+    # With the tag that the template opened, so that a thought which was cut short is not read as an action, now or in the history.
+    text = thought_opened(decode, ids) + completion.text
+    reply: Message = {"role": "assistant", "content": text}
     thought = action = ""
     reward, terminated, truncated, malformed = 0.0, False, False, False
     try:
-        thought, action = read_reply(s.agent, completion.text)
-        step = r.env.step(reply)
+        thought, action = read_reply(s.agent, text)
+        step = r.env.step({**reply, "content": without_thought(text)})
         observation, reward, terminated, truncated = step.messages, step.reward, step.terminated, step.truncated
     except Malformed as error:
         malformed, observation = True, ({"role": "user", "content": str(error)},)
@@ -196,8 +199,8 @@ def _act(
     terminated = terminated or failed
     truncated = not terminated and (truncated or r.replies >= s.max_turns)
     r.messages += [reply, *observation]
-    text = "\n".join(str(m["content"]) for m in observation)
-    turn = Turn(len(r.turns), state_len, ids, completion, thought, action, text, reward, terminated, truncated, malformed, seconds)
+    seen = "\n".join(str(m["content"]) for m in observation)
+    turn = Turn(len(r.turns), state_len, ids, completion, thought, action, seen, reward, terminated, truncated, malformed, seconds)
     r.turns += turns_of(s.agent, turn, decode)
     if failed:
         return Outcome.POLICY_FAILED, f"{r.malformed} unreadable replies"
@@ -218,13 +221,27 @@ def environment(context: Context) -> Callable[[], Env]:
 
         def ask(messages: Sequence[Message]) -> str:
             ids = context.engine.encode(messages)
-            return context.engine.generate([Request(ids, 64, 0.0, mix(context.seed, ids))])[0].text
+            room = 64 + context.run.roles.max_thought_tokens
+            reply = context.engine.generate([Request(ids, room, 0.0, mix(context.seed, ids))])[0]
+            return thought_opened(context.engine.decode, ids) + reply.text
 
     elif task.oracle == "openai":
         from stages.llm.openai import chat
 
         ask = chat(task.oracle_url or model.url, task.oracle_model or model.path)
-    return envs.make_env(task.env, task.options, ask)
+    return envs.make_env(task.env, task.options, None if ask is None else _without_thoughts(ask))
+
+
+def _without_thoughts(ask: Ask) -> Ask:
+    """The same without a reasoning model's <think> part. It raises SimulatorError where that was cut short: nothing was answered then."""
+
+    def answer(messages: Sequence[Message]) -> str:
+        try:
+            return without_thought(ask(messages))
+        except Malformed:
+            raise SimulatorError("the model inside the environment thought past its limit; raise roles.max_thought_tokens, or take another") from None
+
+    return answer
 
 
 def check_environment(episodes: Sequence[Episode]) -> None:

@@ -41,6 +41,9 @@ class ModelConfig(Config):
     engine: Literal["hf", "openai", "scripted"] = Field("hf", description="Who generates. [ours; paper: verl]")
     url: str = Field("", description="Base URL of an OpenAI-compatible endpoint, for engine = openai. [ours]")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Weights and computation. [ours]")
+    gradient_checkpointing: bool = Field(
+        False, description="Work each layer out again in the backward pass: a third more time for a fraction of the memory. [ours]"
+    )
     lora_rank: int = Field(32, ge=1, description="Rank of the LoRA adapter. [ours]")
     lora_alpha: float = Field(64.0, gt=0, description="LoRA scale is alpha / rank. [ours]")
     gen_batch: int = Field(256, ge=1, description="Requests decoded together by engine = hf. [ours]")
@@ -59,3 +62,16 @@ class RolesConfig(Config):
     judge_temperature: float = Field(0.0, ge=0, description="Of combine, evaluator, refiner and corrector. [ours]")
     max_action_tokens: int = Field(256, ge=1, description="Longest thought and action. [ours]")
     max_future_tokens: int = Field(256, ge=1, description="Longest future, critique or correction. [ours]")
+    max_thought_tokens: int = Field(
+        0, ge=0, description="Room for a reasoning model's <think> part, in every role, on top of the reply's own; 0 = none. [ours]"
+    )
+
+    @property
+    def action_room(self) -> int:
+        """Most tokens of a reply that is an action."""
+        return self.max_action_tokens + self.max_thought_tokens
+
+    @property
+    def future_room(self) -> int:
+        """Most tokens of a reply that is a future, critique or correction."""
+        return self.max_future_tokens + self.max_thought_tokens

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from stages.episode_steps import critic_prompt, steps, trainable_rows
 from stages.learn.adapter import add_adapter, base_of, save_adapter
 from stages.learn.checkpoint import load_checkpoint, save_checkpoint
 from stages.learn.fit import adamw, fit
-from stages.learn.shadow_attention import check_masks
+from stages.learn.shadow_attention import check_masks, shadow_attention
 from stages.learn.value_head import ValueHead, load_head, new_head, save_head
 from stages.llm.roles import mix
 from stages.tables import write_parquet
@@ -39,7 +40,7 @@ def run(context: Context) -> Outputs:
 
     Raises MissingInput without an episode, UsageError for a model that a packed row does not fit."""
     config: SelfAcConfig = context.config
-    check_options(config)
+    check_options(config, checkpointing=context.run.model.gradient_checkpointing)
     check_temperature(context)
     heads = trainable_episodes(context.replay, context.inputs["collect"][-1:])
     critic_ids = critic_prompt(context)
@@ -95,11 +96,17 @@ def learn(context: Context, both: nn.ModuleList, optimiser: torch.optim.Optimize
             save_checkpoint(state, both, optimiser, done)
         bar.advance(1)
 
-    return fit(both, batches, loss, optimiser, clip=config.clip, after_step=after_step, merge=of_step, history=done)
+    # The layers that a backward pass works out again must find the attention that they had.
+    with shadow_attention(model) if context.run.model.gradient_checkpointing else nullcontext():
+        return fit(both, batches, loss, optimiser, clip=config.clip, after_step=after_step, merge=of_step, history=done)
 
 
-def check_options(config: SelfAcConfig) -> None:
+def check_options(config: SelfAcConfig, *, checkpointing: bool) -> None:
     """Raises UsageError for two options that do not go together."""
+    if checkpointing and config.separate:
+        raise UsageError(
+            "self_ac.separate: layers that are worked out again would use the adapter of the other pass; set model.gradient_checkpointing to false"
+        )
     if config.soft_prompt and config.separate:
         raise UsageError("self_ac.separate: a critic with an adapter of its own reads the text prompt; set self_ac.soft_prompt to 0")
 

@@ -158,7 +158,7 @@ def sampled_futures(context: Context, roles: Roles, drawn: Sequence[Backup]) -> 
     backups = list(drawn)
     open_ends = [i for i, b in enumerate(backups) if not b.chain[-1].terminal]
     prompts = [roles.policy(backups[i].chain[-1].next_state) for i in open_ends]
-    replies = ask(context.engine, prompts, adapter=policy, temperature=s.policy_temperature, max_tokens=s.max_action_tokens, seed=mix(seed, "a'"))
+    replies = ask(context.engine, prompts, adapter=policy, temperature=s.policy_temperature, max_tokens=s.action_room, seed=mix(seed, "a'"))
     for i, (_, reply) in zip(open_ends, replies, strict=True):
         try:
             backups[i] = replace(backups[i], next_action=parse_react(reply.text)[1])
@@ -167,7 +167,7 @@ def sampled_futures(context: Context, roles: Roles, drawn: Sequence[Backup]) -> 
 
     open_ends = [i for i in open_ends if not backups[i].dropped]
     prompts = [successor_prompt(roles, backups[i].chain[-1].next_state, backups[i].next_action) for i in open_ends]
-    replies = ask(context.engine, prompts, adapter=target, temperature=s.target_temperature, max_tokens=s.max_future_tokens, seed=mix(seed, "f'"))
+    replies = ask(context.engine, prompts, adapter=target, temperature=s.target_temperature, max_tokens=s.future_room, seed=mix(seed, "f'"))
     for i, (_, reply) in zip(open_ends, replies, strict=True):
         try:
             backups[i] = replace(backups[i], future=complete_future(reply))
@@ -184,7 +184,7 @@ def merged(context: Context, roles: Roles, backups: Sequence[Backup], depth: int
 
     def told(prompts: Sequence[list[Message]], what: str) -> list[tuple[tuple[int, ...], Completion]]:
         seed = mix(context.seed, what, depth)
-        return ask(context.engine, prompts, adapter=judge, temperature=s.judge_temperature, max_tokens=s.max_future_tokens, seed=seed)
+        return ask(context.engine, prompts, adapter=judge, temperature=s.judge_temperature, max_tokens=s.future_room, seed=seed)
 
     live = [i for i, b in enumerate(found) if depth < len(b.chain) and not b.dropped]
     prompts = [teacher_prompt(roles, found[i].chain[depth], found[i].future) for i in live]

@@ -10,7 +10,7 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,16 @@ class OptimConfig(Config):
         return self.lr * lr_factor(iteration, start=self.lr_decay_start, end=self.lr_decay_end, final=self.lr_final)
 
 
+class PassConfig(OptimConfig):
+    """And of every stage whose rows are a prompt and a completion each."""
+
+    pass_tokens: int = Field(
+        0,
+        ge=0,
+        description="Most tokens of one pass, padding included; a step is as many passes as it needs, with the same gradient. 0 = one pass a kind of row. [ours]",
+    )
+
+
 def check_temperature(context: Context) -> None:
     """Raises UsageError where a policy gradient would be of another distribution than the one that acted: log-probs are of temperature 1."""
     if (found := context.run.roles.policy_temperature) != 1:
@@ -60,11 +70,17 @@ class TrainRow:
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of one kind within a step: their batch, weights and keys."""
+    """Rows of one kind within a step: their batch, weights and keys.
+
+    normaliser: what the whole step's loss is divided by, where this is a part of it; None = what its own rows count. share: its completion
+    tokens among those of its kind in the step.
+    """
 
     batch: Batch
     weights_B: Tensor
     rows: tuple[TrainRow, ...]
+    normaliser: float | None = None
+    share: float = 1.0
 
 
 def target_rows(rows: Sequence[Row]) -> list[TrainRow]:
@@ -103,6 +119,8 @@ def trainable(context: Context, start: Path | None) -> Any:
     """The base model with the adapter of folder `start`, or a fresh one, in training mode. Raises UsageError for an adapter of another base."""
     model = context.run.model
     base, _ = load_base(model.path, model.dtype)
+    if model.gradient_checkpointing:
+        base.gradient_checkpointing_enable({"use_reentrant": False})
     if start is not None:
         check_adapter(start, context.engine.model_hash)
         return open_adapter(base, start).train()
@@ -133,13 +151,20 @@ def relative_advantages(groups: Iterable[Sequence[Row]]) -> dict[str, float]:
 
 
 def mixed_batches(
-    kinds: Mapping[str, tuple[Sequence[TrainRow], int]], *, main: str, epochs: int, rng: random.Random, pad_id: int, device: Any
-) -> Iterator[dict[str, Part]]:
+    kinds: Mapping[str, tuple[Sequence[TrainRow], int]],
+    *,
+    main: str,
+    epochs: int,
+    rng: random.Random,
+    pad_id: int,
+    device: Any,
+    pass_tokens: int = 0,
+) -> Iterator[list[dict[str, Part]]]:
     """Batches that hold rows of every kind: kind -> (rows, rows a batch).
 
     `main` is gone through `epochs` times in a new order each time; the other kinds are drawn from, without repeats
     inside a batch. Kinds with no rows are left out. Every step then holds every kind: training the critic alone
-    destroys the policy within a stage (docs/decisions.md).
+    destroys the policy within a stage (docs/decisions.md). A step is one pass, or several of at most `pass_tokens`, each with one kind.
     """
     rows, size = kinds[main]
     for _ in range(epochs):
@@ -149,7 +174,33 @@ def mixed_batches(
             for kind, (pool, count) in kinds.items():
                 if kind != main and pool and count:
                     chosen[kind] = rng.sample(list(pool), min(count, len(pool)))
-            yield {kind: make_part(picked, pad_id, device) for kind, picked in chosen.items()}
+            yield step_passes(chosen, pass_tokens, pad_id, device)
+
+
+def step_passes(chosen: Mapping[str, Sequence[TrainRow]], pass_tokens: int, pad_id: int, device: Any) -> list[dict[str, Part]]:
+    """One step's rows as passes whose losses add up to the step's. A row that is longer than `pass_tokens` is a pass of its own."""
+    if not pass_tokens:
+        return [{kind: make_part(picked, pad_id, device) for kind, picked in chosen.items()}]
+    normaliser = sum(r.weight * len(r.completion_ids) for picked in chosen.values() for r in picked)
+    found = []
+    for kind, picked in chosen.items():
+        tokens = sum(len(r.completion_ids) for r in picked)
+        for group in by_length(picked, pass_tokens):
+            share = sum(len(r.completion_ids) for r in group) / tokens
+            found.append({kind: replace(make_part(group, pad_id, device), normaliser=max(normaliser, 1e-9), share=share)})
+    return found
+
+
+def by_length(rows: Sequence[TrainRow], pass_tokens: int) -> list[list[TrainRow]]:
+    """Rows of like length together, as many as fit into `pass_tokens` when padded to the longest, at least one."""
+    groups: list[list[TrainRow]] = []
+    longest = 0
+    for row in sorted(rows, key=lambda r: -len(r.prompt_ids) - len(r.completion_ids)):
+        if not groups or (len(groups[-1]) + 1) * longest > pass_tokens:
+            groups.append([])
+            longest = len(row.prompt_ids) + len(row.completion_ids)
+        groups[-1].append(row)
+    return groups
 
 
 def make_part(rows: Sequence[TrainRow], pad_id: int, device: Any) -> Part:
@@ -161,26 +212,43 @@ def make_part(rows: Sequence[TrainRow], pad_id: int, device: Any) -> Part:
 def mixed_nll(model: Any, parts: Mapping[str, Part]) -> tuple[Tensor, dict[str, float], dict[str, Tensor]]:
     """Weighted mean NLL a token over all rows of all kinds: (loss, "nll/<kind>" a token, row NLL (B,) by kind).
 
-    L = sum_kinds sum_i w_i |y_i| nll_i / sum_kinds sum_i w_i |y_i|
+    L = sum_kinds sum_i w_i |y_i| nll_i / sum_kinds sum_i w_i |y_i|,   the sum below over all rows of the step, if these are a part of it
     """
     total, count, metrics, by_row = torch.zeros(()), torch.zeros(()), {}, {}
+    whole = next((part.normaliser for part in parts.values()), None)
     for kind, part in parts.items():
         nll_B, _ = completion_nll(model, part.batch)
         weight_B = part.weights_B * part.batch.n_completion
         total, count = total + (weight_B * nll_B).sum(), count + weight_B.sum()
         metrics[f"nll/{kind}"] = float(((weight_B * nll_B).sum() / weight_B.sum().clamp(min=1e-9)).detach())
+        metrics[f"count/nll/{kind}"] = float(weight_B.sum())
         by_row[kind] = nll_B.detach()
-    return total / count.clamp(min=1e-9), metrics, by_row
+    return (total / count.clamp(min=1e-9) if whole is None else total / whole), metrics, by_row
+
+
+def of_step(parts: list[dict[str, float]]) -> dict[str, float]:
+    """Metrics of a step from those of its passes; "count/<name>" weighs <name> and goes."""
+    names = {name: None for part in parts for name in part if not name.startswith("count/")}
+    found = {}
+    for name in names:
+        having = [part for part in parts if name in part]
+        if len(having) == 1:
+            found[name] = having[0][name]
+            continue
+        counts = [part.get(f"count/{name}", 1.0) for part in having]
+        found[name] = sum(c * part[name] for c, part in zip(counts, having, strict=True)) / max(sum(counts), 1e-9)
+    return found
 
 
 @torch.no_grad()
-def mean_nll(model: Any, rows: Sequence[TrainRow], *, pad_id: int, size: int = 128) -> float:
-    """Mean NLL a token over rows, in evaluation mode."""
+def mean_nll(model: Any, rows: Sequence[TrainRow], *, pad_id: int, size: int = 128, pass_tokens: int = 0) -> float:
+    """Mean NLL a token over rows, in evaluation mode, `size` of them a pass or as many as `pass_tokens` allows."""
     was_training = model.training
     model.eval()
     total = tokens = 0.0
-    for start in range(0, len(rows), size):
-        part = make_part(rows[start : start + size], pad_id, model.device)
+    groups = by_length(rows, pass_tokens) if pass_tokens else [rows[start : start + size] for start in range(0, len(rows), size)]
+    for group in groups:
+        part = make_part(group, pad_id, model.device)
         nll_B, _ = completion_nll(model, part.batch)
         total += float((nll_B * part.batch.n_completion).sum())
         tokens += float(part.batch.n_completion.sum())

@@ -125,9 +125,15 @@ class Bench:
     seed: int = 0
     task: TaskConfig = field(default_factory=lambda: TaskConfig(options={"requests": 2, "tiers": 2}))
     roles: RolesConfig = field(default_factory=lambda: RolesConfig(max_action_tokens=400, max_future_tokens=400))
+    checkpointing: bool = False
 
     def context(self, config: Config, inputs: Mapping[str, Sequence[str]], *, name: str = "run", iteration: int = 0, seed: int = 0) -> Context:
-        run = SimpleNamespace(seed=self.seed, task=self.task, model=ModelConfig(path=str(self.base), lora_rank=2, lora_alpha=4.0), roles=self.roles)
+        run = SimpleNamespace(
+            seed=self.seed,
+            task=self.task,
+            model=ModelConfig(path=str(self.base), lora_rank=2, lora_alpha=4.0, gradient_checkpointing=self.checkpointing),
+            roles=self.roles,
+        )
         workdir = self.workdir / name
         workdir.mkdir(parents=True, exist_ok=True)
         return Context(

@@ -105,6 +105,18 @@ def test_priorities_are_the_losses_a_token_of_each_row(bench: models.Bench) -> N
     assert sorted(row["step"] for row in outputs.rows["priorities"]) == [0] * 4 + [1] * 4 + [2] * 2
 
 
+def test_a_step_in_passes_leaves_the_weights_and_priorities_of_a_whole_one(bench: models.Bench) -> None:
+    found = {}
+    for name, pass_tokens in (("whole", 0), ("passes", 60)):
+        outputs = bench.run(critic.STAGE, CriticConfig(epochs=1, batch=10, policy_rows=4, lr=0.01, pass_tokens=pass_tokens), LATER, name=name)
+        found[name] = weights(bench.memory.files[name, "adapter"]), outputs
+    (whole, one), (passes, many) = found["whole"], found["passes"]
+    assert all(torch.allclose(value, passes[name], atol=2e-5) for name, value in whole.items())
+    assert many.metrics == pytest.approx(dict(one.metrics), rel=1e-4)
+    losses = [{(row["episode_id"], row["turn"]): row["loss"] for row in outputs.rows["priorities"]} for outputs in (one, many)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
 def test_the_newest_loss_is_the_one_kept(bench: models.Bench) -> None:
     first = bench.run(critic.STAGE, CriticConfig(lr=1e-12, batch=5), LATER, name="critic1").rows["priorities"]
     last = bench.run(critic.STAGE, CriticConfig(lr=0.01, batch=5, epochs=6), LATER, name="critic1").rows["priorities"]

@@ -92,7 +92,7 @@ def test_the_peak_rule_keeps_the_weights_of_the_best_epoch(
         return fit(model, *args, after_step=also, **options)
 
     monkeypatch.setattr(distill, "fit", watched)
-    monkeypatch.setattr(distill, "mean_nll", lambda model, rows, *, pad_id: next(told))
+    monkeypatch.setattr(distill, "mean_nll", lambda model, rows, **options: next(told))
     outputs = run(bench, epochs=3, batch=6, lr=0.01)  # 18 rows: 3 steps an epoch
     found = weights(bench)
     assert all(torch.equal(states[3 * best - 1][name.replace(".weight", ".default.weight")], value) for name, value in found.items())
@@ -132,6 +132,20 @@ def test_kl_coef_holds_the_policy_near_the_base(bench: models.Bench) -> None:
     held = run(bench, kl_coef=3.0, **options).metrics
     assert held["distill/loss_first"] == pytest.approx(start["distill/loss_first"] + 3.0 * held["distill/kl_first"], abs=1e-4)
     assert policy_kl(bench) < 0.5 * free
+
+
+def test_a_step_in_passes_is_the_whole_one_with_kl_and_held_out_rows(bench: models.Bench) -> None:
+    options: dict[str, Any] = {"lr": 0.02, "epochs": 2, "batch": 20, "kl_coef": 0.5, "held_out": 0.3}
+    one, many = run(bench, **options).metrics, run(bench, pass_tokens=60, **options).metrics
+    assert set(one) == set(many)
+    assert dict(many) == pytest.approx(dict(one), rel=1e-3)
+
+
+def test_layers_that_are_worked_out_again_change_nothing(bench: models.Bench) -> None:
+    options: dict[str, Any] = {"lr": 0.02, "epochs": 2, "kl_coef": 0.5}
+    plain = run(bench, **options).metrics
+    bench.checkpointing = True
+    assert dict(run(bench, **options).metrics) == pytest.approx(dict(plain), rel=1e-4)
 
 
 def test_it_learns_the_refined_actions_and_nothing_without_steps(bench: models.Bench) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import models
 import pytest
 
+from flows import presets
 from stages import evaluate
 from stages.audit import predicted
 from stages.critique import Judgement
@@ -260,3 +261,13 @@ def test_a_cause_is_named_as_a_fact_or_as_a_possibility() -> None:
     assert not truth.named_in("Future: then fail. gold refund may need give credit.")
     assert not truth.named_in("Future: then fail. silver refund may need give cash.")
     assert not desk.Truth(True, 1.0, "", ()).named_in("Future: then pass.")
+
+
+@pytest.mark.parametrize(("split", "tiers"), [("test", 3), ("validation", 2)])
+def test_options_of_the_test_split_are_of_the_test_split_alone(base: Path, tmp_path: Path, split: str, tiers: int) -> None:
+    config = EvaluateConfig(split=split, episodes=30, audit_turns=0, test_options={"tiers": 3})
+    context = models.Bench(base, tmp_path).context(config, {})
+    run = presets.load("tiny", ["task.options.tiers=2", "roles.max_action_tokens=400"])
+    outputs = evaluate.run(replace(context, run=run))
+    assert len({row["scenario"]["tier"] for row in outputs.rows["episodes"]}) == tiers
+    assert run.task.options["tiers"] == 2

@@ -73,6 +73,24 @@ def test_a_step_of_many_rows_is_the_step_of_one(bench: models.Bench) -> None:
     assert any(bool(value.abs().max() > 0) for name, value in one.items() if "lora_B" in name)
 
 
+@pytest.mark.parametrize("changes", [{}, {"kl_coef": 0.1, "soft_prompt": 2}])
+def test_layers_that_are_worked_out_again_give_the_same_weights(bench: models.Bench, changes: dict[str, Any]) -> None:
+    keep_episodes(bench)
+    run(bench, name="plain", batch=4, lr=0.01, **changes)
+    bench.checkpointing = True
+    run(bench, name="again", batch=4, lr=0.01, **changes)
+    plain, again = tensors(bench, "plain"), tensors(bench, "again")
+    for name, value in plain.items():
+        assert torch.allclose(value, again[name], atol=2e-5), name
+
+
+def test_an_adapter_each_and_layers_that_are_worked_out_again_do_not_go_together(bench: models.Bench) -> None:
+    keep_episodes(bench)
+    bench.checkpointing = True
+    with pytest.raises(UsageError, match=r"self_ac\.separate: .*gradient_checkpointing"):
+        run(bench, separate=True)
+
+
 def test_the_next_run_goes_on_from_adapter_and_head(bench: models.Bench) -> None:
     keep_episodes(bench)
     run(bench, lr=0.01)

@@ -14,7 +14,20 @@ import torch
 
 from stages.contract import Config
 from stages.learn.adapter import new_adapter
-from stages.training import TrainRow, fit_metrics, general_rows, make_part, mean_nll, mixed_batches, mixed_nll, target_rows, trainable
+from stages.training import (
+    TrainRow,
+    by_length,
+    fit_metrics,
+    general_rows,
+    make_part,
+    mean_nll,
+    mixed_batches,
+    mixed_nll,
+    of_step,
+    step_passes,
+    target_rows,
+    trainable,
+)
 from stages.types import UsageError
 
 
@@ -81,12 +94,47 @@ def test_mean_nll_equals_a_loop_whatever_the_batch_and_leaves_the_mode() -> None
     slow = sum(float(slow_nll(model, row).detach()) for row in ROWS) / sum(len(row.completion_ids) for row in ROWS)
     assert mean_nll(model, ROWS, pad_id=0) == pytest.approx(slow, abs=1e-5)
     assert mean_nll(model, ROWS, pad_id=3, size=2) == pytest.approx(slow, abs=1e-5)
+    assert mean_nll(model, ROWS, pad_id=3, pass_tokens=20) == pytest.approx(slow, abs=1e-5)
     assert model.training
+
+
+@pytest.mark.parametrize("pass_tokens", [1, 20, 40])
+def test_a_step_in_many_passes_has_the_loss_the_gradient_and_the_metrics_of_one(pass_tokens: int) -> None:
+    model = models.shake(new_adapter(models.tiny_llama(), rank=2, alpha=4.0, seed=0))
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    chosen = {"successor": ROWS[:6], "policy": ROWS[6:]}
+
+    def step(pass_tokens: int) -> tuple[float, list[torch.Tensor], dict[str, float]]:
+        losses, metrics = [], []
+        model.zero_grad()
+        for parts in step_passes(chosen, pass_tokens, 0, "cpu"):
+            loss, found, _ = mixed_nll(model, parts)
+            loss.backward()
+            losses.append(float(loss.detach()))
+            metrics.append(found)
+        return sum(losses), [p.grad.clone() for p in parameters if p.grad is not None], of_step(metrics)
+
+    loss, gradients, metrics = step(0)
+    many_loss, many_gradients, many_metrics = step(pass_tokens)
+    assert many_loss == pytest.approx(loss, rel=1e-5)
+    assert many_metrics == pytest.approx(metrics, rel=1e-5)
+    assert set(metrics) == {"nll/successor", "nll/policy"}
+    for one, many in zip(gradients, many_gradients, strict=True):
+        assert torch.allclose(one, many, atol=1e-5 * max(1.0, float(one.abs().max())))
+
+
+@pytest.mark.parametrize("pass_tokens", [1, 20, 40, 10**6])
+def test_passes_hold_every_row_once_and_no_more_tokens_than_allowed(pass_tokens: int) -> None:
+    groups = by_length(ROWS, pass_tokens)
+    assert Counter(row.key for group in groups for row in group) == Counter(row.key for row in ROWS)
+    for group in groups:
+        assert len(group) == 1 or len(group) * max(len(r.prompt_ids) + len(r.completion_ids) for r in group) <= pass_tokens
+    assert by_length([], pass_tokens) == []
 
 
 def batches_of(kinds: dict[str, tuple[list[TrainRow], int]], epochs: int = 1, seed: int = 0) -> list[dict[str, list[TrainRow]]]:
     found = mixed_batches(kinds, main="main", epochs=epochs, rng=random.Random(seed), pad_id=0, device="cpu")
-    return [{kind: list(part.rows) for kind, part in batch.items()} for batch in found]
+    return [{kind: list(part.rows) for kind, part in batch.items()} for (batch,) in found]
 
 
 def test_every_main_row_comes_once_an_epoch_in_another_order() -> None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Formatter
 
-from stages.react import parse_react
+from stages.react import opened_thought, parse_react, without_thought
 from stages.types import Completion, Engine, Malformed, Message, Request, UsageError
 
 ROLES = ("policy", "successor", "combine", "evaluator", "refiner", "corrector", "value")
@@ -67,12 +68,63 @@ class Roles:
 
 
 def ask(
-    engine: Engine, prompts: Sequence[Sequence[Message]], *, adapter: str | None, temperature: float, max_tokens: int, seed: int
+    engine: Engine,
+    prompts: Sequence[Sequence[Message]],
+    *,
+    adapter: str | None,
+    temperature: float,
+    max_tokens: int,
+    seed: int,
+    thoughts: bool = False,
 ) -> list[tuple[tuple[int, ...], Completion]]:
-    """Put prompts to a role; (prompt ids, completion) of each, in order. Every row gets a seed of its own."""
+    """Put prompts to a role; (prompt ids, completion) of each, in order. Every row gets a seed of its own.
+
+    A reasoning model's <think> part is cut off, tokens and all (`spoken`); with `thoughts` it stays, as in actions that the policy may learn.
+    """
     ids = [engine.encode(prompt) for prompt in prompts]
     requests = [Request(prompt, max_tokens, temperature, mix(seed, i), adapter) for i, prompt in enumerate(ids)]
-    return list(zip(ids, engine.generate(requests), strict=True)) if requests else []
+    replies = engine.generate(requests) if requests else []
+    opened = [thought_opened(engine.decode, prompt) for prompt in ids]
+    if thoughts:
+        replies = [replace(reply, text=tag + reply.text) if tag else reply for reply, tag in zip(replies, opened, strict=True)]
+    else:
+        replies = [spoken(reply, tag, engine.decode) for reply, tag in zip(replies, opened, strict=True)]
+    return list(zip(ids, replies, strict=True))
+
+
+def thought_opened(decode: Callable[[Sequence[int]], str], prompt_ids: Sequence[int]) -> str:
+    """The <think> that the chat template has opened at the end of this prompt, or ""."""
+    return opened_thought(decode(prompt_ids[-16:]))  # a tag and white space are a few tokens, in whatever vocabulary
+
+
+def spoken(reply: Completion, opened: str, decode: Callable[[Sequence[int]], str]) -> Completion:
+    """What is left of a reply without its <think> part: text, ids and log-probs. A thought that was never finished leaves the text "".
+
+    opened: the tag that stands at the prompt's end already, or "". Then the ids keep the closing tag, so that prompt and completion, learned
+    as a row, are an empty thought and a reply: a form that the model knows. Source: ours; the paper corrects chains of thought.
+    """
+    if not opened and "think>" not in reply.text.lower():
+        return reply
+    try:
+        said = without_thought(opened + reply.text)
+    except Malformed:
+        return replace(reply, text="")
+    if said == opened + reply.text:
+        return reply
+    ids = reply.token_ids
+
+    def closed(start: int, end: int) -> bool:
+        return "</think>" in decode(ids[start:end]).lower()
+
+    end = bisect_left(range(len(ids)), True, key=lambda n: closed(0, n))
+    start = end
+    if opened:
+        while start and not closed(start, end):
+            start -= 1
+    else:
+        while start < len(ids) - 1 and not decode(ids[start : start + 1]).strip():
+            start += 1
+    return Completion(said, ids[start:], reply.log_probs[start:], reply.finish_reason)
 
 
 def mix(*parts: object) -> int:
@@ -147,7 +199,7 @@ def parse_future(text: str) -> str:
 def complete_future(reply: Completion) -> str:
     """The future of a reply that was not cut off: without its end nobody knows how it ends. Raises Malformed."""
     if reply.finish_reason != "stop":
-        raise Malformed("the future was cut at max_future_tokens")
+        raise Malformed("the future was cut at roles.max_future_tokens")
     return parse_future(reply.text)
 
 
