@@ -11,7 +11,7 @@ export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 export UV_LINK_MODE ?= copy
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup demo test check format docs tiny ui pretrain constraints clean
+.PHONY: help setup demo test check format docs tiny ui gpu-check pretrain constraints clean
 
 help:
 	@echo "make demo         train on the service desk and show the curve"
@@ -20,6 +20,7 @@ help:
 	@echo "make ui           MLflow's page and a Prefect server on loopback"
 	@echo "make tiny         every stage once, in seconds"
 	@echo "make pretrain     make the base models in data/base and data/base_agents again"
+	@echo "make gpu-check    packed rows, step times and memory on a GPU"
 	@echo "make docs         write docs/cli.md from the command line"
 	@echo "make format       format the code and mend what ruff can"
 	@echo "make constraints  resolve constraints.txt anew (needs uv)"
@@ -49,6 +50,9 @@ tiny: $(STAMP)
 
 ui: $(STAMP)
 	$(BIN)/turnwise ui
+
+gpu-check: $(STAMP)
+	$(BIN)/python -m benchmarks.gpu_check
 
 pretrain: $(STAMP)
 	$(BIN)/turnwise pretrain

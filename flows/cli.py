@@ -74,6 +74,13 @@ def _add_running(commands: Any) -> None:
     run.add_argument("preset", metavar="PRESET", help="name of a preset (demo, tiny, ...), or a path that ends in .toml")
     _add_set(run)
     _add_run_options(run)
+    what = "Estimate a run before it runs: steps, tokens, GPU memory and hours of every stage, and whether it fits."
+    plan = _command(commands, "plan", what, "turnwise plan demo --device h100", module="estimate")
+    plan.add_argument("preset", metavar="PRESET", help="name of a preset, or a path that ends in .toml")
+    _add_set(plan)
+    plan.add_argument("--device", default="h100", metavar="NAME", help="a100, a100-40, b200, h100, h20, h200, l40s or rtx4090 (default: h100)")
+    plan.add_argument("--devices", type=int, default=1, metavar="N", help="how many of them (default: 1)")
+    plan.add_argument("--assume", action="append", default=[], metavar="NAME=NUMBER", help="what only a run can tell, like turns=10 (repeatable)")
     rerun = _command(commands, "rerun", "Run one stage again from its stored inputs.", "turnwise rerun critic --of 3f9c --set critic.lr=1e-4")
     rerun.add_argument("stage", metavar="STAGE", help=STAGE_NAMES)
     rerun.add_argument("--of", metavar="RUN", required=True, help="pipeline run, or run of the stage; the start of its id is enough")

@@ -52,8 +52,8 @@ def run_config() -> type[RunConfig]:
 
 
 def names() -> list[str]:
-    """All presets that ship with turnwise, sorted."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+    """All presets that ship with turnwise, sorted. A file whose name begins with "_" is only there to be extended."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml") if not path.stem.startswith("_"))
 
 
 def check_exists(preset: str) -> Path:
@@ -81,19 +81,20 @@ def load(preset: str, sets: Sequence[str] = ()) -> RunConfig:
     return run
 
 
-def _read(path: Path, above: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The plain values of a preset file, laid over those of the preset that it `extends`, if any."""
+def _read(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The plain values of a preset file, laid over those of the presets that it `extends`, one name or a list of them, the last one on top."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"The preset {path.name} is not readable TOML: {error}.") from None
-    parent = values.pop("extends", None)
-    if parent is None:
-        return values
-    chain = (*above, path.stem)
-    if parent in chain:
-        raise UsageError(f"The presets {' -> '.join([*chain, parent])} extend each other in a circle; let one of them extend nothing.")
-    return _laid_over(_read(check_exists(str(parent)), chain), values)
+    parents, chain = values.pop("extends", []), (*above, path)
+    below: dict[str, Any] = {}
+    for parent in [parents] if isinstance(parents, str) else parents:
+        if (file := check_exists(str(parent))) in chain:
+            circle = " -> ".join(one.stem for one in (*chain, file))
+            raise UsageError(f"The presets {circle} extend each other in a circle; let one of them extend nothing.")
+        below = _laid_over(below, _read(file, chain))
+    return _laid_over(below, values)
 
 
 def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

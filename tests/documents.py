@@ -156,7 +156,7 @@ def command_problem(line: str) -> str:
         return ""  # the command itself is spoken of
     try:
         args = cli.build_parser().parse_args(words)
-        if args.command == "run" and not args.preset.isupper() and not args.preset.endswith(".toml"):
+        if args.command in ("run", "plan") and not args.preset.isupper() and not args.preset.endswith(".toml"):
             presets.load(args.preset, args.set)
         elif args.command in ("run", "rerun", "pretrain"):
             presets.resolve({}, args.set)

@@ -109,7 +109,7 @@ def test_a_step_in_many_passes_has_the_loss_the_gradient_and_the_metrics_of_one(
         model.zero_grad()
         for parts in step_passes(chosen, pass_tokens, 0, "cpu"):
             loss, found, _ = mixed_nll(model, parts)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             losses.append(float(loss.detach()))
             metrics.append(found)
         return sum(losses), [p.grad.clone() for p in parameters if p.grad is not None], of_step(metrics)

@@ -1,0 +1,164 @@
+"""`turnwise plan`: shapes that are published, counts by hand, work and memory against what a step of a model really does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.counts import attention_flops, causal_pairs, matmul_flops
+from benchmarks.passes import RANK, backward, grpo_loss, grpo_row, made_up, random_policy, with_log_probs
+from benchmarks.plan_check import saved_bytes
+from flows import cli, presets
+from flows.estimate import Machine, estimate, lines, train_flops
+from flows.registry import METHODS
+from flows.shapes import DEVICES, KNOWN, read_shape, shape_of
+from flows.workload import OF_STAGE, Rows, assumed, workload
+from stages.learn.adapter import base_of
+from stages.types import UsageError
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def test_shapes_have_as_many_parameters_as_the_models() -> None:
+    assert KNOWN["Qwen/Qwen2.5-7B-Instruct"].parameters == 7_615_616_512
+    assert KNOWN["Qwen/QwQ-32B"].parameters == 32_763_876_352
+    assert KNOWN["Qwen/Qwen2.5-0.5B-Instruct"].parameters == 494_032_768
+    # By benchmarks/inference_cost.py, from the modules themselves.
+    assert KNOWN["Qwen/Qwen2.5-7B-Instruct"].lora(32) == 80_740_352
+    assert (shape_of("data/base").parameters, shape_of("data/base").lora(32)) == (655_744, 245_760)
+
+
+def test_a_model_that_is_not_known_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no config.json in 'some/model' .* Qwen/Qwen2.5-7B-Instruct"):
+        shape_of("some/model")
+    (tmp_path / "config.json").write_text(json.dumps({"num_attention_heads": 2, "hidden_size": 8}))
+    with pytest.raises(UsageError, match="has no 'num_hidden_layers'"):
+        shape_of(str(tmp_path))
+    assert shape_of(str(tmp_path / "QwQ-32B")) == KNOWN["Qwen/QwQ-32B"]  # a folder that is still to come
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_every_preset_can_be_planned(name: str) -> None:
+    found = estimate(presets.load(name), "h100", 2)
+    assert {one["stage"] for one in found["stages"]} == {"evaluate", *METHODS[found["method"]]}
+    # A stage without passes, like the frozen critic of an ablation, costs nothing.
+    assert all((one["hours"] > 0) == (one["pflop"] > 0) == (one["prompts"] + one["trained"] > 0) for one in found["stages"])
+    assert any("fits" in line or "does not fit" in line for line in found["verdict"])
+    assert len(lines(found)) > 10
+
+
+def test_every_stage_of_a_method_has_its_work() -> None:
+    assert {stage for chain in METHODS.values() for stage in chain} | {"evaluate"} == set(OF_STAGE)
+
+
+def test_counts_of_a_run_are_those_by_hand() -> None:
+    """2 iterations of 16 episodes with 3 turns; 32 transitions of 48, then of 96, a third of them terminal; 32 states."""
+    run = presets.load("tiny")
+    size = assumed(run, ["turns=3", "action=10", "act=4", "system=20", "first=5", "observation=8", "template=30", "future=24", "yes=0.25"])
+    works = workload(run, size)
+    assert [work.stage for work in works] == [
+        "evaluate",
+        "evaluate",
+        *(["collect", "targets", "critic", "refine", "distill", "evaluate"] * 2),
+        "evaluate",
+    ]
+    collect, targets, critic, refine, distill, _ = works[2:8]
+    assert (collect.episodes, collect.prompts[0].n, collect.generated) == (16, 48, 480)
+    assert collect.read == 16 * sum(25 + k * 18 for k in range(3))
+    # Two thirds are bootstrapped: a' and f'. All are combined and corrected.
+    open_ends = 32 * 2 / 3
+    assert targets.prompts[0].n == pytest.approx(2 * open_ends + 2 * 32)
+    assert targets.generated == pytest.approx(open_ends * (10 + 24) + 32 * (24 + 24))
+    assert critic.steps == 1  # 32 targets in batches of 48
+    assert critic.predicted == 32 * 24 + 16 * 10
+    # 24 actions are rewritten, 8 kept; the cap of one half lets all of them through.
+    assert refine.prompts[0].n == 3 * 32 + 2 * 24
+    assert distill.steps == 1 and distill.predicted == 29 * 10 + 16 * 24  # 3 of 32 are held out
+    assert works[8].prompts[0].n == 48
+
+
+def test_chains_of_real_steps_are_merged_step_by_step() -> None:
+    size = assumed(presets.load("demo"), ["turns=3"])
+    by_steps = {n: next(w for w in workload(presets.load("demo", [f"targets.steps={n}"]), size) if w.stage == "targets") for n in (1, 3)}
+    # 320 transitions, half of them terminal, a quarter each of the first and the second turn: a' and f' of half, 2 replies of each at depth 1.
+    assert by_steps[1].prompts[0].n == pytest.approx(2 * 160 + 2 * 320)
+    assert by_steps[3].prompts[0].n == pytest.approx(2 * (160 + 80 * 2 + 80 * 3))  # to the end of the visit: nothing is bootstrapped
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_work_of_a_training_step_is_what_torch_counts(checkpointing: bool) -> None:
+    """But for two details. No gradient goes into the embeddings, so the first layer's queries, keys and values send none back to what they read;
+    with checkpointing transformers has it go there, but the last product of each layer, of the adapter, is not needed again."""
+    model = random_policy(64, 4, 512, 300)
+    if checkpointing:
+        base_of(model).gradient_checkpointing_enable({"use_reentrant": False})
+    row = grpo_row(with_log_probs(model, made_up(4, 4, 70, 20, 20, 300)))  # more than one chunk of action tokens
+    counted = matmul_flops(backward(lambda: grpo_loss(model, row), model))
+    m, length = machine(model, checkpointing), row.ids.shape[1]
+    said = sum(train_flops(m, Rows(4, length, len(row.target_ids) / 4), autocast=False))
+    attention = m.shape.attention_flops(causal_pairs([length] * 4), 9 if checkpointing else 7)
+    if not checkpointing:
+        assert attention == attention_flops(causal_pairs([length] * 4), 64, 4)
+    not_done = 4 * 64 * RANK if checkpointing else 64 * (m.shape.q + 2 * m.shape.kv) + 3 * 64 * RANK
+    assert said - attention - 2 * row.ids.numel() * not_done == pytest.approx(counted, rel=1e-3)
+
+
+def machine(model: Any, checkpointing: bool) -> Machine:
+    run = presets.load("demo", [f"model.gradient_checkpointing={str(checkpointing).lower()}"])
+    return Machine(run, read_shape(base_of(model).config.to_dict(), "config"), DEVICES["h100"], 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_activations_are_what_autograd_keeps(dtype: torch.dtype) -> None:
+    """Within 10 %: positions, log-sums of the attention and indices are left out."""
+    model = random_policy(128, 4, 256, 300)
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+    ids = torch.randint(300, (2, 100))
+    counted = saved_bytes(lambda: base_of(model).model(input_ids=ids, use_cache=False).last_hidden_state, model)
+    kept, again = machine(model, False).shape.activation_bytes(dtype.itemsize, RANK, checkpointing=False)
+    assert again == 0
+    assert kept * ids.numel() == pytest.approx(counted, rel=0.10)
+
+
+def test_a_run_that_does_not_fit_is_told_what_to_change() -> None:
+    run = presets.load("twenty_questions")
+    told = estimate(run, "rtx4090", 1)["verdict"]
+    assert "does not fit" in told[0] and "model.gradient_checkpointing=true" in told[0] and "critic.pass_tokens" in told[0]
+    changed = ["model.gradient_checkpointing=true", "critic.pass_tokens=4096", "distill.pass_tokens=4096"]
+    assert estimate(presets.load("twenty_questions", changed), "h100", 1)["verdict"][0].startswith("fits")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--device", "h1000"], "no device 'h1000'; did you mean 'h100'"),
+        (["--assume", "turn=3"], "names: turns, system"),
+        (["--assume", "turns=many"], "--assume turns=many: wanted NAME=NUMBER"),
+        (["--set", "critic.lrr=1"], "did you mean 'lr'"),
+    ],
+)
+def test_a_wrong_word_is_one_sentence(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "demo", *words]) == 2
+    err = capsys.readouterr().err
+    assert told in err and err.count("\n") == 1
+
+
+def test_the_command_prints_every_stage_and_as_json_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "demo", "--assume", "turns=3"]) == 0
+    text = capsys.readouterr().out
+    assert cli.main(["plan", "demo", "--assume", "turns=3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["assumed"]["turns"] == 3
+    for one in found["stages"]:
+        assert f"{one['stage']:<9}{one['runs']:>5}" in text
