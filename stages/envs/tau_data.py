@@ -20,7 +20,7 @@ TABLES: dict[Name, tuple[str, ...]] = {"retail": ("orders", "products", "users")
 TOOLS: dict[Name, Mapping[str, Tool]] = {"retail": tau_retail.TOOLS, "airline": tau_airline.TOOLS}
 FILES = {"train": "tasks_train.jsonl", "validation": "tasks_dev.jsonl", "test": "tasks_test.jsonl"}
 WANTED = 'Wanted one task a line: {"id": ..., "instruction": ..., "actions": [{"name": ..., "kwargs": {...}}], "outputs": [...]}.'
-_GET_IT = "Get it from github.com/sierra-research/tau-bench (MIT), as docs/tasks.md says, and set task.options.path to the folder that holds retail/ and airline/."
+_GET_IT = "Run: turnwise data fetch tau_bench, and set task.options.path to the folder that holds retail/ and airline/."
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def test_the_airline_s_desk_works_the_same_way(path: str) -> None:
 
 def test_without_data_or_a_customer_one_sentence_says_what_to_do(path: str, tmp_path: Path) -> None:
     for options, told in (
-        ({}, "task.options.path: tau_bench ships no data. Get it from github.com/sierra-research/tau-bench"),
+        ({}, "task.options.path: tau_bench ships no data. Run: turnwise data fetch tau_bench"),
         ({"path": str(tmp_path)}, "there is no folder 'retail'"),
         ({"path": "nowhere", "domain": "airline"}, "there is no folder 'airline' in 'nowhere'"),
         ({"path": path, "domain": "telecom"}, "task.options.domain of tau_bench"),

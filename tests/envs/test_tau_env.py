@@ -257,6 +257,7 @@ def test_describe_tells_the_floor_and_where_the_wins_are(path: str) -> None:
         ("train-0", "train", [CALLS["return"], said("Bye.")]),  # won by a write
         ("dev-0", "validation", [CALLS["return"], said("{"), said("Bye.")]),  # the customer left before the second write
         ("dev-0", "validation", [acted(TERMINATE, summary="x")]),
+        ("train-0", "train", [CALLS["cancel"], said("Bye.")]),  # a wrong write: not the customer's fault
         ("test-0", "test", [said("12.3, bye")]),
         ("test-1", "test", [acted(TERMINATE, summary="x")]),  # won by doing nothing
     ]
@@ -264,10 +265,10 @@ def test_describe_tells_the_floor_and_where_the_wins_are(path: str) -> None:
     forced = [[str(message["content"]) for message in replies] for _, _, replies in cases]
     played = [scenarios(path, split)[name] for name, split, _ in cases]
     episodes = rollout(ScriptedEngine(), made, played, Roles("x", {"policy": ""}), SETTINGS, forced=forced)
-    assert [(e.outcome, e.total_reward) for e in episodes] == [(Outcome.SCORED, reward) for reward in (1, 0, 0, 1, 1)]
+    assert [(e.outcome, e.total_reward) for e in episodes] == [(Outcome.SCORED, reward) for reward in (1, 0, 0, 0, 1, 1)]
     assert envs.describe("tau_bench", {"path": path}, episodes) == {
-        "floor": 1 / 5, "needs_write": 3 / 5, "win_needs_write": 1 / 3, "win_needs_none": 1.0, "transferred": 2 / 5,
-        "unchanged": 3 / 5, "unchanged_won": 2 / 3, "stopped_short": 1 / 2,
+        "floor": 1 / 6, "needs_write": 4 / 6, "win_needs_write": 1 / 4, "win_needs_none": 1.0, "transferred": 2 / 6,
+        "unchanged": 3 / 6, "unchanged_won": 2 / 3, "stopped_short": 1 / 3,
     }  # fmt: skip
     assert envs.describe("tau_bench", {"path": path}, []) == {}
     assert envs.describe("service_desk", {}, episodes) == {}
