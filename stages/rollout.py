@@ -10,7 +10,9 @@ import hashlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from stages import envs
 from stages.agents import read_reply, turns_of
@@ -35,6 +37,14 @@ from stages.types import (
     TurnwiseError,
 )
 
+T = TypeVar("T")
+
+Ended = tuple[Outcome, str]
+"""How an episode ended, and by which error."""
+
+WAITING = 16
+"""Environments that wait for their oracle's server at once."""
+
 GIVEN_UP = "given up: its value was too low"
 """`Episode.error` of an episode that was stopped as hopeless."""
 
@@ -52,6 +62,7 @@ class RolloutSettings:
     attempts: int
     seed: int
     agent: Agent = "react"
+    workers: int = 1  # environments that act side by side, in threads
 
 
 def rollout_settings(
@@ -61,7 +72,7 @@ def rollout_settings(
     task, roles = context.run.task, context.run.roles
     return RolloutSettings(
         adapter, roles.policy_temperature if temperature is None else temperature, roles.action_room,
-        task.max_turns, task.malformed_allowance, slots, attempts, seed, task.agent,
+        task.max_turns, task.malformed_allowance, slots, attempts, seed, task.agent, WAITING if task.oracle == "openai" else 1,
     )  # fmt: skip
 
 
@@ -107,19 +118,22 @@ def rollout(
         finished[r.number] = _episode(r, outcome, error, settings)
         done(1)
 
+    def begin(number: int, scenario: Scenario, attempt: int) -> tuple[_Running, Ended | None]:
+        r, ended = _start(number, scenario, attempt, make_env)
+        for text in forced[number] if forced else ():
+            ended = ended or _act(r, (), Completion(text, (), (), "stop"), 0.0, settings, engine.decode)
+        return r, ended
+
+    def sort(found: Sequence[tuple[_Running, Ended | None]]) -> list[_Running]:
+        for r, ended in found:
+            if ended is not None:
+                close(r, *ended)
+        return [r for r, ended in found if ended is None]
+
     while waiting or running:
         while waiting and len(running) < settings.slots:
-            number, scenario, attempt = waiting.popleft()
-            r, error = _start(number, scenario, attempt, make_env)
-            for text in forced[number] if forced and error is None else ():
-                outcome, message = _act(r, (), Completion(text, (), (), "stop"), 0.0, settings, engine.decode)
-                if outcome is not None:
-                    error = (outcome, message)
-                    break
-            if error is None:
-                running.append(r)
-            else:
-                close(r, *error)
+            chosen = [waiting.popleft() for _ in range(min(len(waiting), settings.slots - len(running)))]
+            running += sort(_side_by_side(settings.workers, begin, chosen))
         if not running:
             continue
         prompts = [engine.encode(roles.policy(r.messages)) for r in running]
@@ -135,15 +149,20 @@ def rollout(
         began = time.monotonic()
         completions = engine.generate([_request(r, ids, settings) for r, ids in zip(running, prompts, strict=True)])
         seconds = (time.monotonic() - began) / len(running)
-        still = []
-        for r, ids, completion in zip(running, prompts, completions, strict=True):
-            outcome, error_text = _act(r, ids, completion, seconds, settings, engine.decode)
-            if outcome is None:
-                still.append(r)
-            else:
-                close(r, outcome, error_text)
-        running = still
+
+        def act(r: _Running, ids: tuple[int, ...], completion: Completion, seconds: float = seconds) -> tuple[_Running, Ended | None]:
+            return r, _act(r, ids, completion, seconds, settings, engine.decode)
+
+        running = sort(_side_by_side(settings.workers, act, list(zip(running, prompts, completions, strict=True))))
     return [finished[number] for number in range(len(scenarios))]
+
+
+def _side_by_side(workers: int, function: Callable[..., T], calls: Sequence[tuple[Any, ...]]) -> list[T]:
+    """What the calls return, in order. Several threads where an environment waits for a server at each step; every call has an episode of its own."""
+    if workers == 1:
+        return [function(*call) for call in calls]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(lambda call: function(*call), calls))
 
 
 def _hopeless(
@@ -158,7 +177,7 @@ def _request(r: _Running, ids: tuple[int, ...], s: RolloutSettings) -> Request:
     return Request(ids, s.max_tokens, s.temperature, mix(s.seed, r.number, r.attempt, r.replies), s.adapter)
 
 
-def _start(number: int, scenario: Scenario, attempt: int, make_env: Callable[[], Env]) -> tuple[_Running, tuple[Outcome, str] | None]:
+def _start(number: int, scenario: Scenario, attempt: int, make_env: Callable[[], Env]) -> tuple[_Running, Ended | None]:
     env = make_env()
     r = _Running(number, scenario, env, [], attempt, time.monotonic())
     try:
@@ -175,8 +194,8 @@ def _start(number: int, scenario: Scenario, attempt: int, make_env: Callable[[],
 
 def _act(
     r: _Running, ids: tuple[int, ...], completion: Completion, seconds: float, s: RolloutSettings, decode: Callable[[Sequence[int]], str]
-) -> tuple[Outcome | None, str]:
-    """Hand the policy's reply to the environment and record its turns; (None, "") while the episode goes on."""
+) -> Ended | None:
+    """Hand the policy's reply to the environment and record its turns; None while the episode goes on."""
     state_len = len(r.messages)
     # With the tag that the template opened, so that a thought which was cut short is not read as an action, now or in the history.
     text = thought_opened(decode, ids) + completion.text
@@ -204,7 +223,9 @@ def _act(
     r.turns += turns_of(s.agent, turn, decode)
     if failed:
         return Outcome.POLICY_FAILED, f"{r.malformed} unreadable replies"
-    return (Outcome.SCORED if terminated else Outcome.TRUNCATED if truncated else None), ""
+    if terminated:
+        return Outcome.SCORED, ""
+    return (Outcome.TRUNCATED, "") if truncated else None
 
 
 def _episode(r: _Running, outcome: Outcome, error: str, s: RolloutSettings) -> Episode:
@@ -217,18 +238,18 @@ def environment(context: Context) -> Callable[[], Env]:
     """The task's environment, with its oracle or simulated user handed in as a function where it needs one."""
     task, model = context.run.task, context.run.model
     ask: Ask | None = None
+    room = task.oracle_tokens + context.run.roles.max_thought_tokens
     if task.oracle == "engine":
 
         def ask(messages: Sequence[Message]) -> str:
             ids = context.engine.encode(messages)
-            room = 64 + context.run.roles.max_thought_tokens
             reply = context.engine.generate([Request(ids, room, 0.0, mix(context.seed, ids))])[0]
             return thought_opened(context.engine.decode, ids) + reply.text
 
     elif task.oracle == "openai":
         from stages.llm.openai import chat
 
-        ask = chat(task.oracle_url or model.url, task.oracle_model or model.path)
+        ask = chat(task.oracle_url or model.url, task.oracle_model or model.path, max_tokens=room, concurrency=WAITING)
     return envs.make_env(task.env, task.options, None if ask is None else _without_thoughts(ask))
 
 

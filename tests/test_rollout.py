@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from stages.contract import Config
 from stages.llm.roles import Roles
 from stages.llm.scripted import ScriptedEngine, draw
 from stages.rollout import GIVEN_UP, RolloutSettings, check_environment, environment, rollout, summary
-from stages.sections import ModelConfig, TaskConfig
+from stages.sections import ModelConfig, RolesConfig, TaskConfig
 from stages.types import EngineUnavailable, Env, Episode, Malformed, Message, Outcome, Request, Scenario, SimulatorError, Step, TurnwiseError
 
 ROLES = Roles("toy", {"policy": ""})
@@ -236,6 +237,38 @@ def test_ids_and_log_probs_recorded_are_those_produced() -> None:
     assert {(r.max_tokens, r.temperature) for r in engine.requests} == {(100, 1.0)}
 
 
+class Slow(Toy):
+    """Each step and reset waits until three environments wait, or half a minute is over: alone it would never end in time."""
+
+    meeting = threading.Barrier(3)
+
+    def reset(self, scenario: Scenario) -> tuple[Message, ...]:
+        self.meeting.wait(30)
+        return super().reset(scenario)
+
+    def step(self, message: Message) -> Step:
+        self.meeting.wait(30)
+        return super().step(message)
+
+
+def test_environments_that_wait_do_so_side_by_side_and_their_episodes_are_the_same() -> None:
+    tries: Counter[str] = Counter()
+    starts = [scenario("a", "say", "win"), scenario("b", "say", "lose"), scenario("c", "say", "malformed", "win"), *[scenario("d", "win")] * 2]
+    alone = rollout(ScriptedEngine(speak), toy(), starts[:2], ROLES, SETTINGS)
+    forced = [["Action: x"], [], [], [], []]
+    expected = rollout(ScriptedEngine(speak), toy(), starts, ROLES, SETTINGS, forced=forced)
+    found = rollout(ScriptedEngine(speak), toy(), starts, ROLES, replace(SETTINGS, workers=4), forced=forced)
+    assert [without_time(e) for e in found] == [without_time(e) for e in expected]
+    met = rollout(
+        ScriptedEngine(speak),
+        lambda: Slow(tries),
+        [*starts[:2], scenario("e", "cut", "win")],
+        ROLES,
+        replace(SETTINGS, workers=3, slots=3, max_turns=1),
+    )
+    assert [e.turns[0].observation for e in met[:2]] == [e.turns[0].observation for e in alone]
+
+
 def test_forced_replies_are_said_first_and_the_policy_goes_on() -> None:
     engine = models.Recorder(speak)
     forced = [["Thought: a Action: one", "Action: two"], []]
@@ -344,7 +377,7 @@ def test_an_oracle_may_have_an_endpoint_and_a_model_of_its_own(own: dict[str, st
     urls = {"oracle_url": stub.url} if own else {}
     task = TaskConfig(env="twenty_questions", options={"questions": 3}, oracle="openai", **urls, **own)
     model = ModelConfig(path="policy", url="http://127.0.0.1:1/v1" if own else stub.url)
-    env = environment(SimpleNamespace(run=SimpleNamespace(task=task, model=model)))()  # type: ignore[arg-type]
+    env = environment(SimpleNamespace(run=SimpleNamespace(task=task, roles=RolesConfig(), model=model)))()  # type: ignore[arg-type]
     env.reset(models.scenarios_of("twenty_questions", 1)[0])
     assert str(env.step({"role": "assistant", "content": "Action: Is it alive?"}).messages[0]["content"]).startswith("Yes.")
     assert [body["model"] for _, body, _ in stub.asked] == [asked]
