@@ -23,6 +23,7 @@ from typing import Any
 from flows import presets
 from flows.shapes import GIB, KNOWN, Device, Shape, device_of, shape_of
 from flows.workload import Lengths, Prompts, Rows, Work, assumed, workload
+from stages.rollout import WAITING
 
 # Shares of the peak that are assumed: of arithmetic in training and in reading prompts, of bandwidth in decoding.
 TRAIN, READ, DECODE = 0.35, 0.45, 0.6
@@ -126,9 +127,10 @@ def generate_seconds(m: Machine, p: Prompts) -> float:
 
 
 def answer_seconds(m: Machine, work: Work, told: float) -> float:
-    """The oracle or simulated user answers one call at a time, whatever the engine could do side by side; one that is not known counts as the run's."""
-    shape = KNOWN.get(m.run.task.oracle_model, m.shape)
-    return work.asked * told * shape.parameters * m.itemsize / (1e12 * m.device.bandwidth * DECODE)
+    """The run's own engine answers the environments one after the other, a server as many as wait for it at once. A model that is not known counts as
+    the run's; what it reads is left out."""
+    shape, side_by_side = KNOWN.get(m.run.task.oracle_model, m.shape), WAITING if m.run.task.oracle == "openai" else 1
+    return work.asked / side_by_side * told * shape.parameters * m.itemsize / (1e12 * m.device.bandwidth * DECODE)
 
 
 def cost(m: Machine, stage: str, works: Sequence[Work], lengths: Lengths) -> Cost:
@@ -263,7 +265,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         widths = (5, 9, 9, 8, 10, 9, 10, 7, 10, 8)
         said.append(f"{one['stage']:<9}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)))
     if waiting := rows[-1]["waiting_hours"]:
-        said.append(f"of the hours, {waiting:.3g} wait for whoever answers inside the environment, one call at a time")
+        said.append(f"of the hours, {waiting:.3g} wait for whoever answers inside the environment")
     said += ["", f"GiB on one {found['device']}:"]
     for name, parts in found["memory_gib"].items():
         said.append(f"{name:<9}{sum(parts.values()):6.1f}  " + ", ".join(f"{what} {size:.1f}" for what, size in parts.items()))

@@ -114,7 +114,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Work:
-    """One execution of a stage. asked: calls of whoever answers inside the environment, one after the other, each telling `told` tokens."""
+    """One execution of a stage. asked: calls of whoever answers inside the environment."""
 
     stage: str
     episodes: float = 0.0
