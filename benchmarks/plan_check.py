@@ -31,9 +31,10 @@ from benchmarks.counts import causal_pairs, matmul_flops
 from benchmarks.passes import RANK, backward, grpo_loss, grpo_row, made_up, random_policy, table_head, table_row, with_log_probs
 from flows import presets
 from flows.estimate import Machine, train_flops
+from flows.lengths import assumed
 from flows.pipeline import Call, run_pipeline
 from flows.shapes import DEVICES, read_shape
-from flows.workload import Rows, Work, assumed, workload
+from flows.workload import Rows, Work, workload
 from flows.workspace import open_workspace
 from stages import self_ac, training
 from stages.execute import StageRun, Workspace, execute

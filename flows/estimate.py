@@ -21,9 +21,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from flows import presets
+from flows.lengths import Lengths, assumed
 from flows.shapes import GIB, KNOWN, Device, Shape, device_of, shape_of
-from flows.workload import Lengths, Prompts, Rows, Work, assumed, workload
+from flows.workload import Prompts, Rows, Work, workload
 from stages.rollout import WAITING
+from stages.types import UsageError
 
 # Shares of the peak that are assumed: of arithmetic in training and in reading prompts, of bandwidth in decoding.
 TRAIN, READ, DECODE = 0.35, 0.45, 0.6
@@ -223,6 +225,8 @@ def _engine_verdict(m: Machine, memory: Mapping[str, float]) -> str:
 
 def estimate(run: Any, device: str, n: int, changes: Sequence[str] = ()) -> dict[str, Any]:
     """All that `turnwise plan` prints, as plain values. Raises UsageError for a model, device or assumption that is not known."""
+    if n < 1:
+        raise UsageError(f"--devices {n}: wanted at least 1.")
     m = Machine(run, shape_of(run.model.path), device_of(device), n)
     lengths = assumed(run, changes)
     by_stage: dict[str, list[Work]] = {}
@@ -233,7 +237,7 @@ def estimate(run: Any, device: str, n: int, changes: Sequence[str] = ()) -> dict
     memory["engine"] = engine_memory(m)
     return {
         "preset": run.preset, "model": run.model.path, "parameters": m.shape.parameters, "adapter": m.lora, "dtype": run.model.dtype,
-        "method": run.method, "iterations": run.iterations, "device": device, "devices": n, "assumed": asdict(lengths),
+        "method": run.method, "engine": run.model.engine, "iterations": run.iterations, "device": device, "devices": n, "assumed": asdict(lengths),
         "stages": [asdict(one) for one in costs], "memory_gib": memory, "verdict": verdicts(m, memory),
     }  # fmt: skip
 
@@ -266,6 +270,8 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         said.append(f"{one['stage']:<9}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)))
     if waiting := rows[-1]["waiting_hours"]:
         said.append(f"of the hours, {waiting:.3g} wait for whoever answers inside the environment")
+    read, decode = (HF_READ, HF_DECODE) if found["engine"] == "hf" else (READ, DECODE)
+    said.append(f"shares assumed: {TRAIN:g} of the peak in training, {read:g} in reading prompts, {decode:g} of the bandwidth in decoding")
     said += ["", f"GiB on one {found['device']}:"]
     for name, parts in found["memory_gib"].items():
         said.append(f"{name:<9}{sum(parts.values()):6.1f}  " + ", ".join(f"{what} {size:.1f}" for what, size in parts.items()))

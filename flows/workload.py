@@ -1,96 +1,20 @@
 """What a run of a config would do, counted before it runs: episodes, prompts, tokens read, generated and trained, optimiser steps.
 
 Counts of rows, batches and steps are the stages' own arithmetic. What only a run can tell (turns of an episode, tokens of a reply, how often
-the critic says Yes) is assumed: `Lengths`, which `turnwise plan --assume` changes. Pools grow over the iterations as they do in a run. [ours]
+the critic says Yes) is assumed: `flows/lengths.py`. Pools grow over the iterations as they do in a run. [ours]
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
+from flows.lengths import Lengths
 from flows.registry import METHODS
-from stages.types import UsageError
 
 FACTOR = 40.0  # tokens of one thought in a chain of thought
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Means: tokens, unless said otherwise."""
-
-    turns: float  # replies of an episode
-    system: float  # system message: task, tools, and what the role adds
-    first: float  # the first observation
-    observation: float
-    action: float  # a reply of the policy, as it is trained on, without a reasoning model's <think> part
-    act: float  # the action in it, which the critic's roles read
-    thought: float  # <think> part before a reply of any role
-    future: float  # a future, critique or correction
-    template: float  # words of a role's prompt around its fields
-    critic: float  # self_ac's critic prompt
-    yes: float  # share of actions that the critic keeps
-    win: float  # share of episodes won, over the whole run
-    asked: float  # share of replies that somebody inside the environment answers
-    told: float  # that answer
-
-    def state(self, k: float) -> float:
-        """The policy's prompt at reply k. Thoughts of earlier replies are not in it: chat templates of reasoning models leave them out."""
-        return self.system + self.first + k * (self.action + self.observation)
-
-    def history(self, k: float) -> float:
-        """The same as the critic's roles read it: actions and observations."""
-        return self.first + k * (self.act + self.observation)
-
-    @property
-    def whole(self) -> int:
-        """Turns of an episode as a whole number."""
-        return max(1, round(self.turns))
-
-    @property
-    def middle(self) -> float:
-        """The mean k of a turn."""
-        return (self.turns - 1) / 2
-
-
-# (turns, system, first, observation, act as a share of action, asked, told) where the config says nothing of them. tau_bench: turns by the
-# published runs of another model (mean 12.3), system by four characters a token; the others by the prompts' length.
-_BY_TASK = {
-    "service_desk": (3, 20, 10, 8, 0.4, 0.0, 0),
-    "twenty_questions": (15, 260, 20, 8, 0.3, 1.0, 3),
-    "math": (1, 80, 120, 4, 0.9, 0.0, 0),
-    "game24": (6, 150, 60, 60, 0.3, 0.0, 0),
-    "wiki_search": (6, 250, 60, 150, 0.3, 0.0, 0),
-    "tau_bench": (13, 5000, 60, 180, 0.5, 0.45, 45),
-}
-
-
-def assumed(run: Any, changes: Sequence[str] = ()) -> Lengths:
-    """Means for a config: replies half as long as their limit allows, the rest by task. `changes` are name=number.
-
-    Raises UsageError for a name that is none, or what is no number above or equal to 0.
-    """
-    turns, system, first, observation, act, asked, told = _BY_TASK.get(run.task.env, (6, 300, 60, 100, 0.4, 0.5, 30))
-    roles = run.roles
-    action = roles.max_action_tokens / 2
-    found = Lengths(
-        turns=min(turns, run.task.max_turns), system=system, first=first, observation=observation, action=action, act=act * action,
-        thought=roles.max_thought_tokens / 2, future=roles.max_future_tokens / 2, template=20 if run.task.env == "service_desk" else 250, critic=16,
-        yes=0.5, win=0.3, asked=asked if run.task.oracle != "rule" else 0.0, told=told,
-    )  # fmt: skip
-    names = [one.name for one in fields(Lengths)]
-    for item in changes:
-        name, _, text = item.partition("=")
-        try:
-            value = float(text)
-        except ValueError:
-            value = -1.0
-        if name not in names or not 0 <= value < math.inf:
-            raise UsageError(f"--assume {item}: wanted NAME=NUMBER with a number of at least 0; names: {', '.join(names)}.")
-        found = replace(found, **{name: value})
-    return found
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from benchmarks.passes import RANK, backward, grpo_loss, grpo_row, made_up, rand
 from benchmarks.plan_check import saved_bytes
 from flows import cli, presets
 from flows.estimate import Machine, estimate, lines, train_flops
+from flows.lengths import assumed
 from flows.registry import METHODS
 from flows.shapes import DEVICES, KNOWN, read_shape, shape_of
-from flows.workload import OF_STAGE, Rows, assumed, workload
+from flows.workload import OF_STAGE, Rows, workload
 from stages.learn.adapter import base_of
 from stages.types import UsageError
 
@@ -143,6 +144,7 @@ def test_a_run_that_does_not_fit_is_told_what_to_change() -> None:
     ("words", "told"),
     [
         (["--device", "h1000"], "no device 'h1000'; did you mean 'h100'"),
+        (["--devices", "0"], "--devices 0: wanted at least 1"),
         (["--assume", "turn=3"], "names: turns, system"),
         (["--assume", "turns=many"], "--assume turns=many: wanted NAME=NUMBER"),
         (["--set", "critic.lrr=1"], "did you mean 'lr'"),
