@@ -20,7 +20,7 @@ SMALL = {
 
 @pytest.mark.parametrize(("preset", "options"), [("game24", game24_trees.OPTIONS), ("wiki_search", wiki_walks.OPTIONS)])
 def test_a_preset_plays_what_its_base_model_was_shown(preset: str, options: dict[str, Any]) -> None:
-    assert presets.load(preset).task.options == options
+    assert presets.load(preset).task.options.items() >= options.items()
 
 
 @pytest.mark.slow

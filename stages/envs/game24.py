@@ -3,9 +3,9 @@
     expand NODE: a op b = c     a new node, in which c stands for a and b of NODE; exact fractions, as in 8 / 3 = 8/3
     submit NODE                 the end: reward 1 if the node is 24 and nothing else
 
-Reward range: {0, 1}, at the submission. Turn limit: none of its own; `expansions` limits the tree, after which only a submission
-is left, and an episode without one is truncated by the rollout. A step that is not possible (a number that is not there, a
-wrong result) is answered and changes nothing; an action in another form is malformed.
+Reward range: {0, 1}, at the submission. Turn limit: `replies`, after which the game is lost; without one, `expansions` limits the tree alone, only a
+submission is left then, and an episode without one is truncated by the rollout. A step that is not possible (a number that is not there, a
+wrong result) is answered and changes nothing but the count of replies; an action in another form is malformed.
 Source: Tree of Thoughts, arXiv 2305.10601 (the puzzles); Self-AC slides (state = search tree, an action expands or submits).
 Departures: the default puzzles are all of 1..13 that can be solved, found by exact search, and not the published file (`path`).
 """
@@ -46,6 +46,7 @@ class Options(Config):
     """Size of the tree, and which puzzles."""
 
     expansions: int = Field(12, ge=3, le=999, description="Nodes that may be added to the tree. [ours; paper: breadth 5 in each of 3 steps]")
+    replies: int = Field(0, ge=0, description="Actions after which the game is lost, impossible ones included; 0 = no end but a submission. [ours]")
     show: Literal["tree", "new"] = Field("tree", description="What an observation tells: all open nodes [slides], or only the new one [ours].")
     expressions: bool = Field(False, description="`submit (1 + 2) * 8 * 1` counts too; it needs no tree. [ours; paper: the form of an answer]")
     path: str = Field("", description="CSV file of the published puzzles; empty = all that can be solved. [ours; paper: 4nums.com]")
@@ -68,9 +69,10 @@ class Game24:
         self.system = _SYSTEM.format(expansions=options.expansions) + (" or an expression" if options.expressions else "")
         self._options = options
         self._tree: Tree | None = None
+        self._replies = 0
 
     def reset(self, scenario: Scenario) -> tuple[Message, ...]:
-        self._tree = _root(scenario, self._options)
+        self._tree, self._replies = _root(scenario, self._options), 0
         return self._say(self._tree, f"Node 0 is {spaced(self._tree.nodes[0].numbers)}.").messages
 
     def step(self, message: Message) -> Step:
@@ -80,14 +82,20 @@ class Game24:
         _, text = parse_react(str(message.get("content") or ""))
         action = read_action(text, expressions=self._options.expressions)
         done = expanded(tree, action) if isinstance(action, Expand) else submitted(tree, action)
+        self._replies += 1
+        if isinstance(done, tuple):
+            wins, what = done
+            return self._end(tree, f"{what[0].upper()}{what[1:]}. You {'win' if wins else 'lose'}.", wins)
+        if self._replies == self._options.replies:
+            return self._end(tree, "That was the last reply, and nothing is submitted. You lose.", wins=False)
         if isinstance(done, str):
             return self._say(tree, f"Not possible: {done}.")
-        if isinstance(done, Tree):
-            self._tree, new = done, done.nodes[-1]
-            return self._say(done, f"Node {len(done.nodes) - 1} is {spaced(new.numbers)}.{' It is a dead end.' if new.dead else ''}")
-        self._tree, (wins, what) = None, done
-        content = f"{what[0].upper()}{what[1:]}. You {'win' if wins else 'lose'}."
-        return Step(({"role": "user", "content": content},), float(wins), terminated=True, info={"expansions": self._options.expansions - tree.left})
+        self._tree, new = done, done.nodes[-1]
+        return self._say(done, f"Node {len(done.nodes) - 1} is {spaced(new.numbers)}.{' It is a dead end.' if new.dead else ''}")
+
+    def _end(self, tree: Tree, text: str, wins: bool) -> Step:
+        self._tree = None
+        return Step(({"role": "user", "content": text},), float(wins), terminated=True, info={"expansions": self._options.expansions - tree.left})
 
     def _say(self, tree: Tree, text: str) -> Step:
         first = f"{text} {tree.left} expansion{'' if tree.left == 1 else 's'} left."

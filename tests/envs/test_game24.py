@@ -247,3 +247,27 @@ def test_equal_play_gives_equal_steps() -> None:
         return [env.step(act(a)) for a in ("expand 0: 4 + 8 = 12", "expand 0: 8 - 6 = 2", "submit 1")]
 
     assert steps() == steps()
+
+
+def test_after_the_last_reply_the_game_is_lost_whatever_the_replies_were() -> None:
+    (first,) = envs.scenarios("game24", {}, "train", 1, 0)
+    a, b = first.data["numbers"][:2]
+    env = Game24(Options(replies=3))
+    env.reset(first)
+    steps = [env.step({"role": "assistant", "content": f"Action: {text}"}) for text in (f"expand 0: {a} + {b} = {a + b}", "expand 7: 1 + 1 = 2")]
+    assert not any(step.terminated for step in steps)
+    with pytest.raises(Malformed):  # no action yet
+        env.step({"role": "assistant", "content": "hm"})
+    last = env.step({"role": "assistant", "content": "Action: expand 7: 1 + 1 = 2"})
+    assert (last.terminated, last.truncated, last.reward) == (True, False, 0.0)
+    assert last.messages[0]["content"] == "That was the last reply, and nothing is submitted. You lose."
+    with pytest.raises(RuntimeError, match="call reset first"):
+        env.step({"role": "assistant", "content": "Action: submit 0"})
+
+
+def test_a_win_at_the_last_reply_is_a_win() -> None:
+    env = Game24(Options(replies=4))
+    env.reset(Scenario("game24", "train", "x", {"numbers": [1, 1, 1, 8], "ways": 1}))
+    texts = ("expand 0: 1 + 1 = 2", "expand 1: 2 + 1 = 3", "expand 2: 3 * 8 = 24", "submit 3")
+    steps = [env.step({"role": "assistant", "content": f"Action: {text}"}) for text in texts]
+    assert [step.reward for step in steps] == [0.0, 0.0, 0.0, 1.0]
