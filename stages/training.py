@@ -25,7 +25,7 @@ from stages.learn.fit import lr_factor
 from stages.learn.losses import completion_nll, group_advantages
 from stages.llm.hf import check_adapter, load_base
 from stages.llm.roles import mix
-from stages.types import Row, TurnwiseError, UsageError
+from stages.types import Row, Sleeper, TurnwiseError, UsageError
 
 
 class OptimConfig(Config):
@@ -118,6 +118,8 @@ def read_jsonl(path: str) -> list[dict[str, Any]]:
 def trainable(context: Context, start: Path | None) -> Any:
     """The base model with the adapter of folder `start`, or a fresh one, in training mode. Raises UsageError for an adapter of another base."""
     model = context.run.model
+    if isinstance(context.engine, Sleeper):  # it and the training share a device, and need it one after the other
+        context.engine.sleep()
     base, _ = load_base(model.path, model.dtype)
     if model.gradient_checkpointing:
         base.gradient_checkpointing_enable({"use_reentrant": False})

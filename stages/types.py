@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 Message = dict[str, Any]
 """One OpenAI-style chat message: {"role": "system" | "user" | "assistant" | "tool", "content": str}."""
@@ -83,6 +83,14 @@ class Engine(Protocol):
 
     def load_adapter(self, name: str, path: Path) -> None:
         """Make the LoRA adapter in the folder `path` available as `Request.adapter = name`. Idempotent."""
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """What an engine may be besides: one that can give its device's memory to a training."""
+
+    def sleep(self) -> None:
+        """Free the memory until the next call of `generate`, which takes it again. Adapters stay loaded."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from stages.llm.hf import check_adapter, load_base
 from stages.llm.roles import Roles
 from stages.sections import ModelConfig
 from stages.tables import write_parquet
-from stages.types import Engine, Episode, Outcome, Row
+from stages.types import Engine, Episode, Outcome, Row, Sleeper
 
 TABLE = "values/values.parquet"
 BINS = 10
@@ -74,6 +74,8 @@ def load_critic(engine: Engine, roles: Roles, model: ModelConfig, artifact: Call
     if (name := critic_adapter(trained)) is None:
         return None
     check_adapter(artifact(name), engine.model_hash)
+    if isinstance(engine, Sleeper):  # as before a training
+        engine.sleep()
     adapted = open_adapter(load_base(model.path, model.dtype)[0], artifact(name)).eval()
     head = load_head(artifact("head"), width=base_of(adapted).config.hidden_size).to(adapted.device)
     return Critic(adapted, head.eval(), () if head.soft_len else prompt_ids(engine, roles), float(trained["gamma"]))

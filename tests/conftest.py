@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from commands import RUN, Commands, Done, Ended, commands, make_home, seen
@@ -16,6 +18,9 @@ from toys import toy_workspace
 from stages import sqlite
 from stages.execute import Workspace
 from stages.tracking import Tracking
+
+if TYPE_CHECKING:
+    from engines import Subject
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +37,15 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from models import save_base
 
     return save_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="session")
+def engine_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Subject]]:
+    """An engine by its kind. Each is started once: vLLM takes minutes."""
+    from engines import open_subject
+
+    with contextlib.ExitStack() as stack:
+        yield cache(lambda kind: stack.enter_context(open_subject(kind, tmp_path_factory.mktemp(kind) / "server.log")))
 
 
 @pytest.fixture

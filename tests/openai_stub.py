@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from stages.llm.openai import OpenAIEngine
 
 Answer = tuple[int, object]  # status, body: JSON, or text as it is
 
@@ -18,6 +20,8 @@ class Stub:
         self.asked: list[tuple[str, dict[str, Any], str]] = []
         self.answer: Callable[[str, dict[str, Any]], Answer] = lambda path, body: (200, good(body))
         self.content_type = "application/json"
+        self.context: int | None = None  # that it tells of the model
+        self.greeted = 0
         self.busy = self.busiest = 0
         self.lock = threading.Lock()
         stub = self
@@ -25,6 +29,9 @@ class Stub:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 stub.handle(self)
+
+            def do_GET(self) -> None:
+                stub.greet(self)
 
             def log_message(self, *_: object) -> None:
                 pass
@@ -46,6 +53,14 @@ class Stub:
         status, reply = self.answer(http.path, body)
         with self.lock:
             self.busy -= 1
+        self.send(http, status, reply)
+
+    def greet(self, http: BaseHTTPRequestHandler) -> None:
+        """The list of models; of no other answer a test asks."""
+        self.greeted += 1
+        self.send(http, 200, {"object": "list", "data": [{"id": "base-model", "max_model_len": self.context}]})
+
+    def send(self, http: BaseHTTPRequestHandler, status: int, reply: object) -> None:
         data = (reply if isinstance(reply, str) else json.dumps(reply)).encode()
         try:
             http.send_response(status)
@@ -56,6 +71,20 @@ class Stub:
             http.wfile.write(data)
         except OSError:
             pass  # the client gave up, which is what a test wanted
+
+
+def stub_engine(url: str | Sequence[str], **settings: Any) -> OpenAIEngine:
+    """An engine whose tokenizer knows the replies of `good`, so that no model folder is needed."""
+    engine = OpenAIEngine("base-model", url=url, **{"timeout_s": 10.0, **settings})
+    engine.__dict__["_tokenizer"] = StubTokenizer()
+    return engine
+
+
+class StubTokenizer:
+    """Makes of `good`'s ids the text that it says."""
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return f"seed {token_ids[1]}"
 
 
 def good(body: dict[str, Any], **changes: object) -> dict[str, Any]:

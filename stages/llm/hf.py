@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stages.llm import tokens
 from stages.types import Completion, EngineUnavailable, Message, Request, UsageError
 
 KEPT_ADAPTERS = 4  # the newest ones stay loaded: policy, its predecessor, target, one more
@@ -35,10 +36,7 @@ def model_hash(path: str) -> str:
 
 def load_base(path: str, dtype: str) -> tuple[Any, Any]:
     """(model in eval mode on the best device, tokenizer). Raises UsageError if the folder holds none."""
-    folder = Path(path)
-    if not folder.is_dir() and folder.parent != Path() and folder.parent.is_dir():
-        # Taken for a hub name it would be looked for in the network, for most of a minute.
-        raise UsageError(f"model.path: there is no folder {path!r}; the embedded base model is made by: turnwise pretrain")
+    tokens.check_folder(path)
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
@@ -61,16 +59,16 @@ class HfEngine:
         self._peft: Any = None
         self._loaded: dict[str, Path] = {}
         self._batch = batch
-        stops = self._base.generation_config.eos_token_id
-        self._stops = {*(stops if isinstance(stops, list) else [stops]), self._tokenizer.eos_token_id} - {None}
+        self._stops = tokens.stop_tokens(self._tokenizer, self._base.generation_config.eos_token_id)
+        self._context = getattr(self._base.config, "max_position_embeddings", None)
         # Any token serves as padding: it stands to the left, masked.
         self._pad_id = self._tokenizer.pad_token_id or 0
 
     def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        return tuple(self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=True, return_dict=False))
+        return tokens.encode(self._tokenizer, messages)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+        return tokens.decode(self._tokenizer, token_ids)
 
     def load_adapter(self, name: str, path: Path) -> None:
         if self._loaded.get(name) == path:
@@ -94,6 +92,7 @@ class HfEngine:
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """One completion a request, in order. Rows are decoded in batches of like length, one adapter at a time."""
+        requests = tokens.fit_context(requests, self._context)
         done: dict[int, Completion] = {}
         order = sorted(range(len(requests)), key=lambda i: (requests[i].adapter or "", len(requests[i].prompt_ids), i))
         for name, group in groupby(order, key=lambda i: requests[i].adapter):
@@ -119,8 +118,8 @@ class HfEngine:
         uniforms_BT = torch.tensor(np.stack([np.random.Generator(np.random.Philox(r.seed)).random(limit) for r in requests]), device=device)
         temperature = torch.tensor([[r.temperature] for r in requests], device=device)
         limits = torch.tensor([r.max_tokens for r in requests], device=device)
-        stops = torch.tensor(sorted(self._stops), device=device)
-        tokens: list[list[int]] = [[] for _ in requests]
+        stops = torch.tensor(self._stops, device=device)
+        chosen_ids: list[list[int]] = [[] for _ in requests]
         log_probs: list[list[float]] = [[] for _ in requests]
         rows = torch.arange(len(requests), device=device)
         position, cache, step_ids = (mask.cumsum(1) - 1).clamp(min=0), None, ids
@@ -131,7 +130,7 @@ class HfEngine:
             chosen = sample(logits_BV, temperature[rows], uniforms_BT[rows, t])
             chosen_log_probs = logits_BV.log_softmax(1).gather(1, chosen[:, None])[:, 0]
             for row, token, log_prob in zip(rows.tolist(), chosen.tolist(), chosen_log_probs.tolist(), strict=True):
-                tokens[row].append(token)
+                chosen_ids[row].append(token)
                 log_probs[row].append(log_prob)
             alive = ~torch.isin(chosen, stops) & (limits[rows] > t + 1)
             if not alive.any():
@@ -142,10 +141,10 @@ class HfEngine:
                 cache.batch_select_indices(keep)
             mask = torch.cat([mask, mask.new_ones(len(keep), 1)], 1)
             position, step_ids = mask.sum(1, keepdim=True) - 1, chosen[:, None]
-        return list(self._completions(tokens, log_probs))
+        return list(self._completions(chosen_ids, log_probs))
 
-    def _completions(self, tokens: list[list[int]], log_probs: list[list[float]]) -> Iterator[Completion]:
-        for ids, lps in zip(tokens, log_probs, strict=True):
+    def _completions(self, chosen_ids: list[list[int]], log_probs: list[list[float]]) -> Iterator[Completion]:
+        for ids, lps in zip(chosen_ids, log_probs, strict=True):
             if not np.isfinite(lps).all():
                 raise EngineUnavailable("the model produced log-probs that are not finite; its weights or adapter are broken")
             stopped = ids[-1] in self._stops

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from stages.types import Completion, Engine, Message, Request
+from stages.types import Completion, Engine, Message, Request, Sleeper
 
 
 class Metered:
@@ -34,3 +34,8 @@ class Metered:
 
     def load_adapter(self, name: str, path: Path) -> None:
         self._engine.load_adapter(name, path)
+
+    def sleep(self) -> None:
+        """Where the engine can."""
+        if isinstance(self._engine, Sleeper):
+            self._engine.sleep()

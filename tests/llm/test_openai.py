@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai_stub import Answer, Stub, good
+from openai_stub import Answer, Stub, good, stub_engine
 
 from stages.llm.openai import OpenAIEngine, chat
 from stages.types import Completion, EngineUnavailable, Request, UsageError
@@ -31,7 +31,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
 
 
 def engine(stub: Stub, **settings: Any) -> OpenAIEngine:
-    return OpenAIEngine("base-model", url=stub.url, **{"timeout_s": 10.0, "retries": 2, **settings})
+    return stub_engine(stub.url, **{"retries": 2, **settings})
 
 
 def request(n: int = 3, **changes: Any) -> Request:
@@ -206,7 +206,7 @@ def test_url_that_is_none_is_refused_without_repeating_it(url: str) -> None:
 
 
 def test_url_without_a_path_means_v1(stub: Stub) -> None:
-    OpenAIEngine("m", url=stub.url.removesuffix("/v1")).generate([request()])
+    stub_engine(stub.url.removesuffix("/v1")).generate([request()])
     assert stub.asked[0][0] == "/v1/completions"
 
 
@@ -225,8 +225,28 @@ def test_adapter_is_loaded_once_and_is_the_model_s_name(stub: Stub, tmp_path: Pa
     stub.answer, stub.content_type = lambda path, body: (200, good(body)), "application/json"
     client.generate([request(adapter="run1"), request(adapter=None)])
     loads = [body for path, body, _ in stub.asked if path == "/v1/load_lora_adapter"]
-    assert loads == [{"lora_name": "run1", "lora_path": str(folder.resolve()), "load_inplace": True}]
-    assert {body["model"] for path, body, _ in stub.asked if path == "/v1/completions"} == {"run1", "base-model"}
+    (name,) = [body["lora_name"] for body in loads]
+    assert loads == [{"lora_name": name, "lora_path": str(folder.resolve())}]
+    assert name.startswith("run1-")
+    assert {body["model"] for path, body, _ in stub.asked if path == "/v1/completions"} == {name, "base-model"}
+
+
+def test_an_adapter_is_named_by_its_weights_so_one_that_the_server_has_is_taken_as_it_is(stub: Stub, tmp_path: Path) -> None:
+    held: list[str] = []
+
+    def answer(path: str, body: dict[str, Any]) -> Answer:
+        if body["lora_name"] in held:
+            return 400, {"error": {"message": f"The lora adapter '{body['lora_name']}' has already been loaded."}}
+        held.append(body["lora_name"])
+        return 200, {}
+
+    stub.answer = answer
+    folder = adapter_folder(tmp_path / "a")
+    engine(stub).load_adapter("run1", folder)
+    engine(stub).load_adapter("run1", folder)  # another process
+    (folder / "adapter_model.safetensors").write_bytes(b"others")
+    engine(stub).load_adapter("run1", folder)
+    assert len(stub.asked) == 3 and len(set(held)) == 2
 
 
 def test_adapter_errors_say_what_to_do(stub: Stub, tmp_path: Path) -> None:
@@ -260,7 +280,10 @@ def test_tokenizer_is_local_and_its_ids_are_sent(stub: Stub, tmp_path: Path) -> 
     assert client.decode((4, 1)) == "hello"
     client.generate([Request(ids, 8, 0.0, 0)])
     assert stub.asked[0][1]["prompt"] == list(ids)
-    with pytest.raises(UsageError, match="no tokenizer"):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match=r"^model.path: no tokenizer"):
+        OpenAIEngine(str(tmp_path / "empty"), url=stub.url).encode([])
+    with pytest.raises(UsageError, match=r"^model.path: there is no folder"):
         OpenAIEngine(str(tmp_path / "none"), url=stub.url).encode([])
 
 

@@ -1,0 +1,91 @@
+"""What collecting costs beside the engine below it: tokens a second of a rollout, as a share of those of the bare engine.
+
+    python -m benchmarks.engine_overhead                                    # transformers
+    .venv-vllm/bin/python -m benchmarks.engine_overhead --engine vllm       # vLLM; `make test-vllm` makes that environment, and says what to set
+
+The shipped base plays `--episodes` visits to the service desk side by side. What the rollout asked of the engine is noted, tick by tick; then
+the whole (encoding, sampling, environment, rows for the replay) and the bare calls of `generate` with the same requests run in turn, and must
+produce the same tokens. ratio: tokens a second of the whole / those of the bare engine, median over pairs, ± half the interquartile range;
+processor time of one thread, so that what else the machine does changes neither. Writing rows and metrics to the stores is left out: it
+costs the same whatever was generated.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.passes import in_turn, table_head, table_row
+from flows import presets
+from flows.workspace import make_engine
+from stages import envs
+from stages.llm.roles import load_roles
+from stages.rollout import RolloutSettings, rollout
+from stages.transitions import episode_rows
+from stages.types import Completion, Engine, Message, Request
+
+ENV = "service_desk"
+
+
+class Noting:
+    """`Engine` that notes what another one is asked, and how much it says."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.model_hash = engine.model_hash
+        self.asked: list[Sequence[Request]] = []
+        self.tokens = 0
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        self.asked.append(requests)
+        found = self._engine.generate(requests)
+        self.tokens += sum(len(done.token_ids) for done in found)
+        return found
+
+    def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        return self._engine.encode(messages)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._engine.decode(token_ids)
+
+    def load_adapter(self, name: str, path: Path) -> None:
+        self._engine.load_adapter(name, path)
+
+
+def collect(engine: Engine, episodes: int, max_tokens: int) -> int:
+    """Episodes as the stage `collect` plays them, made into rows. Returns the number of tokens in them."""
+    scenarios = envs.scenarios(ENV, {}, "train", episodes, 0)
+    settings = RolloutSettings(None, 1.0, max_tokens, max_turns=8, malformed_allowance=1, slots=256, attempts=1, seed=0)
+    played = rollout(engine, envs.make_env(ENV, {}), scenarios, load_roles(ENV), settings)
+    return sum(len(row["action_ids"]) for row in episode_rows(played, 0)["turns"])
+
+
+def bare(engine: Engine, asked: Sequence[Sequence[Request]]) -> int:
+    """The same requests, in the same calls. Returns the number of tokens."""
+    return sum(len(done.token_ids) for requests in asked for done in engine.generate(requests))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=["hf", "vllm"], default="hf")
+    parser.add_argument("--episodes", type=int, default=128)
+    parser.add_argument("--max-tokens", type=int, default=20)
+    parser.add_argument("--pairs", type=int, default=10)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    engine = make_engine(presets.load("tiny", [f"model.engine={args.engine}"]))
+    noting = Noting(engine)
+    tokens = collect(noting, args.episodes, args.max_tokens)
+    again = bare(engine, noting.asked)
+    if not tokens == noting.tokens == again:
+        raise SystemExit(f"the two did not do the same work: {tokens} tokens in rows, {noting.tokens} generated, {again} of the bare engine")
+    timing = in_turn(lambda: collect(engine, args.episodes, args.max_tokens), lambda: bare(engine, noting.asked), args.pairs)
+    table_head("engine", "episodes", "calls", "tokens", "collect, tokens/s", "bare, tokens/s", "ratio")
+    table_row(args.engine, args.episodes, len(noting.asked), tokens, f"{tokens / timing.first_s:.0f}", f"{tokens / timing.second_s:.0f}", timing)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""One OpenAI-compatible server: a request and its retries, and what went wrong in one sentence that holds no key.
+
+The key is taken from OPENAI_API_KEY alone and appears in no message. Refused, down, overloaded (408, 409, 429, 5xx): tried again after
+growing, jittered waits, then `Down`. Anything else is final.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from stages.types import EngineUnavailable, UsageError
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+T = TypeVar("T")
+
+_PROBE_S = 5.0  # of silence, when a server is asked whether it is there
+_TRIES_HINT = "Is the server up, and is model.url right?"
+
+
+class Down(EngineUnavailable):
+    """The server itself fails; another one that holds the same model may answer."""
+
+
+class Silent(Down):
+    """Nobody answers there."""
+
+
+class Endpoint:
+    """A server, reached over https, over http on this machine, or over http anywhere as long as no key is set.
+
+    timeout_s: longest silence of the server in one try; retries: further tries; concurrency: requests under way at once.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float, retries: int, concurrency: int) -> None:
+        self._key = os.environ.get("OPENAI_API_KEY", "")
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+            raise UsageError("model.url: wanted a base URL such as http://127.0.0.1:8000/v1, without user name or query.")
+        self._local = _is_loopback(parts.hostname)
+        if self._key and parts.scheme == "http" and not self._local:
+            raise UsageError(
+                f"model.url: OPENAI_API_KEY would go over plain http to {parts.hostname}; use https, or unset the key if the server wants none."
+            )
+        self.name = parts.netloc
+        self._url = url.rstrip("/") + ("/v1" if parts.path in ("", "/") else "")
+        self._timeout_s, self._retries = timeout_s, retries
+        self._free = asyncio.Semaphore(concurrency)
+
+    @cached_property
+    def _client(self) -> AsyncOpenAI:
+        try:
+            import openai
+        except ImportError:
+            raise UsageError("model.engine = openai needs the package openai. Run: pip install 'turnwise[openai]'") from None
+        # A proxy of the environment cannot reach this machine's loopback, and must not see what stays on it.
+        http = openai.DefaultAsyncHttpxClient(trust_env=not self._local)
+        timeout = openai.Timeout(self._timeout_s, connect=min(10.0, self._timeout_s))
+        return openai.AsyncOpenAI(api_key=self._key or "none", base_url=self._url, timeout=timeout, max_retries=self._retries, http_client=http)
+
+    async def post(self, path: str, body: dict[str, Any], read: Callable[[object], T]) -> T:
+        """What `read` makes of the reply (its decoded JSON, or its text), whose ValueError says what is wrong with it. Raises EngineUnavailable."""
+        client = self._client
+        reply = await self._asked(path, lambda: client.post(path, cast_to=object, body=body), self._timeout_s, self._retries)
+        try:
+            return read(reply)
+        except ValueError as error:
+            raise EngineUnavailable(f"the engine at {self.name} answered garbage: {error}.") from None
+
+    async def context(self) -> int | None:
+        """Most tokens of a prompt and its reply together; None from a server that does not tell. One short try; raises Down if nobody answers."""
+        limit = min(_PROBE_S, self._timeout_s)
+        client = self._client.with_options(timeout=limit, max_retries=0)
+        try:
+            reply = await self._asked("/models", lambda: client.get("/models", cast_to=object), limit, 0)
+        except Silent:
+            raise
+        except EngineUnavailable:  # somebody answers, who speaks of models in another way, or not to us: the requests will tell
+            return None
+        # `vllm serve` and SGLang say so of the base model, which comes first; adapters have the same.
+        models = reply.get("data") if isinstance(reply, dict) else None
+        found = models[0].get("max_model_len") if isinstance(models, list) and models and isinstance(models[0], dict) else None
+        return found if type(found) is int else None
+
+    async def _asked(self, path: str, ask: Callable[[], Awaitable[object]], timeout_s: float, retries: int) -> object:
+        import openai
+
+        try:
+            async with self._free:
+                return await ask()
+        except openai.APITimeoutError:
+            raise Silent(f"the engine at {self.name} did not answer in {retries + 1} tries of {timeout_s:g} s. {_TRIES_HINT}") from None
+        except openai.APIConnectionError:
+            raise Silent(f"the engine at {self.name} cannot be reached ({retries + 1} tries). {_TRIES_HINT}") from None
+        except openai.APIStatusError as error:
+            # Without the cause: its text may repeat the key.
+            status = error.status_code
+            # 404 of a completion: a server that was started anew does not know the adapters that it had.
+            down = status in (408, 409, 429) or status >= 500 or (status, path) == (404, "/completions")
+            raise (Down if down else EngineUnavailable)(self._refusal(path, status, error.body)) from None
+        except (openai.OpenAIError, ValueError):
+            raise EngineUnavailable(f"the engine at {self.name} answered garbage: no JSON.") from None
+
+    def _refusal(self, path: str, status: int, body: object) -> str:
+        start = f"the engine at {self.name} answered {path} with status {status}"
+        if status in (401, 403):
+            return f"{start}: it {'refuses the key in' if self._key else 'wants a key in'} OPENAI_API_KEY."
+        if status == 404 and path == "/load_lora_adapter":
+            return f"{start}: start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True."
+        found = body.get("message") if isinstance(body, dict) else body
+        said = " ".join(str(found or "no reason given").split())
+        return f"{start}: {said.replace(self._key, '***') if self._key else said}"[:300]
+
+
+def run(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Do all jobs on the loop of this module; on the first error, and on Ctrl-C, what is still under way is cancelled."""
+
+    async def together() -> list[T]:
+        tasks = [asyncio.ensure_future(job) for job in jobs]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    waiting = asyncio.run_coroutine_threadsafe(together(), _loop())
+    try:
+        return waiting.result()
+    except BaseException:
+        waiting.cancel()
+        raise
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """One event loop in a thread of its own: requests overlap although stages are plain functions."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="openai", daemon=True).start()
+    return loop

@@ -1,0 +1,62 @@
+"""What the engines over a model folder share: its tokenizer, and the room that the model's context leaves for a reply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stages.types import Message, Request, UsageError
+
+
+def check_folder(path: str) -> None:
+    """Raises UsageError where `path` is shaped like a folder that is not there. Taken for a hub name it would be looked for in the network."""
+    folder = Path(path)
+    if not folder.is_dir() and folder.parent != Path() and folder.parent.is_dir():
+        raise UsageError(f"model.path: there is no folder {path!r}; the embedded base model is made by: turnwise pretrain")
+
+
+def load_tokenizer(path: str) -> Any:
+    """The tokenizer of a model folder or hub name. Raises UsageError if there is none."""
+    check_folder(path)
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"model.path: no tokenizer that transformers can load at {path!r} ({str(error).splitlines()[0]})") from error
+
+
+def encode(tokenizer: Any, messages: Sequence[Message]) -> tuple[int, ...]:
+    """Token ids of a chat, ready for the assistant's next reply."""
+    return tuple(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=True, return_dict=False))
+
+
+def decode(tokenizer: Any, token_ids: Sequence[int]) -> str:
+    """The text of token ids, without special ones."""
+    return str(tokenizer.decode(token_ids, skip_special_tokens=True))
+
+
+def stop_tokens(tokenizer: Any, generation: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Ids that end a reply: the tokenizer's end token, and `eos_token_id` of the model's generation config; sorted."""
+    found = {tokenizer.eos_token_id, *([generation] if generation is None or isinstance(generation, int) else generation)}
+    return tuple(sorted(found - {None}))
+
+
+def fit_context(requests: Sequence[Request], context: int | None) -> list[Request]:
+    """The requests, none of which can run past the model's context; a reply that is cut there ends like one at max_tokens, with "length".
+
+    context: most tokens of a prompt and its reply together; None = not known, nothing is changed. Raises UsageError for a prompt that
+    leaves no room for a single token. All engines do this, because each library does something else: transformers goes on past the
+    positions that were trained, vLLM stops, its server refuses. [ours]
+    """
+    if context is None:
+        return list(requests)
+    for request in requests:
+        if len(request.prompt_ids) >= context:
+            raise UsageError(
+                f"a prompt of {len(request.prompt_ids)} tokens leaves no room for a reply in the model's context of {context}; "
+                "lower task.max_turns or roles.max_action_tokens, or set model.path to a model with a longer context"
+            )
+    return [replace(request, max_tokens=min(request.max_tokens, context - len(request.prompt_ids))) for request in requests]

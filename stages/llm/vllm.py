@@ -1,0 +1,230 @@
+"""Engine over vLLM in this process: continuous batching, a prefix cache, and adapters side by side with the base in one batch.
+
+    turnwise run demo --set model.engine=vllm          (pip install 'turnwise[vllm]')
+
+Token ids go in and come out, so vLLM runs without a tokenizer. Log-probs are the raw ones, of temperature 1 whatever was sampled at.
+On a GPU the engine gives its memory back (`sleep`) while a stage trains, and takes it again at the next request. What a batch's other
+rows may change is rounding: a greedy reply changes where two tokens tie, a sampled one where a draw falls on the edge between two.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stages.llm.hf import KEPT_ADAPTERS, check_adapter, model_hash
+from stages.llm.tokens import check_folder, decode, encode, fit_context, load_tokenizer, stop_tokens
+from stages.types import Completion, EngineUnavailable, Message, Request, UsageError
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for; an adapter of a rank between them takes the room of the next
+
+
+class VllmEngine:
+    """`Engine` over one base model and its adapters. lora_rank: largest of them. gpu_memory: share of the GPU's memory, weights included."""
+
+    def __init__(self, path: str, *, dtype: str = "float32", lora_rank: int = 32, gpu_memory: float = 0.85) -> None:
+        check_folder(path)
+        self.model_hash = model_hash(path)
+        self._tokenizer = load_tokenizer(path)
+        self._llm = start(path, dtype=dtype, lora_rank=lora_rank, gpu_memory=gpu_memory)
+        self._stops = stop_tokens(self._tokenizer, _generation_eos(path))
+        self._context = int(self._llm.model_config.max_model_len)
+        self._loaded: dict[str, tuple[Path, Any]] = {}  # adapter -> its folder, and vLLM's request for it
+        self._numbers = count(1)
+        self._asleep = False
+        self._broken = ""  # how a step failed: what it left half done would come back as wrong tokens
+
+    def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        return encode(self._tokenizer, messages)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return decode(self._tokenizer, token_ids)
+
+    def load_adapter(self, name: str, path: Path) -> None:
+        """Without a restart. A name that is loaded from another folder is a new adapter to vLLM, with nothing of the old one's in the prefix cache."""
+        if name in self._loaded and self._loaded[name][0] == path:
+            self._loaded[name] = self._loaded.pop(name)  # the newest again
+            return
+        check_adapter(path, self.model_hash)
+        from vllm.lora.request import LoRARequest
+
+        number = next(self._numbers)
+        # vLLM's prefix cache knows an adapter by name and folder; a name that is never given twice is safe whatever is written to a folder later.
+        request = LoRARequest(f"{number}-{name}", number, str(path.resolve()))
+        self._wake()
+        for old in [name] if name in self._loaded else list(self._loaded)[: 1 - KEPT_ADAPTERS]:
+            self._llm.llm_engine.remove_lora(self._loaded.pop(old)[1].lora_int_id)
+        try:
+            self._llm.llm_engine.add_lora(request)
+        except (ValueError, RuntimeError) as error:
+            raise UsageError(f"vLLM cannot load the adapter in the folder {path.name!r} ({str(error).splitlines()[0]})") from error
+        self._loaded[name] = (path, request)
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """One completion a request, in order, of any adapters at once. Ctrl-C drops what is under way and leaves the engine usable."""
+        unknown = {r.adapter for r in requests if r.adapter is not None} - set(self._loaded)
+        if unknown:
+            raise EngineUnavailable(f"adapter {min(unknown)!r} was never loaded into this engine; call load_adapter first")
+        if self._broken:
+            raise EngineUnavailable(self._broken)
+        asked = fit_context(requests, self._context)
+        self._wake()
+        found = self._run(asked)
+        return [self._completion(request, output) for request, output in zip(asked, found, strict=True)]
+
+    def sleep(self) -> None:
+        """Give the GPU's memory back until the next call: weights wait in the machine's memory, the cache is dropped. Nothing on a CPU."""
+        if torch.cuda.is_available() and not self._asleep:
+            self._llm.sleep(level=1)
+            self._asleep = True
+
+    def _wake(self) -> None:
+        if self._asleep:
+            gc.collect()
+            torch.cuda.empty_cache()  # what a training left in torch's own pool is memory that vLLM does not get
+            self._llm.wake_up()
+            self._asleep = False
+
+    def _run(self, requests: Sequence[Request]) -> list[Any]:
+        engine = self._llm.llm_engine
+        names = [f"turnwise-{next(self._numbers)}" for _ in requests]
+        done: dict[str, Any] = {}
+        with signals_between_steps() as deliver:
+            try:
+                for name, request in zip(names, requests, strict=True):
+                    self._add(name, request)
+                    deliver()
+                while engine.has_unfinished_requests():
+                    done.update((output.request_id, output.outputs[0]) for output in self._step())
+                    deliver()
+            finally:
+                if len(done) < len(names) and not self._broken:
+                    engine.abort_request([name for name in names if name not in done])
+        return [done[name] for name in names]
+
+    def _add(self, name: str, request: Request) -> None:
+        adapter = self._loaded[request.adapter][1] if request.adapter is not None else None
+        try:
+            self._llm.llm_engine.add_request(name, {"prompt_token_ids": list(request.prompt_ids)}, self._sampling(request), lora_request=adapter)
+        except ValueError as error:  # a temperature above 2, say
+            raise UsageError(f"vLLM refuses a request ({str(error).splitlines()[0]})") from error
+
+    def _step(self) -> list[Any]:
+        try:
+            found: list[Any] = self._llm.llm_engine.step()
+        except Exception as error:  # whatever a kernel or a device raises: this engine is not used again
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            self._broken = f"vLLM failed in the middle of a step ({said}) and cannot go on from there; run the same command again"
+            raise EngineUnavailable(self._broken) from error
+        return found
+
+    def _sampling(self, request: Request) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        # The whole distribution: a model's own top_p or penalty would draw from another one than the log-probs are of.
+        return SamplingParams(
+            temperature=request.temperature,
+            top_p=1.0,
+            top_k=0,
+            seed=request.seed,
+            max_tokens=request.max_tokens,
+            stop_token_ids=list(self._stops),
+            logprobs=0,  # of the chosen token alone
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _completion(self, request: Request, output: Any) -> Completion:
+        ids, log_probs = tuple(output.token_ids), tuple(map(float, output.logprobs.logprobs))
+        if not ids or output.finish_reason not in ("stop", "length"):
+            raise EngineUnavailable(f"vLLM ended a reply of {len(ids)} tokens with {output.finish_reason!r}, which is neither 'stop' nor 'length'")
+        if ids != tuple(output.logprobs.token_ids):
+            raise EngineUnavailable("vLLM gave log-probs of other tokens than it produced")
+        if not all(map(math.isfinite, log_probs)):
+            raise EngineUnavailable("the model produced log-probs that are not finite; its weights or adapter are broken")
+        stopped = ids[-1] in self._stops
+        return Completion(self.decode(ids[:-1] if stopped else ids), ids, log_probs, "stop" if stopped else "length")
+
+
+def start(path: str, *, dtype: str, lora_rank: int, gpu_memory: float) -> Any:
+    """A `vllm.LLM`. Raises UsageError where vLLM is not installed, or does not take the model or its share of the memory."""
+    # In a process of its own the engine would get a terminal's Ctrl-C, too, and end.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it logs by the page, among our own progress
+    try:
+        from vllm import LLM
+    except ImportError:
+        raise UsageError("model.engine = vllm needs the package vllm. Run: pip install 'turnwise[vllm]'") from None
+    rank = next((each for each in RANKS if each >= lora_rank), None)
+    if rank is None:
+        raise UsageError(f"model.lora_rank: vLLM takes adapters up to rank {RANKS[-1]}, found {lora_rank}; lower it, or set model.engine to hf")
+    gpu = torch.cuda.is_available()
+    try:
+        return LLM(
+            path,
+            dtype=dtype,
+            skip_tokenizer_init=True,
+            generation_config="vllm",  # none: what a request does not say is not taken from the model's folder
+            logprobs_mode="raw_logprobs",
+            enable_prefix_caching=True,
+            enable_lora=True,
+            # On a CPU, vLLM 0.32 gives rows without an adapter, in a batch with others, that of the last slot: one that stays empty.
+            max_loras=KEPT_ADAPTERS + (not gpu),
+            max_lora_rank=rank,
+            gpu_memory_utilization=gpu_memory,
+            enable_sleep_mode=gpu,
+            enforce_eager=not gpu,  # compiling takes minutes on a CPU
+            enable_chunked_prefill=gpu,  # on a CPU, vLLM 0.32 fails on a chunk of a prompt whose request has a seed
+            seed=0,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UsageError(f"model: vLLM cannot start on {path!r} with model.gpu_memory = {gpu_memory:g} ({str(error).splitlines()[0]})") from error
+
+
+def _generation_eos(path: str) -> int | list[int] | None:
+    from transformers import GenerationConfig
+
+    try:
+        found: int | list[int] | None = GenerationConfig.from_pretrained(path).eos_token_id
+    except OSError:  # a folder without one: the tokenizer's end token is all there is
+        return None
+    return found
+
+
+@contextmanager
+def signals_between_steps() -> Iterator[Callable[[], None]]:
+    """Ctrl-C and SIGTERM wait for the function that it gives: in the middle of a step they would leave vLLM's books half written."""
+    if threading.current_thread() is not threading.main_thread():  # the only one that signals reach
+        yield lambda: None
+        return
+    arrived: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: arrived.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def deliver() -> None:
+        while arrived:
+            number = arrived.pop(0)
+            handler = before[signal.Signals(number)]
+            if callable(handler):
+                handler(number, None)
+            elif handler == signal.SIG_DFL:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+
+    try:
+        yield deliver
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        deliver()
