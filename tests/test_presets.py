@@ -2,25 +2,83 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from shared_data import DATA
 
 from flows import presets
 from flows.describe import SOURCE, describe
+from flows.lengths import assumed
 from flows.registry import METHODS, STAGES, WIRING, load_stage
+from flows.workload import workload
 from stages import envs
 from stages.llm.roles import load_roles
 from stages.types import UsageError
 
+# Option of an environment that names fetched data -> where that lies among the tests' own.
+FETCHED = {
+    "data/tasks/math": DATA / "math500", "data/tasks/tau_bench": DATA / "tau_bench", "data/tasks/wiki_search": DATA / "wiki",
+    "data/tasks/game24/24.csv": DATA / "game24" / "24.csv", "data/tasks/twenty_questions/things_objects.csv": DATA / "twenty_questions" / "things_objects.csv",
+}  # fmt: skip
+
 
 @pytest.mark.parametrize("name", presets.names())
 def test_every_preset_loads_with_an_environment_and_prompts_that_exist(name: str) -> None:
-    run = presets.load(name)
+    run: Any = presets.load(name)
     assert run.preset == name
-    assert envs.scenarios(run.task.env, run.task.options, "train", 1, 0)
-    assert load_roles(run.roles.prompts)
+    roles = load_roles(run.roles.prompts)
+    assert set(roles.templates) >= {role for stage in METHODS[run.method] for role in load_stage(stage).roles}
+    options = {key: str(FETCHED.get(value, value)) if isinstance(value, str) else value for key, value in run.task.options.items()}
+    if missing := [path for path in options.values() if str(path).startswith(str(DATA)) and not Path(path).exists()]:
+        pytest.skip(f"{missing[0]} is not there; TURNWISE_DATA names the folder of the task data")
+    for split in ("train", "validation"):
+        assert envs.scenarios(run.task.env, options, split, 1, 0), split
+    assert envs.scenarios(run.task.env, options | run.evaluate.test_options, "test", 1, 0)
+
+
+PAPER = [name for name in presets.names() if name.startswith(("qwen7b", "qwq32b")) and presets.load(name).method == "nlac"]
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_paper_s_presets_take_its_gradient_steps_with_its_settings(name: str) -> None:
+    run: Any = presets.load(name)
+    assert sum(work.steps for work in workload(run, assumed(run, ["yes=0.5"]))) == 30_720
+    assert (run.refine.futures, run.refine.refinements, run.targets.steps, run.refine.gate, run.distill.kl_coef) == (1, 1, 1, "none", 0)
+    assert run.roles.frozen == "adapter"
+    assert run.model.path == ("Qwen/QwQ-32B" if name.startswith("qwq") else "Qwen/Qwen2.5-7B-Instruct")
+    assert (run.roles.max_thought_tokens > 0) == name.startswith("qwq")
+
+
+def test_the_paper_s_presets_are_all_there() -> None:
+    tasks = ("tau_retail", "tau_airline", "20q", "math")
+    assert set(PAPER) == {f"qwen7b_{task}" for task in tasks} | {f"qwq32b_{task}" for task in tasks if task != "tau_airline"}
+
+
+def test_every_value_of_the_large_presets_says_where_it_is_from() -> None:
+    """A comment behind it names the paper, the slides, the benchmark or us; what only names a place needs none."""
+    places = ("path", "url", "oracle_url", "oracle_model", "prompts", "options", "extends", "domain", "test_options", "method")
+    for file in sorted(presets.FOLDER.glob("*.toml")):
+        if file.stem.startswith(("_", "qw")):
+            for line in file.read_text().splitlines():
+                key = line.partition(" = ")[0]
+                if " = " in line and not line.startswith("#") and key not in places:
+                    assert re.search(r"# \[(paper|ours|slides|tau-bench)", line), f"{file.name}: {line}"
+
+
+def test_a_preset_may_extend_several_and_the_last_one_wins(tmp_path: Path) -> None:
+    for name, text in {"a": "iterations = 1\n[critic]\nlr = 0.5\nbatch = 3\n", "b": "[critic]\nlr = 0.25\n", "c": "[critic]\nepochs = 7\n"}.items():
+        (tmp_path / f"{name}.toml").write_text(text)
+    last = tmp_path / "last.toml"
+    last.write_text(f"extends = [{', '.join(repr(str(tmp_path / f'{name}.toml')) for name in 'abc')}]\n[critic]\nepochs = 2\n")
+    run: Any = presets.load(str(last))
+    assert (run.iterations, run.critic.lr, run.critic.batch, run.critic.epochs) == (1, 0.25, 3, 2)
+    (tmp_path / "a.toml").write_text(f"extends = [{str(last)!r}]\n")
+    with pytest.raises(UsageError, match="extend each other in a circle"):
+        presets.load(str(last))
 
 
 @pytest.mark.parametrize("name", presets.names())

@@ -168,6 +168,6 @@ def test_whoever_answers_inside_the_environment_is_heard_without_a_thought(bench
     assert heard[0]([{"role": "user", "content": "Is it alive?"}]) == "Yes."
     bench.roles = RolesConfig(max_thought_tokens=0)
     environment(bench.context(CollectConfig(), {}))
-    monkeypatch.setattr(f"{__name__}.THOUGHT", "secret " * 20)
+    monkeypatch.setattr(f"{__name__}.THOUGHT", "secret " * 60)
     with pytest.raises(SimulatorError, match="max_thought_tokens"):
         heard[1]([{"role": "user", "content": "Is it alive?"}])
