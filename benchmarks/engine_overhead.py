@@ -1,9 +1,10 @@
 """What collecting costs beside the engine below it: tokens a second of a rollout, as a share of those of the bare engine.
 
-    python -m benchmarks.engine_overhead                                    # transformers
+    python -m benchmarks.engine_overhead                                    # transformers, and the shipped base of 0.66 M parameters
+    python -m benchmarks.engine_overhead --width 512 --layers 8             # and a random Llama of 27 M
     .venv-vllm/bin/python -m benchmarks.engine_overhead --engine vllm       # vLLM; `make test-vllm` makes that environment, and says what to set
 
-The shipped base plays `--episodes` visits to the service desk side by side. What the rollout asked of the engine is noted, tick by tick; then
+The model plays `--episodes` visits to the service desk side by side. What the rollout asked of the engine is noted, tick by tick; then
 the whole (encoding, sampling, environment, rows for the replay) and the bare calls of `generate` with the same requests run in turn, and must
 produce the same tokens. ratio: tokens a second of the whole / those of the bare engine, median over pairs, ± half the interquartile range;
 processor time of one thread, so that what else the machine does changes neither. Writing rows and metrics to the stores is left out: it
@@ -13,11 +14,13 @@ costs the same whatever was generated.
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from benchmarks.inference_cost import SHIPPED, write_random_base
 from benchmarks.passes import in_turn, table_head, table_row
 from flows import presets
 from flows.workspace import make_engine
@@ -71,20 +74,27 @@ def bare(engine: Engine, asked: Sequence[Sequence[Request]]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=["hf", "vllm"], default="hf")
+    parser.add_argument("--width", type=int, default=0, help="of a random Llama in place of the shipped base")
+    parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--episodes", type=int, default=128)
     parser.add_argument("--max-tokens", type=int, default=20)
     parser.add_argument("--pairs", type=int, default=10)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    engine = make_engine(presets.load("tiny", [f"model.engine={args.engine}"]))
+    with tempfile.TemporaryDirectory() as folder:
+        if args.width:
+            write_random_base(Path(folder), args.width, args.layers, positions=256)
+        engine = make_engine(presets.load("tiny", [f"model.engine={args.engine}", f"model.path={folder if args.width else SHIPPED}"]))
     noting = Noting(engine)
     tokens = collect(noting, args.episodes, args.max_tokens)
     again = bare(engine, noting.asked)
     if not tokens == noting.tokens == again:
         raise SystemExit(f"the two did not do the same work: {tokens} tokens in rows, {noting.tokens} generated, {again} of the bare engine")
     timing = in_turn(lambda: collect(engine, args.episodes, args.max_tokens), lambda: bare(engine, noting.asked), args.pairs)
-    table_head("engine", "episodes", "calls", "tokens", "collect, tokens/s", "bare, tokens/s", "ratio")
-    table_row(args.engine, args.episodes, len(noting.asked), tokens, f"{tokens / timing.first_s:.0f}", f"{tokens / timing.second_s:.0f}", timing)
+    model = f"random, width {args.width}, {args.layers} layers" if args.width else "shipped base"
+    table_head("engine", "model", "turns", "tokens", "collect, tokens/s", "bare, tokens/s", "ratio")
+    speeds = (f"{tokens / seconds:.0f}" for seconds in (timing.first_s, timing.second_s))
+    table_row(args.engine, model, sum(map(len, noting.asked)), tokens, *speeds, timing)
 
 
 if __name__ == "__main__":

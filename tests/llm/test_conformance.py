@@ -1,7 +1,7 @@
 """What stages rely on, asked of every engine: scripted, transformers, OpenAI-compatible (a stub here), and vLLM in process and as a server.
 
 The last two are skipped where vLLM is not installed; `make test-vllm` runs them. Log-probs are held against one plain pass of
-transformers in fp32, tolerance 1e-4: kernels add up in other orders, and the largest gap seen over a reply is given at the test.
+transformers in fp32, tolerance 1e-4: kernels add up in other orders.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def test_temperature_0_is_greedy_whatever_the_seed(subject: Subject) -> None:
 
 
 def test_log_probs_are_those_of_transformers_untempered(model: Subject) -> None:
-    """Seen: 2e-6 (hf), 2e-5 (vLLM). Tempered ones would be off by tenths."""
+    """Seen with vLLM: up to 8e-6. Tempered ones would be off by tenths."""
     asked = requests(model, 14, max_tokens=24)
     assert {r.temperature for r in asked} >= {0.0, 0.5, 1.5}
     assert gap(asked, model.engine.generate(asked)) < ATOL
