@@ -278,7 +278,7 @@ def test_grpo_learns_every_factor_with_its_episode_s_advantage(bench: models.Ben
             yield part
 
     monkeypatch.setattr(grpo, "step_batches", spy)
-    bench.run(grpo.STAGE, GrpoConfig(epochs=1), INPUTS)
+    bench.run(grpo.STAGE, GrpoConfig(epochs=1, max_gap=1e9), INPUTS)
     assert sorted(trained) == sorted(produced(episodes))
     wanted = [(len(t.completion.token_ids), 1.0 if e.total_reward else -1.0) for e in episodes for t in e.turns]
     assert [(n, round(a, 3)) for n, a in sorted(seen)] == sorted(wanted)
@@ -286,7 +286,7 @@ def test_grpo_learns_every_factor_with_its_episode_s_advantage(bench: models.Ben
 
 def test_self_ac_learns_every_factor_with_an_advantage_of_its_own(bench: models.Bench) -> None:
     episodes = chains(bench)
-    metrics = bench.run(self_ac.STAGE, self_ac.STAGE.config.model_validate({"epochs": 1, "lr": 0.01}), INPUTS).metrics
+    metrics = bench.run(self_ac.STAGE, self_ac.STAGE.config.model_validate({"epochs": 1, "lr": 0.01, "max_gap": 1e9}), INPUTS).metrics
     assert (metrics["self_ac/rows"], metrics["self_ac/split"], metrics["self_ac/dropped"]) == (4, 0, 0)
     entries = pq.read_table(bench.memory.files["self_ac0", "ledger.parquet"]).to_pylist()
     found = {(e.id, t.index): [one for one in entries if one["episode"] == e.id and one["turn"] == t.index] for e in episodes for t in e.turns}
