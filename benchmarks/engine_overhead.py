@@ -25,37 +25,25 @@ from benchmarks.passes import in_turn, table_head, table_row
 from flows import presets
 from flows.workspace import make_engine
 from stages import envs
+from stages.llm.metered import Metered
 from stages.llm.roles import load_roles
 from stages.rollout import RolloutSettings, rollout
 from stages.transitions import episode_rows
-from stages.types import Completion, Engine, Message, Request
+from stages.types import Completion, Engine, Request
 
 ENV = "service_desk"
 
 
-class Noting:
-    """`Engine` that notes what another one is asked, and how much it says."""
+class Noting(Metered):
+    """`Engine` that notes what another one is asked, and counts what it says."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.model_hash = engine.model_hash
+        super().__init__(engine)
         self.asked: list[Sequence[Request]] = []
-        self.tokens = 0
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         self.asked.append(requests)
-        found = self._engine.generate(requests)
-        self.tokens += sum(len(done.token_ids) for done in found)
-        return found
-
-    def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        return self._engine.encode(messages)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self._engine.decode(token_ids)
-
-    def load_adapter(self, name: str, path: Path) -> None:
-        self._engine.load_adapter(name, path)
+        return super().generate(requests)
 
 
 def collect(engine: Engine, episodes: int, max_tokens: int) -> int:

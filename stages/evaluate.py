@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ def run(context: Context) -> Outputs:
     # The scenarios depend on the run's seed alone: every iteration, and every rerun, is judged on the same ones.
     scenarios = envs.scenarios(task.env, task.options, config.split, config.episodes, mix("evaluate", context.run.seed))
     bar = context.progress(f"evaluate on {config.split}", len(scenarios) * config.best_of)
-    critic = open_critic(context, roles) if config.value else None
+    # Opened when it is first asked: before the episodes only where V may end one, since on a GPU it takes memory that the engine wants.
+    critic = cache(lambda: open_critic(context, roles) if config.value else None)
     settings = rollout_settings(context, policy, seed=context.seed, temperature=config.temperature, slots=config.slots, attempts=config.attempts)
     # The first round has the numbers, and with them the seeds, of an evaluation without others: its episodes are the same ones.
     played = rollout(
@@ -87,7 +89,7 @@ def run(context: Context) -> Outputs:
         found = audit(context, roles, scored, config.audit_turns, config.audit_futures)
         metrics |= found.metrics
         rows["judgements"], files = found.rows, found.files
-    known = values(context, roles, rounds, critic)
+    known = values(context, roles, rounds, critic())
     metrics, files = metrics | known.metrics, files | known.files
     if config.probe_path:
         metrics |= probe(context, config.probe_path, config.probe_rows, policy)
@@ -101,13 +103,13 @@ def on_test(context: Context) -> Context:
     return replace(context, run=context.run.model_copy(update={"task": changed}))
 
 
-def hopeless(config: EvaluateConfig, critic: Critic | None) -> Callable[[Sequence[tuple[int, ...]]], list[bool]] | None:
+def hopeless(config: EvaluateConfig, critic: Callable[[], Critic | None]) -> Callable[[Sequence[tuple[int, ...]]], list[bool]] | None:
     """States to whether V gives the episode up there; None where nothing is given up. Raises UsageError where there is no V."""
     if (threshold := config.abort_below) is None:
         return None
-    if critic is None:
+    if (opened := critic()) is None:
         raise UsageError("evaluate.abort_below: values are read of a policy of self_ac that has a critic, with evaluate.value on; this run has none")
-    return lambda states: [value < threshold for value in values_of(critic, states)]
+    return lambda states: [value < threshold for value in values_of(opened, states)]
 
 
 def values(context: Context, roles: Roles, rounds: Sequence[Sequence[Episode]], critic: Critic | None) -> Values:

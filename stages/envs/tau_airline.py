@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 from stages.envs.tau_database import Database, Record
-from stages.envs.tau_tools import COMMON, Tool
+from stages.envs.tau_tools import COMMON, by_name
 
 _NOW = "2024-05-15T15:00:00"
 _RESERVATION_IDS = ("HATHAT", "HATHAU", "HATHAV")  # the last one is given again and again
@@ -267,19 +267,16 @@ def _charge(database: Database, reservation: Record, payment_id: str, price: Any
         reservation["payment_history"].append(_payment(payment_id, price))
 
 
-TOOLS: dict[str, Tool] = COMMON | {
-    tool.__name__: tool
-    for tool in (
-        get_reservation_details,
-        get_user_details,
-        list_all_airports,
-        search_direct_flight,
-        search_onestop_flight,
-        book_reservation,
-        cancel_reservation,
-        update_reservation_flights,
-        update_reservation_baggages,
-        update_reservation_passengers,
-        send_certificate,
-    )
-}
+TOOLS = COMMON | by_name(
+    get_reservation_details,
+    get_user_details,
+    list_all_airports,
+    search_direct_flight,
+    search_onestop_flight,
+    book_reservation,
+    cancel_reservation,
+    update_reservation_flights,
+    update_reservation_baggages,
+    update_reservation_passengers,
+    send_certificate,
+)

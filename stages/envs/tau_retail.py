@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 
 from stages.envs.tau_database import Database, Record
-from stages.envs.tau_tools import COMMON, Tool
+from stages.envs.tau_tools import COMMON, by_name
 
 _ORDER_NOT_FOUND = "Error: order not found"
 _USER_NOT_FOUND = "Error: user not found"
@@ -250,21 +250,18 @@ def _price_difference(database: Database, order: Record, item_ids: list[str], ne
     return price
 
 
-TOOLS: dict[str, Tool] = COMMON | {
-    tool.__name__: tool
-    for tool in (
-        find_user_id_by_email,
-        find_user_id_by_name_zip,
-        get_order_details,
-        get_product_details,
-        get_user_details,
-        list_all_product_types,
-        cancel_pending_order,
-        modify_pending_order_address,
-        modify_user_address,
-        modify_pending_order_payment,
-        modify_pending_order_items,
-        exchange_delivered_order_items,
-        return_delivered_order_items,
-    )
-}
+TOOLS = COMMON | by_name(
+    find_user_id_by_email,
+    find_user_id_by_name_zip,
+    get_order_details,
+    get_product_details,
+    get_user_details,
+    list_all_product_types,
+    cancel_pending_order,
+    modify_pending_order_address,
+    modify_user_address,
+    modify_pending_order_payment,
+    modify_pending_order_items,
+    exchange_delivered_order_items,
+    return_delivered_order_items,
+)

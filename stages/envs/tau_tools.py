@@ -92,4 +92,9 @@ def _power(base: Any, exponent: Any) -> Any:
     return base**exponent
 
 
-COMMON: dict[str, Tool] = {tool.__name__: tool for tool in (calculate, think, transfer_to_human_agents)}
+def by_name(*tools: Tool) -> dict[str, Tool]:
+    """The tools by the names that the model calls them by."""
+    return {tool.__name__: tool for tool in tools}
+
+
+COMMON = by_name(calculate, think, transfer_to_human_agents)
