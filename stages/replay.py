@@ -142,7 +142,10 @@ class Replay:
         try:
             connection = self._connect(write)
             try:
-                _check_schema(connection, self.path, create=write)
+                if _is_older(connection, self.path, create=write):
+                    connection.close()
+                    self._upgrade()
+                    connection = self._connect(write)
                 yield connection
             finally:
                 connection.close()  # an open transaction is rolled back
@@ -165,6 +168,16 @@ class Replay:
             finally:
                 connection.close()  # takes the write-ahead log into the file
             unfinished.replace(self.path)
+
+    def _upgrade(self) -> None:
+        """Give a file of an older turnwise the tables that it lacks. A reader does so, too: it may ask for any of them."""
+        with exclusive(self.path, self.wait_s):
+            connection = self._connect(write=True)
+            try:
+                if _is_older(connection, self.path, create=True):  # nobody else has meanwhile
+                    connection.execute(schema_sql())
+            finally:
+                connection.close()
 
     def _connect(self, write: bool) -> DuckDBPyConnection:
         """Open the file, waiting 20 ms and then longer while another process, or another mode of this one, holds it."""
@@ -195,7 +208,8 @@ def _selection(table: str, run_ids: Sequence[str], where: str) -> tuple[str, lis
     )
 
 
-def _check_schema(connection: DuckDBPyConnection, path: Path, *, create: bool) -> None:
+def _is_older(connection: DuckDBPyConnection, path: Path, *, create: bool) -> bool:
+    """Whether the file was made by an older turnwise; with create=True one without any table is given them. Raises UsageError for a newer one."""
     import duckdb
 
     try:
@@ -205,10 +219,11 @@ def _check_schema(connection: DuckDBPyConnection, path: Path, *, create: bool) -
         if not create:
             raise TurnwiseError(f"{path} was wanted as a replay, but it has none of its tables. Move it away and start again") from error
         connection.execute(schema_sql())
-        return
+        return False
     if version > SCHEMA_VERSION:
         found = f"has schema {version}, but this turnwise reads only up to {SCHEMA_VERSION}"
         raise UsageError(f"the replay {path} {found}. Update turnwise, or use another folder")
+    return bool(version < SCHEMA_VERSION)
 
 
 def _sentence(error: Exception, path: Path) -> Exception:

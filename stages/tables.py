@@ -14,7 +14,7 @@ from typing import Any
 from stages.machine import disk_full
 from stages.types import Row
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: certificates
 
 # Columns in the order of the table. JSON columns take any JSON value and give it back as Python objects.
 TABLES: Mapping[str, Mapping[str, str]] = {
@@ -86,6 +86,17 @@ TABLES: Mapping[str, Mapping[str, str]] = {
         "info": "JSON",
     },
     "priorities": {"run_id": "VARCHAR", "episode_id": "VARCHAR", "turn": "INTEGER", "loss": "DOUBLE", "step": "INTEGER"},
+    "certificates": {
+        "run_id": "VARCHAR",
+        "episode_id": "VARCHAR",
+        "turn": "INTEGER",
+        "extended": "BOOLEAN",
+        "position": "INTEGER",
+        "produced": "VARCHAR[]",
+        "rendered": "VARCHAR[]",
+        "gap_mean": "DOUBLE",
+        "gap_max": "DOUBLE",
+    },
 }
 # Who writes a table first, for the advice in an error.
 PRODUCERS = {"episodes": "collect", "turns": "collect", "targets": "targets", "judgements": "refine", "priorities": "critic"}
@@ -99,10 +110,12 @@ def columns_of(table: str) -> Mapping[str, str]:
 
 
 def schema_sql() -> str:
-    """Statements that make a new replay, in one transaction."""
-    tables = [f"create table {table} ({', '.join(f'{name} {kind}' for name, kind in columns.items())})" for table, columns in TABLES.items()]
-    version = ["create table schema_version (version INTEGER)", f"insert into schema_version values ({SCHEMA_VERSION})"]
-    return ";".join(["begin", *tables, *version, "commit"])
+    """Statements that make a new replay, or give an older one the tables that it lacks, in one transaction. They touch no row that is there."""
+    known = {**TABLES, "schema_version": {"version": "INTEGER"}}
+    tables = [
+        f"create table if not exists {table} ({', '.join(f'{name} {kind}' for name, kind in columns.items())})" for table, columns in known.items()
+    ]
+    return ";".join(["begin", *tables, f"insert into schema_version values ({SCHEMA_VERSION})", "commit"])
 
 
 def arrow(table: str, run_id: str, rows: Sequence[Row]) -> Any:
