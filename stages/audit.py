@@ -15,7 +15,8 @@ from typing import Any
 from stages.contract import Context
 from stages.critique import Judgement, judge
 from stages.learn.statistics import auroc, calibration, spearman
-from stages.llm.roles import Roles, ask, mix
+from stages.llm.roles import NO_ROOM, Roles, ask, mix
+from stages.llm.tokens import nothing_fits
 from stages.react import parse_react
 from stages.types import Episode, Malformed, Row, Turn
 
@@ -42,22 +43,26 @@ class Case:
 
 
 def audit(context: Context, roles: Roles, episodes: Sequence[Episode], n_turns: int, k: int) -> Audit:
-    """Judge the policy's own actions and, at the same states, actions of the base policy, of which more are wrong."""
+    """Judge the policy's own actions and, at the same states, actions of the base policy, of which more are wrong. Raises UsageError where not one
+    prompt of the critic fits."""
     rng = random.Random(context.seed)
     turns = [(e, t) for e in episodes for t in e.turns if not t.malformed]
     turns = rng.sample(turns, min(n_turns, len(turns)))
-    others = base_actions(context, roles, turns)
+    others, too_long = base_actions(context, roles, turns)
     pairs = [(e, t, t.action, True) for e, t in turns] + [(e, t, a, False) for (e, t), a in zip(turns, others, strict=True) if a]
     words = judge(context, roles, [(e.messages[: t.state_len], a) for e, t, a, _ in pairs], k=k, seed=mix(context.seed, "audit"))
     cases = [Case(e, t, a, w, predicted(w, context.config.loss_words), own) for (e, t, a, own), w in zip(pairs, words, strict=True)]
+    if cases and all(c.judgement.out_of_context for c in cases):
+        raise nothing_fits("evaluate.audit_turns", len(cases), context.engine.context)
     metrics = against_returns(cases) | against_truth(context, cases)
+    metrics["audit/out_of_context"] = float(too_long + sum(c.judgement.out_of_context for c in cases))
     metrics["audit/malformed_frac"] = sum(c.judgement.verdict == "malformed" for c in cases) / max(len(cases), 1)
     metrics = {name: value for name, value in metrics.items() if not math.isnan(value)}
     return Audit(metrics, [row(c) for c in cases], report(context.workdir, cases))
 
 
-def base_actions(context: Context, roles: Roles, turns: Sequence[tuple[Episode, Turn]]) -> list[str]:
-    """What the untrained model would do at these states; "" where that cannot be read."""
+def base_actions(context: Context, roles: Roles, turns: Sequence[tuple[Episode, Turn]]) -> tuple[list[str], int]:
+    """What the untrained model would do at these states, "" where that cannot be read; and how many of them do not fit."""
     s = context.run.roles
     prompts = [roles.policy(e.messages[: t.state_len]) for e, t in turns]
     replies = ask(context.engine, prompts, adapter=None, temperature=1.0, max_tokens=s.action_room, seed=mix(context.seed, "base"))
@@ -67,7 +72,7 @@ def base_actions(context: Context, roles: Roles, turns: Sequence[tuple[Episode, 
             found.append(parse_react(reply.text)[1])
         except Malformed:
             found.append("")
-    return found
+    return found, sum(reply == NO_ROOM for _, reply in replies)
 
 
 def predicted(judgement: Judgement, loss_words: Sequence[str]) -> float:

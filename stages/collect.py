@@ -10,7 +10,8 @@ from pydantic import Field
 from stages import envs
 from stages.contract import POLICY_STAGES, Config, Context, Outputs, Stage
 from stages.llm.roles import load_roles
-from stages.rollout import check_environment, environment, rollout, rollout_settings, summary
+from stages.rollout import environment, rollout, rollout_settings
+from stages.tally import check_environment, summary
 from stages.transitions import episode_rows
 
 

@@ -9,17 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stages.contract import Context
-from stages.llm.roles import Roles, ask, complete_future, history_text, mix, parse_evaluation
+from stages.llm.roles import NO_ROOM, Roles, ask, complete_future, history_text, mix, parse_evaluation
 from stages.types import Completion, Malformed, Message
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """futures as predicted, the critique in words, and its verdict: "yes", "no" or "malformed"."""
+    """futures as predicted, the critique in words, and its verdict: "yes", "no" or "malformed"; also where a prompt was out of context."""
 
     futures: tuple[str, ...]
     critique: str
     verdict: str
+    out_of_context: bool = False
 
 
 def judge(context: Context, roles: Roles, pairs: Sequence[tuple[Sequence[Message], str]], *, k: int, seed: int) -> list[Judgement]:
@@ -37,14 +38,14 @@ def judge(context: Context, roles: Roles, pairs: Sequence[tuple[Sequence[Message
     verdicts = ask(
         context.engine, prompts, adapter=judge_adapter, temperature=s.judge_temperature, max_tokens=s.future_room, seed=mix(seed, "verdict")
     )
-    return [judgement(group, reply.text) for group, (_, reply) in zip(futures, verdicts, strict=True)]
+    return [judgement(group, reply) for group, (_, reply) in zip(futures, verdicts, strict=True)]
 
 
-def judgement(futures: Sequence[Completion], critique: str) -> Judgement:
+def judgement(futures: Sequence[Completion], critique: Completion) -> Judgement:
     try:
         for future in futures:
             complete_future(future)
-        verdict = "yes" if parse_evaluation(critique).optimal else "no"
+        verdict = "yes" if parse_evaluation(critique.text).optimal else "no"
     except Malformed:
         verdict = "malformed"
-    return Judgement(tuple(future.text for future in futures), critique, verdict)
+    return Judgement(tuple(future.text for future in futures), critique.text, verdict, NO_ROOM in (*futures, critique))

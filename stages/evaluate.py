@@ -23,8 +23,10 @@ from stages import envs
 from stages.audit import audit
 from stages.contract import POLICY_STAGES, Config, Context, Outputs, Stage
 from stages.learn.statistics import wilson
-from stages.llm.roles import Roles, ask, load_roles, mix
-from stages.rollout import GIVEN_UP, check_environment, environment, rollout, rollout_settings, summary
+from stages.llm.roles import NO_ROOM, Roles, ask, load_roles, mix
+from stages.llm.tokens import nothing_fits
+from stages.rollout import GIVEN_UP, environment, rollout, rollout_settings
+from stages.tally import check_environment, summary
 from stages.training import read_jsonl
 from stages.transitions import episode_rows
 from stages.types import Episode, Row, UsageError
@@ -122,18 +124,23 @@ def values(context: Context, roles: Roles, rounds: Sequence[Sequence[Episode]], 
 
 
 def probe(context: Context, path: str, rows_a_role: int, adapter: str | None) -> dict[str, float]:
-    """Share of role prompts that the adapted model still answers exactly, greedily: what training has made it forget."""
+    """Share of role prompts that the adapted model still answers exactly, greedily: what training has made it forget. Those that do not fit into its
+    context are left out and counted; raises UsageError where none does."""
     by_role: dict[str, list[dict[str, Any]]] = {}
     for row in read_jsonl(path):
         by_role.setdefault(row["role"], []).append(row)
     rows = [row for group in by_role.values() for row in group[:rows_a_role]]
     limit = context.run.roles.future_room
     replies = ask(context.engine, [r["messages"] for r in rows], adapter=adapter, temperature=0.0, max_tokens=limit, seed=context.seed)
-    right: dict[str, list[bool]] = {role: [] for role in by_role}
+    right: dict[str, list[bool]] = {}
     for row, (_, reply) in zip(rows, replies, strict=True):
-        right[row["role"]].append(reply.text == row["reply"])
+        if reply != NO_ROOM:
+            right.setdefault(row["role"], []).append(reply.text == row["reply"])
+    if rows and not right:
+        raise nothing_fits("evaluate.probe_path", len(rows), context.engine.context)
     shares = {role: sum(found) / len(found) for role, found in right.items()}
-    return {f"evaluate/probe_{role}": share for role, share in shares.items()} | {"evaluate/probe": sum(shares.values()) / len(shares)}
+    counts = {"evaluate/probe_out_of_context": float(sum(reply == NO_ROOM for _, reply in replies))}
+    return {f"evaluate/probe_{role}": share for role, share in shares.items()} | {"evaluate/probe": sum(shares.values()) / len(shares)} | counts
 
 
 STAGE = Stage(

@@ -22,7 +22,8 @@ from stages.contract import Config, Context, Outputs, Stage
 from stages.critique import Judgement, judge
 from stages.gate import no_worse
 from stages.learn.statistics import leak_rate
-from stages.llm.roles import Roles, ask, check_student, history_text, load_roles, mix
+from stages.llm.roles import NO_ROOM, Roles, ask, check_student, history_text, load_roles, mix
+from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
 from stages.react import parse_react
 from stages.transitions import Transition, transitions
 from stages.types import Completion, Malformed, Message, MissingInput, Row, UsageError
@@ -75,7 +76,7 @@ class Refinement:
 
 
 def run(context: Context) -> Outputs:
-    """Rows of `judgements`, and of `targets` with role "policy"."""
+    """Rows of `judgements`, and of `targets` with role "policy". Raises MissingInput without a state, UsageError where no prompt fits."""
     config: RefineConfig = context.config
     roles = load_roles(context.run.roles.prompts)
     if config.refinements > 1 and context.run.roles.judge_temperature == 0:
@@ -90,6 +91,8 @@ def run(context: Context) -> Outputs:
     fresh = fresh_actions(context, roles, drawn)
     judged = judge_all(context, roles, fresh)
     refined = refine_all(context, roles, judged)
+    if all(r.dropped == OUT_OF_CONTEXT for r in refined):
+        raise nothing_fits("refine", len(refined), context.engine.context)
     if config.gate != "none":
         refined = gated(context, roles, refined)
     kept = cap_yes(refined, config.yes_frac_max, rng)
@@ -111,6 +114,8 @@ def fresh_actions(context: Context, roles: Roles, drawn: Sequence[Transition]) -
 
 def unreadable(reply: Completion) -> str:
     """Why a reply cannot be an action, or ""."""
+    if reply == NO_ROOM:
+        return OUT_OF_CONTEXT
     try:
         parse_react(reply.text)
     except Malformed:
@@ -134,7 +139,7 @@ def judge_all(context: Context, roles: Roles, fresh: Sequence[Refinement]) -> li
 def with_verdict(r: Refinement) -> Refinement:
     assert r.judgement is not None
     if r.judgement.verdict == "malformed":
-        return replace(r, dropped="unreadable critique")
+        return replace(r, dropped=OUT_OF_CONTEXT if r.judgement.out_of_context else "unreadable critique")
     return replace(r, raw=r.action, learned=r.action) if r.judgement.verdict == "yes" else r
 
 
@@ -151,7 +156,8 @@ def refine_all(context: Context, roles: Roles, judged: Sequence[Refinement]) -> 
         replace(r, teacher=(ids, tuple(prompt)), raw=reply, learned=reply) for r, prompt, (ids, reply) in zip(todo, prompts, replies, strict=True)
     ]
     if config.correct:
-        prompts = [roles.prompt("corrector", text=r.raw.text) for r in rewritten if r.raw]
+        # Where there are no words to be corrected, a corrector would make some up.
+        prompts = [roles.prompt("corrector", text=r.raw.text) for r in rewritten if r.raw and r.raw != NO_ROOM]
         replies = ask(
             context.engine,
             prompts,
@@ -160,7 +166,8 @@ def refine_all(context: Context, roles: Roles, judged: Sequence[Refinement]) -> 
             max_tokens=s.action_room,
             seed=mix(context.seed, "correct"),
         )
-        rewritten = [replace(r, learned=reply) for r, (_, reply) in zip(rewritten, replies, strict=True)]
+        corrected = iter(replies)
+        rewritten = [r if r.raw == NO_ROOM else replace(r, learned=next(corrected)[1]) for r in rewritten]
     rewritten = [replace(r, dropped=unreadable(r.learned)) for r in rewritten if r.learned]
     return [r for r in judged if r.dropped or r.learned is not None] + rewritten
 
@@ -219,6 +226,7 @@ def metrics(judged: Sequence[Refinement], refined: Sequence[Refinement], kept: S
         "refine/states": float(len(judged)),
         "refine/rows": float(len(kept)),
         "refine/dropped": float(sum(bool(r.dropped) for r in refined)),
+        "refine/out_of_context": float(sum(r.dropped == OUT_OF_CONTEXT for r in refined)),
         "refine/refused": float(sum(bool(r.refused) for r in refined)),
         "refine/yes_rate": sum(v == "yes" for v in verdicts) / max(len(verdicts), 1),
         "refine/changed_frac": len(new) / max(len(kept), 1),

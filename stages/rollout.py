@@ -1,14 +1,15 @@
 """Many episodes at once: one engine call a tick over all running episodes, a finished one replaced at once.
 
 An episode's failure is sorted by whose it is (types.Outcome). What the policy cannot cause is tried again, kept and
-counted, and never becomes a reward. EngineUnavailable is nobody's episode: it ends the stage.
+counted, and never becomes a reward. EngineUnavailable is nobody's episode: it ends the stage. An episode whose next prompt leaves no
+room for a reply in the model's context is truncated; where it is the first prompt, it is the task that does not fit the model.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ from stages import envs
 from stages.agents import read_reply, turns_of
 from stages.contract import Context
 from stages.llm.roles import Roles, mix, thought_opened
+from stages.llm.tokens import OUT_OF_CONTEXT, has_room
 from stages.react import without_thought
 from stages.sections import Agent
 from stages.types import (
@@ -34,13 +36,15 @@ from stages.types import (
     Scenario,
     SimulatorError,
     Turn,
-    TurnwiseError,
 )
 
 T = TypeVar("T")
 
 Ended = tuple[Outcome, str]
 """How an episode ended, and by which error."""
+
+Hopeless = Callable[[Sequence[tuple[int, ...]]], Sequence[bool]]
+"""From the prompts of states to whether an episode is given up there."""
 
 WAITING = 16
 """Environments that wait for their oracle's server at once."""
@@ -91,6 +95,9 @@ class _Running:
     malformed: int = 0
 
 
+_Asked = tuple[_Running, tuple[int, ...]]  # with its next prompt
+
+
 def rollout(
     engine: Engine,
     make_env: Callable[[], Env],
@@ -99,13 +106,13 @@ def rollout(
     settings: RolloutSettings,
     *,
     forced: Sequence[Sequence[str]] | None = None,
-    hopeless: Callable[[Sequence[tuple[int, ...]]], Sequence[bool]] | None = None,
+    hopeless: Hopeless | None = None,
     done: Callable[[int], None] = lambda n: None,
 ) -> list[Episode]:
     """One episode a scenario, in their order. `done(1)` is called as each one ends. Raises EngineUnavailable.
 
     forced: replies, one list a scenario, that are said before the policy takes over; their turns carry no token ids.
-    hopeless: from the prompts of states to whether an episode is given up there, asked from its second reply on; it is truncated.
+    hopeless: asked of an episode from its second reply on; one that is given up is truncated.
     """
     waiting = deque((number, scenario, 1) for number, scenario in enumerate(scenarios))
     running: list[_Running] = []
@@ -124,6 +131,14 @@ def rollout(
             ended = ended or _act(r, (), Completion(text, (), (), "stop"), 0.0, settings, engine.decode)
         return r, ended
 
+    def act(r: _Running, ids: tuple[int, ...], completion: Completion, seconds: float) -> tuple[_Running, Ended | None]:
+        return r, _act(r, ids, completion, seconds, settings, engine.decode)
+
+    def stop(asked: Sequence[_Asked], errors: Sequence[str]) -> list[_Asked]:
+        """Those without an error. The others end here, between two turns."""
+        sort([(r, _cut(r, error)) for (r, _), error in zip(asked, errors, strict=True)])
+        return [one for one, error in zip(asked, errors, strict=True) if not error]
+
     def sort(found: Sequence[tuple[_Running, Ended | None]]) -> list[_Running]:
         for r, ended in found:
             if ended is not None:
@@ -134,26 +149,11 @@ def rollout(
         while waiting and len(running) < settings.slots:
             chosen = [waiting.popleft() for _ in range(min(len(waiting), settings.slots - len(running)))]
             running += sort(_side_by_side(settings.workers, begin, chosen))
-        if not running:
-            continue
-        prompts = [engine.encode(roles.policy(r.messages)) for r in running]
+        asked = [(r, engine.encode(roles.policy(r.messages))) for r in running]
+        asked = stop(asked, _too_long(asked, engine.context if asked else None))
         if hopeless is not None:
-            lost = _hopeless(running, prompts, hopeless)
-            for i in lost:
-                running[i].turns[-1] = replace(running[i].turns[-1], truncated=True)
-                close(running[i], Outcome.TRUNCATED, GIVEN_UP)
-            running = [r for i, r in enumerate(running) if i not in lost]
-            prompts = [ids for i, ids in enumerate(prompts) if i not in lost]
-            if not running:
-                continue
-        began = time.monotonic()
-        completions = engine.generate([_request(r, ids, settings) for r, ids in zip(running, prompts, strict=True)])
-        seconds = (time.monotonic() - began) / len(running)
-
-        def act(r: _Running, ids: tuple[int, ...], completion: Completion, seconds: float = seconds) -> tuple[_Running, Ended | None]:
-            return r, _act(r, ids, completion, seconds, settings, engine.decode)
-
-        running = sort(_side_by_side(settings.workers, act, list(zip(running, prompts, completions, strict=True))))
+            asked = stop(asked, _given_up(asked, hopeless))
+        running = sort(_side_by_side(settings.workers, act, _answered(engine, asked, settings)))
     return [finished[number] for number in range(len(scenarios))]
 
 
@@ -165,12 +165,31 @@ def _side_by_side(workers: int, function: Callable[..., T], calls: Sequence[tupl
         return list(pool.map(lambda call: function(*call), calls))
 
 
-def _hopeless(
-    running: Sequence[_Running], prompts: Sequence[tuple[int, ...]], hopeless: Callable[[Sequence[tuple[int, ...]]], Sequence[bool]]
-) -> list[int]:
-    """Indices of the episodes that are given up; none is before its first turn."""
-    going = [i for i, r in enumerate(running) if r.turns]
-    return [i for i, is_lost in zip(going, hopeless([prompts[i] for i in going]), strict=True) if is_lost]
+def _too_long(asked: Sequence[_Asked], context: int | None) -> list[str]:
+    """The error of each whose prompt leaves no room for a reply, else ""."""
+    said = "{}: a prompt of {} tokens, the model has {}"
+    return ["" if has_room(ids, context) else said.format(OUT_OF_CONTEXT, len(ids), context) for _, ids in asked]
+
+
+def _given_up(asked: Sequence[_Asked], hopeless: Hopeless) -> list[str]:
+    """The error of each that is given up, else "". None is before its first turn."""
+    lost = iter(hopeless([ids for r, ids in asked if r.turns]))
+    return ["" if not r.turns or not next(lost) else GIVEN_UP for r, _ in asked]
+
+
+def _cut(r: _Running, error: str) -> Ended | None:
+    """How an episode ends that cannot go on with its next turn; None without an error."""
+    if error and r.turns:
+        r.turns[-1] = replace(r.turns[-1], truncated=True)
+    return (Outcome.TRUNCATED if r.turns else Outcome.ENV_FAILED, error) if error else None
+
+
+def _answered(engine: Engine, asked: Sequence[_Asked], s: RolloutSettings) -> list[tuple[_Running, tuple[int, ...], Completion, float]]:
+    """Each with the policy's reply, and its share of the seconds that they took together."""
+    began = time.monotonic()
+    completions = engine.generate([_request(r, ids, s) for r, ids in asked]) if asked else []
+    seconds = (time.monotonic() - began) / max(len(asked), 1)
+    return [(*one, completion, seconds) for one, completion in zip(asked, completions, strict=True)]
 
 
 def _request(r: _Running, ids: tuple[int, ...], s: RolloutSettings) -> Request:
@@ -243,6 +262,10 @@ def environment(context: Context) -> Callable[[], Env]:
 
         def ask(messages: Sequence[Message]) -> str:
             ids = context.engine.encode(messages)
+            if not has_room(ids, context.engine.context):
+                raise SimulatorError(
+                    f"the model inside the environment was asked {len(ids)} tokens, which leaves no room in its {context.engine.context}"
+                )
             reply = context.engine.generate([Request(ids, room, 0.0, mix(context.seed, ids))])[0]
             return thought_opened(context.engine.decode, ids) + reply.text
 
@@ -263,31 +286,3 @@ def _without_thoughts(ask: Ask) -> Ask:
             raise SimulatorError("the model inside the environment thought past its limit; raise roles.max_thought_tokens, or take another") from None
 
     return answer
-
-
-def check_environment(episodes: Sequence[Episode]) -> None:
-    """Raises TurnwiseError where not one episode says anything about the policy."""
-    if not episodes:
-        raise TurnwiseError("no episode was run: the environment has no scenario for this split and these task.options")
-    if not any(e.outcome.trainable for e in episodes):
-        raise TurnwiseError(f"no episode could be scored: {episodes[0].outcome} on all {len(episodes)}, first error: {episodes[0].error}")
-
-
-def summary(episodes: Sequence[Episode], stage: str) -> dict[str, float]:
-    """Counts and means over episodes; rates over those that the policy answers for. A reply is a step of the environment, in however many turns."""
-    counts = Counter(e.outcome for e in episodes)
-    ours = [e for e in episodes if e.outcome.trainable]
-    turns = sum(len(e.turns) for e in ours)
-    replies = sum(len({t.state_len for t in e.turns}) for e in ours)  # the turns of one reply have one state_len
-    tokens = sum(len(t.completion.token_ids) for e in ours for t in e.turns)
-    return {
-        f"{stage}/episodes": float(len(episodes)),
-        f"{stage}/retries": float(sum(e.attempts - 1 for e in episodes)),
-        f"{stage}/win_rate": sum(e.total_reward >= 1 for e in ours) / len(ours),
-        f"{stage}/return": sum(e.total_reward for e in ours) / len(ours),
-        f"{stage}/turns": turns / len(ours),
-        f"{stage}/tokens": float(tokens),
-        f"{stage}/env_steps": float(replies),
-        f"{stage}/malformed_frac": sum(t.malformed for e in ours for t in e.turns) / max(replies, 1),
-        **{f"{stage}/{outcome}": float(counts[outcome]) for outcome in Outcome},
-    }

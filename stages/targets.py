@@ -24,7 +24,8 @@ from pydantic import Field
 from stages.contract import Config, Context, Outputs, Stage
 from stages.learn.priorities import importance_weights, priorities, sample_without_replacement
 from stages.learn.statistics import leak_rate
-from stages.llm.roles import Roles, ask, check_student, complete_future, history_text, load_roles, mix
+from stages.llm.roles import NO_ROOM, Roles, ask, check_student, complete_future, history_text, load_roles, mix
+from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
 from stages.react import parse_react
 from stages.transitions import Transition, transitions
 from stages.types import Completion, Malformed, Message, MissingInput, Row, TurnwiseError
@@ -49,7 +50,8 @@ class TargetsConfig(Config):
 
 @dataclass(frozen=True)
 class Backup:
-    """Transitions that follow each other, on their way to a target of the first. A role whose reply cannot be read sets `dropped`."""
+    """Transitions that follow each other, on their way to a target of the first. A role whose reply cannot be read, or that could not be asked,
+    sets `dropped`."""
 
     chain: tuple[Transition, ...]
     weight: float
@@ -67,7 +69,8 @@ class Backup:
 
 
 def run(context: Context) -> Outputs:
-    """Rows of `targets` with role "successor". Raises MissingInput without a transition, TurnwiseError without a readable reply."""
+    """Rows of `targets` with role "successor". Raises MissingInput without a transition, TurnwiseError without a readable reply, UsageError where no
+    prompt fits."""
     config: TargetsConfig = context.config
     roles = load_roles(context.run.roles.prompts)
     pool = usable(transitions(context.replay, context.inputs["collect"], newest=config.replay_size))
@@ -75,7 +78,9 @@ def run(context: Context) -> Outputs:
         raise MissingInput(f"targets needs transitions from collect, found none in its {len(context.inputs['collect'])} runs; collect more episodes")
     drawn = draw(pool, known_losses(context), config, np.random.default_rng(context.seed))
     backups = bellman_backup(context, roles, drawn)
-    kept = [b for b in backups if not b.dropped]
+    kept, too_long = [b for b in backups if not b.dropped], sum(b.dropped == OUT_OF_CONTEXT for b in backups)
+    if too_long == len(backups):
+        raise nothing_fits("targets", too_long, context.engine.context)
     if not kept:
         raise nothing_readable(backups)
     rows = [target_row(context, roles, b) for b in kept]
@@ -83,6 +88,7 @@ def run(context: Context) -> Outputs:
         {
             "targets/rows": float(len(rows)),
             "targets/dropped": float(len(backups) - len(rows)),
+            "targets/out_of_context": float(too_long),
             "targets/terminal_frac": sum(b.t.terminal for b in kept) / max(len(kept), 1),
             "targets/tokens": float(sum(len(b.target.token_ids) for b in kept if b.target)),
             "targets/pool": float(len(pool)),
@@ -163,7 +169,7 @@ def sampled_futures(context: Context, roles: Roles, drawn: Sequence[Backup]) -> 
         try:
             backups[i] = replace(backups[i], next_action=parse_react(reply.text)[1])
         except Malformed:
-            backups[i] = replace(backups[i], dropped="next action")
+            backups[i] = dropped(backups[i], reply, "next action")
 
     open_ends = [i for i in open_ends if not backups[i].dropped]
     prompts = [successor_prompt(roles, backups[i].chain[-1].next_state, backups[i].next_action) for i in open_ends]
@@ -172,8 +178,13 @@ def sampled_futures(context: Context, roles: Roles, drawn: Sequence[Backup]) -> 
         try:
             backups[i] = replace(backups[i], future=complete_future(reply))
         except Malformed:
-            backups[i] = replace(backups[i], dropped="future")
+            backups[i] = dropped(backups[i], reply, "future")
     return backups
+
+
+def dropped(b: Backup, reply: Completion, what: str) -> Backup:
+    """For a reply that cannot be read. what: of which kind."""
+    return replace(b, dropped=OUT_OF_CONTEXT if reply == NO_ROOM else what)
 
 
 def merged(context: Context, roles: Roles, backups: Sequence[Backup], depth: int) -> list[Backup]:
@@ -221,7 +232,7 @@ def checked(b: Backup) -> Backup:
     try:
         complete_future(b.target)
     except Malformed:
-        return replace(b, dropped="target")
+        return dropped(b, b.target, "target")
     return b
 
 

@@ -65,7 +65,7 @@ class Completion:
     text: str
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
-    finish_reason: str  # "stop" | "length"; "cut" where it is a part of a reply, and not the last one
+    finish_reason: str  # "stop" | "length"; "cut" where it is a part of a reply, and not the last one; "no room": `roles.NO_ROOM`
 
 
 class Engine(Protocol):
@@ -73,6 +73,10 @@ class Engine(Protocol):
 
     @property
     def model_hash(self) -> str: ...
+
+    @property
+    def context(self) -> int | None:
+        """Most tokens of a prompt and its reply together; None = not known. Asked anew each time: a server may have another one after a restart."""
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]: ...
 

@@ -139,7 +139,8 @@ def test_the_environment_of_the_page_is_won_by_halving_and_lost_by_guessing_blin
     from stages import envs
     from stages.llm.roles import load_roles
     from stages.llm.scripted import ScriptedEngine
-    from stages.rollout import RolloutSettings, rollout, summary
+    from stages.rollout import RolloutSettings, rollout
+    from stages.tally import summary
     from stages.types import Request
 
     def halve(prompt: str, request: Request) -> str:

@@ -225,7 +225,10 @@ def test_the_probe_shows_what_was_forgotten(base: Path, tmp_path: Path) -> None:
 
     found, _ = run(bench_of(base, tmp_path, play), probe_path=str(file), probe_rows=2, audit_turns=0)
     shares = {name: value for name, value in found.items() if "probe" in name}
-    assert shares == {"evaluate/probe_combine": 1.0, "evaluate/probe_evaluator": 0.0, "evaluate/probe_refiner": 0.5, "evaluate/probe": 0.5}
+    assert shares == {
+        "evaluate/probe_combine": 1.0, "evaluate/probe_evaluator": 0.0, "evaluate/probe_refiner": 0.5, "evaluate/probe": 0.5,
+        "evaluate/probe_out_of_context": 0.0,
+    }  # fmt: skip
     untrained, _ = run(bench_of(base, tmp_path, play), {}, probe_path=str(file), probe_rows=2, audit_turns=0)
     assert untrained["evaluate/probe"] == 1.0
     with pytest.raises(UsageError, match="found none"):

@@ -17,8 +17,9 @@ from openai_stub import Stub
 from stages.contract import Config
 from stages.llm.roles import Roles
 from stages.llm.scripted import ScriptedEngine, draw
-from stages.rollout import GIVEN_UP, RolloutSettings, check_environment, environment, rollout, summary
+from stages.rollout import GIVEN_UP, RolloutSettings, environment, rollout
 from stages.sections import ModelConfig, RolesConfig, TaskConfig
+from stages.tally import check_environment, summary
 from stages.types import EngineUnavailable, Env, Episode, Malformed, Message, Outcome, Request, Scenario, SimulatorError, Step, TurnwiseError
 
 ROLES = Roles("toy", {"policy": ""})

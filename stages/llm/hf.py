@@ -60,7 +60,7 @@ class HfEngine:
         self._loaded: dict[str, Path] = {}
         self._batch = batch
         self._stops = tokens.stop_tokens(self._tokenizer, self._base.generation_config.eos_token_id)
-        self._context = getattr(self._base.config, "max_position_embeddings", None)
+        self.context: int | None = getattr(self._base.config, "max_position_embeddings", None)
         # Any token serves as padding: it stands to the left, masked.
         self._pad_id = self._tokenizer.pad_token_id or 0
 
@@ -92,7 +92,7 @@ class HfEngine:
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """One completion a request, in order. Rows are decoded in batches of like length, one adapter at a time."""
-        requests = tokens.fit_context(requests, self._context)
+        requests = tokens.fit_context(requests, self.context)
         done: dict[int, Completion] = {}
         order = sorted(range(len(requests)), key=lambda i: (requests[i].adapter or "", len(requests[i].prompt_ids), i))
         for name, group in groupby(order, key=lambda i: requests[i].adapter):

@@ -20,6 +20,10 @@ class Metered:
     def model_hash(self) -> str:
         return self._engine.model_hash
 
+    @property
+    def context(self) -> int | None:
+        return self._engine.context
+
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         completions = self._engine.generate(requests)
         self.requests += len(completions)

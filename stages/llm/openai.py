@@ -50,6 +50,12 @@ class OpenAIEngine:
 
         return model_hash(self._path)
 
+    @property
+    def context(self) -> int | None:
+        """The shortest of the servers that are up; those whose time it is are greeted. Raises EngineUnavailable where none is."""
+        (found,) = run([self._servers.ready()])
+        return found
+
     @cached_property
     def _tokenizer(self) -> Any:
         return tokens.load_tokenizer(self._path)
@@ -78,8 +84,7 @@ class OpenAIEngine:
         unknown = {r.adapter for r in requests if r.adapter is not None} - set(self._adapters)
         if unknown:
             raise EngineUnavailable(f"adapter {min(unknown)!r} was never loaded into this engine; call load_adapter first")
-        (context,) = run([self._servers.ready()]) if requests else (None,)
-        return run([self._one(request) for request in tokens.fit_context(requests, context)])
+        return run([self._one(request) for request in tokens.fit_context(requests, self.context if requests else None)])
 
     async def _one(self, request: Request) -> Completion:
         body = {

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Formatter
 
+from stages.llm.tokens import has_room
 from stages.react import opened_thought, parse_react, without_thought
 from stages.types import Completion, Engine, Malformed, Message, Request, UsageError
 
@@ -34,6 +35,9 @@ FIELDS = {
     "value": frozenset[str](),
 }
 FOLDER = Path(__file__).parent / "prompts"
+
+NO_ROOM = Completion("", (), (), "no room")
+"""Stands for the reply to a prompt that leaves no room for one in the model's context. Nobody was asked, and no reader of replies can read it."""
 
 
 @dataclass(frozen=True)
@@ -80,16 +84,16 @@ def ask(
     """Put prompts to a role; (prompt ids, completion) of each, in order. Every row gets a seed of its own.
 
     A reasoning model's <think> part is cut off, tokens and all (`spoken`); with `thoughts` it stays, as in actions that the policy may learn.
+    A prompt that is too long gets NO_ROOM: the stage drops that row and counts it, and the others are as without it.
     """
     ids = [engine.encode(prompt) for prompt in prompts]
-    requests = [Request(prompt, max_tokens, temperature, mix(seed, i), adapter) for i, prompt in enumerate(ids)]
-    replies = engine.generate(requests) if requests else []
-    opened = [thought_opened(engine.decode, prompt) for prompt in ids]
-    if thoughts:
-        replies = [replace(reply, text=tag + reply.text) if tag else reply for reply, tag in zip(replies, opened, strict=True)]
-    else:
-        replies = [spoken(reply, tag, engine.decode) for reply, tag in zip(replies, opened, strict=True)]
-    return list(zip(ids, replies, strict=True))
+    context = engine.context if ids else None
+    requests = {i: Request(prompt, max_tokens, temperature, mix(seed, i), adapter) for i, prompt in enumerate(ids) if has_room(prompt, context)}
+    replies = dict(zip(requests, engine.generate(list(requests.values())) if requests else [], strict=True))
+    for i, reply in replies.items():
+        tag = thought_opened(engine.decode, ids[i])
+        replies[i] = replace(reply, text=tag + reply.text) if thoughts else spoken(reply, tag, engine.decode)
+    return [(prompt, replies.get(i, NO_ROOM)) for i, prompt in enumerate(ids)]
 
 
 def thought_opened(decode: Callable[[Sequence[int]], str], prompt_ids: Sequence[int]) -> str:

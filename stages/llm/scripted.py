@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from stages.llm.tokens import fit_context
 from stages.types import Completion, EngineUnavailable, Message, Request
 
 Reply = Callable[[str, Request], str]
@@ -38,6 +39,7 @@ class ScriptedEngine:
 
     reply: a function, or a table whose longest key found in the prompt's text gives the reply (several: the seed draws one).
     fail_on: numbers of `generate` calls, from 1, that raise EngineUnavailable; garbage_on: that answer unreadable text.
+    context: tokens that a prompt and its reply may have together; None = any number.
     `calls`, `requests` and `prompts` tell what was asked so far.
     """
 
@@ -48,8 +50,10 @@ class ScriptedEngine:
         fail_on: Collection[int] = (),
         garbage_on: Collection[int] = (),
         name: str = "scripted",
+        context: int | None = None,
     ) -> None:
         self.model_hash = hashlib.sha256(name.encode()).hexdigest()
+        self.context = context
         self.calls = 0
         self.requests: list[Request] = []
         self.adapters: dict[str, Path] = {}
@@ -81,7 +85,7 @@ class ScriptedEngine:
         unknown = {r.adapter for r in requests if r.adapter is not None} - set(self.adapters)
         if unknown:
             raise EngineUnavailable(f"adapter {min(unknown)!r} was never loaded into this engine; call load_adapter first")
-        return [self._completion(request) for request in requests]
+        return [self._completion(request) for request in fit_context(requests, self.context)]
 
     def _completion(self, request: Request) -> Completion:
         text = GARBAGE if self.calls in self._garbage_on else self._reply(self.decode(request.prompt_ids), request)

@@ -44,19 +44,34 @@ def stop_tokens(tokenizer: Any, generation: int | Sequence[int] | None) -> tuple
     return tuple(sorted(found - {None}))
 
 
+OUT_OF_CONTEXT = "out of context"
+"""How `Episode.error` begins, and why a row is dropped, where a prompt leaves no room for a reply."""
+
+LONGER = "lower task.max_turns or roles.max_action_tokens, or set model.path to a model with a longer context"
+"""What to do where prompts do not fit."""
+
+
+def has_room(prompt_ids: Sequence[int], context: int | None) -> bool:
+    """Whether a reply of at least one token fits behind the prompt. context: as of `Engine.context`."""
+    return context is None or len(prompt_ids) < context
+
+
+def nothing_fits(stage: str, n: int, context: int | None) -> UsageError:
+    """Of a stage all of whose rows were dropped for this. As a finished run without rows it would be reused for ever."""
+    return UsageError(f"{stage}: {n} of {n} rows have a prompt that leaves no room for a reply in the model's context of {context}; {LONGER}")
+
+
 def fit_context(requests: Sequence[Request], context: int | None) -> list[Request]:
     """The requests, none of which can run past the model's context; a reply that is cut there ends like one at max_tokens, with "length".
 
     context: most tokens of a prompt and its reply together; None = not known, nothing is changed. Raises UsageError for a prompt that
-    leaves no room for a single token. All engines do this, because each library does something else: transformers goes on past the
-    positions that were trained, vLLM stops, its server refuses. [ours]
+    leaves no room for a single token; who has many prompts asks `has_room` first, so that one of them does not end the run. All engines
+    do this, because each library does something else: transformers goes on past the positions that were trained, vLLM stops, its server
+    refuses. [ours]
     """
     if context is None:
         return list(requests)
     for request in requests:
-        if len(request.prompt_ids) >= context:
-            raise UsageError(
-                f"a prompt of {len(request.prompt_ids)} tokens leaves no room for a reply in the model's context of {context}; "
-                "lower task.max_turns or roles.max_action_tokens, or set model.path to a model with a longer context"
-            )
+        if not has_room(request.prompt_ids, context):
+            raise UsageError(f"a prompt of {len(request.prompt_ids)} tokens leaves no room for a reply in the model's context of {context}; {LONGER}")
     return [replace(request, max_tokens=min(request.max_tokens, context - len(request.prompt_ids))) for request in requests]

@@ -38,7 +38,7 @@ class VllmEngine:
         self._tokenizer = load_tokenizer(path)
         self._llm = start(path, dtype=dtype, lora_rank=lora_rank, gpu_memory=gpu_memory)
         self._stops = stop_tokens(self._tokenizer, _generation_eos(path))
-        self._context = int(self._llm.model_config.max_model_len)
+        self.context: int | None = int(self._llm.model_config.max_model_len)
         self._loaded: dict[str, tuple[Path, Any]] = {}  # adapter -> its folder, and vLLM's request for it
         self._numbers = count(1)
         self._asleep = False
@@ -77,7 +77,7 @@ class VllmEngine:
             raise EngineUnavailable(f"adapter {min(unknown)!r} was never loaded into this engine; call load_adapter first")
         if self._broken:
             raise EngineUnavailable(self._broken)
-        asked = fit_context(requests, self._context)
+        asked = fit_context(requests, self.context)
         self._wake()
         found = self._run(asked)
         return [self._completion(request, output) for request, output in zip(asked, found, strict=True)]

@@ -194,6 +194,10 @@ def test_no_requests_are_no_completions(subject: Subject) -> None:
     assert subject.engine.generate([]) == []
 
 
+def test_the_engine_tells_its_context(subject: Subject) -> None:
+    assert subject.engine.context == (CONTEXT if subject.has_model else None)
+
+
 def test_a_prompt_that_fills_the_context_is_one_sentence_that_says_what_to_lower(model: Subject) -> None:
     chat = model.chat(1)
     for length in (CONTEXT, 2 * CONTEXT):

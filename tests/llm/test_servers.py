@@ -185,6 +185,7 @@ def test_the_shortest_context_counts(stubs: list[Stub]) -> None:
     for stub, context in zip(stubs, (None, 64, 32), strict=True):
         stub.context = context
     client = engine(stubs)
+    assert client.context == 32
     with pytest.raises(UsageError, match=r"a prompt of 40 tokens leaves no room for a reply in the model's context of 32"):
         client.generate([Request((1,) * 40, 8, 1.0, 0)])
     client.generate([Request((1,) * 28, 8, 1.0, 0)])

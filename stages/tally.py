@@ -1,0 +1,43 @@
+"""Episodes counted: the metrics of a stage that plays some, and whether any of them says something about the policy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from stages.llm.tokens import OUT_OF_CONTEXT
+from stages.types import Episode, Outcome, TurnwiseError, UsageError
+
+
+def check_environment(episodes: Sequence[Episode]) -> None:
+    """Raises TurnwiseError where not one episode says anything about the policy, UsageError where the first prompt of none left room for a reply."""
+    if not episodes:
+        raise TurnwiseError("no episode was run: the environment has no scenario for this split and these task.options")
+    if all(e.error.startswith(OUT_OF_CONTEXT) and not e.turns for e in episodes):
+        raise UsageError(
+            f"no episode could begin, first error: {episodes[0].error}; set model.path to a model with a longer context (and with a server its own "
+            "limit), or shorten the first prompt by task.options"
+        )
+    if not any(e.outcome.trainable for e in episodes):
+        raise TurnwiseError(f"no episode could be scored: {episodes[0].outcome} on all {len(episodes)}, first error: {episodes[0].error}")
+
+
+def summary(episodes: Sequence[Episode], stage: str) -> dict[str, float]:
+    """Counts and means over episodes; rates over those that the policy answers for. A reply is a step of the environment, in however many turns."""
+    counts = Counter(e.outcome for e in episodes)
+    ours = [e for e in episodes if e.outcome.trainable]
+    turns = sum(len(e.turns) for e in ours)
+    replies = sum(len({t.state_len for t in e.turns}) for e in ours)  # the turns of one reply have one state_len
+    tokens = sum(len(t.completion.token_ids) for e in ours for t in e.turns)
+    return {
+        f"{stage}/episodes": float(len(episodes)),
+        f"{stage}/retries": float(sum(e.attempts - 1 for e in episodes)),
+        f"{stage}/win_rate": sum(e.total_reward >= 1 for e in ours) / len(ours),
+        f"{stage}/return": sum(e.total_reward for e in ours) / len(ours),
+        f"{stage}/turns": turns / len(ours),
+        f"{stage}/tokens": float(tokens),
+        f"{stage}/env_steps": float(replies),
+        f"{stage}/malformed_frac": sum(t.malformed for e in ours for t in e.turns) / max(replies, 1),
+        f"{stage}/out_of_context": float(sum(e.error.startswith(OUT_OF_CONTEXT) for e in episodes)),
+        **{f"{stage}/{outcome}": float(counts[outcome]) for outcome in Outcome},
+    }
