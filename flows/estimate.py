@@ -137,7 +137,7 @@ def answer_seconds(m: Machine, work: Work, told: float) -> float:
 
 def cost(m: Machine, stage: str, works: Sequence[Work], lengths: Lengths) -> Cost:
     """The executions of one stage together."""
-    autocast = stage == "self_ac" and m.run.self_ac.autocast
+    autocast = getattr(getattr(m.run, stage), "autocast", False)
     seconds = flops = waiting = 0.0
     for work in works:
         passes = [train_flops(m, rows, autocast=autocast) for rows in work.trained]
@@ -168,7 +168,7 @@ def training_memory(m: Machine, work: Work) -> dict[str, float]:
     rank, stage = m.run.model.lora_rank, getattr(m.run, work.stage)
     adapters = 2 if getattr(stage, "separate", False) else 1
     kept, again = m.shape.activation_bytes(m.itemsize, rank, checkpointing=m.run.model.gradient_checkpointing)
-    if work.stage == "self_ac" and stage.autocast:
+    if stage.autocast:
         kept, again = (x * 0.8 for x in (kept, again))
     return {
         "weights": m.weights / GIB,
@@ -182,7 +182,7 @@ def tokens_of_a_pass(m: Machine, work: Work) -> float:
     """Of the longest pass: a packed row, what `pass_tokens` allows, or a whole step; at least the longest row, twice the mean being taken for it."""
     stage, longest = getattr(m.run, work.stage), max((2 * r.length for r in work.trained), default=0.0)
     longest = min(longest, m.shape.positions)
-    if budget := getattr(stage, "row_tokens" if work.stage == "self_ac" else "pass_tokens", 0):  # grpo has neither
+    if budget := getattr(stage, "row_tokens" if work.stage == "self_ac" else "pass_tokens"):
         return float(max(budget, longest))
     # Rows of a step are padded to its longest; each kind is a batch of its own, but both wait for the backward pass.
     return sum(r.n for r in work.trained) / max(work.steps, 1) * longest

@@ -28,7 +28,7 @@ from stages.learn.shadow_attention import body_pass
 from stages.learn.shadow_flex import FlexLayout, flex_layout_of
 from stages.learn.shadow_layout import Layout, layout_of
 from stages.learn.value_head import ValueHead, episode_pass
-from stages.training import MAX_GAP, OptimConfig
+from stages.training import MAX_GAP, OptimConfig, half
 
 CRITIC = "critic"  # name of the second adapter, where actor and critic have one each
 
@@ -61,7 +61,6 @@ class SelfAcConfig(OptimConfig):
         "sdpa", description="Kernel of the packed row: torch's sdpa in a few calls, or FlexAttention, for long rows on a GPU. [ours]"
     )
     max_gap: float = Field(0.1, gt=0, description=MAX_GAP)
-    autocast: bool = Field(False, description="Passes compute in bfloat16 where torch's autocast does; weights, head and losses stay. [ours]")
     checkpoint_every: int = Field(50, ge=0, description="Steps between two checkpoints, from which a killed stage goes on; 0 = none. [ours]")
     unusable: Literal["error", "drop"] = Field(
         "error", description="An episode that cannot be trained on (too long, no log-probs): stop, or drop and count it. [ours]"
@@ -101,7 +100,7 @@ def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig,
     """One pass through the body, and the advantages that its values give. Raises LostCredit where a token would not get its own turn's."""
     row = part.row
     layout = flex_layout_of if config.attention == "flex" else layout_of
-    with torch.autocast(row.ids.device.type, dtype=torch.bfloat16, enabled=config.autocast):
+    with half(row.ids.device, config.autocast):
         if config.has_critic and not config.separate:
             states_KD, values_BM = episode_pass(model, head, row, layout=layout(row), value_grad_scale=value_grad_scale)
         else:
@@ -119,7 +118,7 @@ def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig,
     advantages_J = advantages_BM[turn_mask(row.n_turns, values_BM.shape[1])]
     check_credit(row, part.episodes, advantages_BM, advantages_J, returns=part.returns)
     ids_K = row.ids[row.target_positions]
-    with torch.autocast(row.ids.device.type, dtype=torch.bfloat16, enabled=config.autocast):
+    with half(row.ids.device, config.autocast):
         to_vocabulary = base_of(model).get_output_embeddings()
         log_probs_K, entropy_K = chunked_log_probs(states_KD, to_vocabulary, ids_K, entropy=True)
         kl_K = chunked_kl(states_KD, base_states(model, row, layout), to_vocabulary) if config.kl_coef else torch.zeros_like(log_probs_K)

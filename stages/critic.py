@@ -55,7 +55,7 @@ def run(context: Context) -> Outputs:
     steps = [0]
 
     def loss(model: Any, parts: Any) -> Any:
-        value, metrics, by_row = mixed_nll(model, parts)
+        value, metrics, by_row = mixed_nll(model, parts, autocast=config.autocast)
         if "successor" in parts:
             for row, nll in zip(parts["successor"].rows, by_row["successor"].tolist(), strict=True):
                 losses[row.key] = (nll, steps[0])

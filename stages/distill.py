@@ -20,7 +20,7 @@ from stages.contract import Context, Outputs, Stage
 from stages.learn.adapter import load_state, save_adapter, trainable_state
 from stages.learn.fit import adamw, fit
 from stages.learn.losses import kl_to_base
-from stages.training import PassConfig, fit_metrics, general_rows, mean_nll, mixed_batches, mixed_nll, of_step, pad_id, target_rows, trainable
+from stages.training import PassConfig, fit_metrics, general_rows, half, mean_nll, mixed_batches, mixed_nll, of_step, pad_id, target_rows, trainable
 
 
 class DistillConfig(PassConfig):
@@ -57,7 +57,7 @@ def run(context: Context) -> Outputs:
         nonlocal best
         bar.advance(1)
         if held_out and len(done) % steps_an_epoch == 0:
-            by_epoch.append(mean_nll(model, held_out, pad_id=pad_id(model), pass_tokens=config.pass_tokens))
+            by_epoch.append(mean_nll(model, held_out, pad_id=pad_id(model), pass_tokens=config.pass_tokens, autocast=config.autocast))
             if by_epoch[-1] < best[0]:
                 best = by_epoch[-1], trainable_state(model)
 
@@ -65,7 +65,9 @@ def run(context: Context) -> Outputs:
         kinds, main="policy", epochs=config.epochs, rng=rng, pad_id=pad_id(model), device=model.device, pass_tokens=config.pass_tokens
     )
     optimiser = adamw(model, lr=config.rate(context.iteration))
-    history = fit(model, batches, with_kl(config.kl_coef), optimiser, clip=config.clip, after_step=after_step, merge=of_step)
+    history = fit(
+        model, batches, with_kl(config.kl_coef, autocast=config.autocast), optimiser, clip=config.clip, after_step=after_step, merge=of_step
+    )
     if best[1]:
         load_state(model, best[1])
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
@@ -76,13 +78,15 @@ def run(context: Context) -> Outputs:
     return Outputs(metrics, {}, {"adapter": context.workdir / "adapter"}, curves)
 
 
-def with_kl(coef: float) -> Any:
+def with_kl(coef: float, *, autocast: bool = False) -> Any:
     """L2 over the mixed rows, plus coef x KL to the base model on the policy's rows."""
 
     def loss(model: Any, parts: Any) -> Any:
-        value, metrics, _ = mixed_nll(model, parts)
+        value, metrics, _ = mixed_nll(model, parts, autocast=autocast)
         if coef and "policy" in parts:
-            kl, share = kl_to_base(model, parts["policy"].batch), parts["policy"].share
+            policy = parts["policy"]
+            with half(policy.batch.ids.device, autocast):
+                kl, share = kl_to_base(model, policy.batch), policy.share
             value = value + coef * share * kl
             metrics |= {"kl": float(kl.detach()), "count/kl": share}
         return value, metrics

@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,13 +26,16 @@ from stages.learn.fit import adamw, fit
 from stages.learn.losses import completion_log_probs, turn_ppo_clip
 from stages.training import (
     MAX_GAP,
-    OptimConfig,
+    PassConfig,
     TrainRow,
+    by_length,
     by_scenario,
     check_gap,
     check_temperature,
     fit_metrics,
+    half,
     make_part,
+    of_step,
     pad_id,
     relative_advantages,
     trainable_policy,
@@ -40,7 +44,7 @@ from stages.transitions import trainable_episodes
 from stages.types import MissingInput, Row
 
 
-class GrpoConfig(OptimConfig):
+class GrpoConfig(PassConfig):
     """The clipped policy gradient."""
 
     epochs: int = Field(2, ge=1, description="Passes over the iteration's episodes. [ours]")
@@ -51,11 +55,12 @@ class GrpoConfig(OptimConfig):
 
 @dataclass(frozen=True)
 class Turns:
-    """One step's turns. Token vectors are (K,), all completion tokens in row order."""
+    """The turns of one pass of a step. Token vectors are (K,), all completion tokens in row order. normaliser: such tokens of the whole step."""
 
     batch: Batch
     advantage_B: Tensor
     old_log_probs_K: Tensor
+    normaliser: int
 
 
 def run(context: Context) -> Outputs:
@@ -69,22 +74,27 @@ def run(context: Context) -> Outputs:
     model = trainable_policy(context)
     bar = context.progress("train by GRPO", config.epochs * -(-len(turns) // config.batch))
 
-    def loss(model: Any, part: Turns) -> tuple[Tensor, dict[str, float]]:
-        log_probs_K, rows_K = completion_log_probs(model, part.batch)
-        # A row is a turn; divided by the number of tokens, the sum over them is their mean.
-        return turn_ppo_clip(
-            log_probs_K, part.old_log_probs_K, rows_K, part.advantage_B, clip=config.ratio_clip, ratio="token", normaliser=len(log_probs_K)
-        )
-
     def after_step(done: list[dict[str, float]]) -> None:
         check_gap("grpo", done, config.max_gap)
         bar.advance(1)
 
     batches = step_batches(turns, advantage, config, random.Random(context.seed), model)
-    history = fit(model, batches, loss, adamw(model, lr=config.rate(context.iteration)), clip=config.clip, after_step=after_step)
+    optimiser = adamw(model, lr=config.rate(context.iteration))
+    history = fit(model, batches, partial(clipped_loss, config=config), optimiser, clip=config.clip, after_step=after_step, merge=of_step)
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     mixed = len({t["episode_id"] for t in turns}) / len(episodes)
     return Outputs(fit_metrics("grpo", history) | {"grpo/used_frac": mixed}, {}, {"adapter": context.workdir / "adapter"})
+
+
+def clipped_loss(model: Any, part: Turns, config: GrpoConfig) -> tuple[Tensor, dict[str, float]]:
+    """L of one pass, and its metrics with the tokens that each is a mean of; the losses of a step's passes add up to that of the step."""
+    with half(part.batch.ids.device, config.autocast):
+        log_probs_K, rows_K = completion_log_probs(model, part.batch)
+    # A row is a turn; divided by the number of tokens, the sum over them is their mean.
+    value, metrics = turn_ppo_clip(
+        log_probs_K, part.old_log_probs_K, rows_K, part.advantage_B, clip=config.ratio_clip, ratio="token", normaliser=part.normaliser
+    )
+    return value, metrics | {f"count/{name}": float(len(log_probs_K)) for name in metrics}
 
 
 def episode_advantages(episodes: list[Row]) -> dict[str, float]:
@@ -95,15 +105,20 @@ def episode_advantages(episodes: list[Row]) -> dict[str, float]:
     return relative_advantages(groups)
 
 
-def step_batches(turns: list[Row], advantage: dict[str, float], config: GrpoConfig, rng: random.Random, model: Any) -> Iterator[Turns]:
+def step_batches(turns: list[Row], advantage: dict[str, float], config: GrpoConfig, rng: random.Random, model: Any) -> Iterator[list[Turns]]:
+    """Steps in their passes: one, or as many as `pass_tokens` asks for."""
+    by_key = {(t["episode_id"], t["turn"]): t for t in turns}
+    rows = [TrainRow(tuple(t["prompt_ids"]), tuple(t["action_ids"]), key=key) for key, t in by_key.items()]
     for _ in range(config.epochs):
-        order = rng.sample(turns, len(turns))
+        order = rng.sample(rows, len(rows))
         for start in range(0, len(order), config.batch):
             chosen = order[start : start + config.batch]
-            rows = [TrainRow(tuple(t["prompt_ids"]), tuple(t["action_ids"])) for t in chosen]
-            part = make_part(rows, pad_id(model), model.device)
-            old = torch.tensor([lp for t in chosen for lp in t["log_probs"]], device=model.device)
-            yield Turns(part.batch, torch.tensor([advantage[t["episode_id"]] for t in chosen], device=model.device), old)
+            normaliser, passes = sum(len(row.completion_ids) for row in chosen), []
+            for group in by_length(chosen, config.pass_tokens) if config.pass_tokens else [chosen]:
+                old = torch.tensor([lp for row in group for lp in by_key[row.key]["log_probs"]], device=model.device)
+                advantage_B = torch.tensor([advantage[row.key[0]] for row in group], device=model.device)
+                passes.append(Turns(make_part(group, pad_id(model), model.device).batch, advantage_B, old, normaliser))
+            yield passes
 
 
 STAGE = Stage("grpo", 1, GrpoConfig, inputs=("collect", "grpo"), roles=(), run=run, outputs=("adapter/",))

@@ -39,7 +39,7 @@ def run(context: Context) -> Outputs:
     bar = context.progress("train on wins", config.epochs * -(-len(rows) // config.batch))
 
     def loss(model: Any, parts: Any) -> Any:
-        return mixed_nll(model, parts)[:2]
+        return mixed_nll(model, parts, autocast=config.autocast)[:2]
 
     batches = mixed_batches(
         {"policy": (rows, config.batch)}, main="policy", epochs=config.epochs, rng=rng, pad_id=pad_id(model), device=model.device,

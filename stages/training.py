@@ -36,6 +36,7 @@ class OptimConfig(Config):
     lr_decay_end: int = Field(1000, ge=0, description="Iteration at which it is lr x lr_final. [ours]")
     lr_final: float = Field(1.0, gt=0, le=1, description="Share of the rate that is left then. [ours]")
     clip: float = Field(1.0, gt=0, description="Largest gradient norm. [ours]")
+    autocast: bool = Field(False, description="Passes compute in bfloat16 where torch's autocast does; weights, head and losses stay. [ours]")
 
     def rate(self, iteration: int) -> float:
         """The learning rate of an iteration."""
@@ -50,6 +51,11 @@ class PassConfig(OptimConfig):
         ge=0,
         description="Most tokens of one pass, padding included; a step is as many passes as it needs, with the same gradient. 0 = one pass a kind of row. [ours]",
     )
+
+
+def half(device: Any, on: bool) -> torch.autocast:
+    """Passes within it compute in bfloat16 where torch's autocast does, if `on`. Losses belong outside, in fp32."""
+    return torch.autocast(torch.device(device).type, dtype=torch.bfloat16, enabled=on)
 
 
 def check_temperature(context: Context) -> None:
@@ -211,7 +217,7 @@ def make_part(rows: Sequence[TrainRow], pad_id: int, device: Any) -> Part:
     return Part(batch, torch.tensor([r.weight for r in rows], device=device), tuple(rows))
 
 
-def mixed_nll(model: Any, parts: Mapping[str, Part]) -> tuple[Tensor, dict[str, float], dict[str, Tensor]]:
+def mixed_nll(model: Any, parts: Mapping[str, Part], *, autocast: bool = False) -> tuple[Tensor, dict[str, float], dict[str, Tensor]]:
     """Weighted mean NLL a token over all rows of all kinds: (loss, "nll/<kind>" a token, row NLL (B,) by kind).
 
     L = sum_kinds sum_i w_i |y_i| nll_i / sum_kinds sum_i w_i |y_i|,   the sum below over all rows of the step, if these are a part of it
@@ -219,7 +225,8 @@ def mixed_nll(model: Any, parts: Mapping[str, Part]) -> tuple[Tensor, dict[str, 
     total, count, metrics, by_row = torch.zeros(()), torch.zeros(()), {}, {}
     whole = next((part.normaliser for part in parts.values()), None)
     for kind, part in parts.items():
-        nll_B, _ = completion_nll(model, part.batch)
+        with half(part.batch.ids.device, autocast):
+            nll_B, _ = completion_nll(model, part.batch)
         weight_B = part.weights_B * part.batch.n_completion
         total, count = total + (weight_B * nll_B).sum(), count + weight_B.sum()
         metrics[f"nll/{kind}"] = float(((weight_B * nll_B).sum() / weight_B.sum().clamp(min=1e-9)).detach())
@@ -229,13 +236,13 @@ def mixed_nll(model: Any, parts: Mapping[str, Part]) -> tuple[Tensor, dict[str, 
 
 
 def of_step(parts: list[dict[str, float]]) -> dict[str, float]:
-    """Metrics of a step from those of its passes; "count/<name>" weighs <name> and goes."""
+    """Metrics of a step from those of its passes; "count/<name>" weighs <name> and goes, and of names that end in "_max" the largest counts."""
     names = {name: None for part in parts for name in part if not name.startswith("count/")}
     found = {}
     for name in names:
         having = [part for part in parts if name in part]
-        if len(having) == 1:
-            found[name] = having[0][name]
+        if len(having) == 1 or name.endswith("_max"):
+            found[name] = max(part[name] for part in having)
             continue
         counts = [part.get(f"count/{name}", 1.0) for part in having]
         found[name] = sum(c * part[name] for c, part in zip(counts, having, strict=True)) / max(sum(counts), 1e-9)
@@ -243,7 +250,7 @@ def of_step(parts: list[dict[str, float]]) -> dict[str, float]:
 
 
 @torch.no_grad()
-def mean_nll(model: Any, rows: Sequence[TrainRow], *, pad_id: int, size: int = 128, pass_tokens: int = 0) -> float:
+def mean_nll(model: Any, rows: Sequence[TrainRow], *, pad_id: int, size: int = 128, pass_tokens: int = 0, autocast: bool = False) -> float:
     """Mean NLL a token over rows, in evaluation mode, `size` of them a pass or as many as `pass_tokens` allows."""
     was_training = model.training
     model.eval()
@@ -251,7 +258,8 @@ def mean_nll(model: Any, rows: Sequence[TrainRow], *, pad_id: int, size: int = 1
     groups = by_length(rows, pass_tokens) if pass_tokens else [rows[start : start + size] for start in range(0, len(rows), size)]
     for group in groups:
         part = make_part(group, pad_id, model.device)
-        nll_B, _ = completion_nll(model, part.batch)
+        with half(model.device, autocast):
+            nll_B, _ = completion_nll(model, part.batch)
         total += float((nll_B * part.batch.n_completion).sum())
         tokens += float(part.batch.n_completion.sum())
     model.train(was_training)

@@ -273,9 +273,9 @@ def test_grpo_learns_every_factor_with_its_episode_s_advantage(bench: models.Ben
     real = grpo.step_batches
 
     def spy(*args: Any) -> Any:
-        for part in real(*args):
+        for (part,) in real(*args):
             seen.extend(zip(part.batch.n_completion.tolist(), part.advantage_B.tolist(), strict=True))
-            yield part
+            yield [part]
 
     monkeypatch.setattr(grpo, "step_batches", spy)
     bench.run(grpo.STAGE, GrpoConfig(epochs=1, max_gap=1e9), INPUTS)

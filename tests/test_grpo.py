@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,10 @@ from stages import grpo
 from stages.contract import Config, Outputs
 from stages.grpo import GrpoConfig, episode_advantages
 from stages.learn.adapter import save_adapter
-from stages.learn.losses import turn_ppo_clip
+from stages.learn.losses import completion_log_probs, turn_ppo_clip
 from stages.llm.hf import HfEngine
 from stages.sections import RolesConfig
-from stages.training import trainable
+from stages.training import of_step, trainable
 from stages.types import Completion, MissingInput, Outcome, Request, UsageError
 
 TURNS = [("Action: check photo", "photo done."), ("Action: close phone", "phone done.")]
@@ -178,3 +179,45 @@ def test_the_same_seed_gives_the_same_bits(bench: models.Bench) -> None:
     one = weights(bench)
     run(bench, lr=0.01, batch=2)
     assert all(torch.equal(one[name], value) for name, value in weights(bench).items())
+
+
+@pytest.mark.parametrize("pass_tokens", [1, 20, 60])
+def test_a_step_in_many_passes_has_the_loss_the_gradient_and_the_metrics_of_one(bench: models.Bench, pass_tokens: int) -> None:
+    """Ratios near 1, so that some are clipped and some are not; 12 turns of 8 or 9 tokens, prompts included."""
+    rows = group_rows({"a": [1.0, 0.0, 0.0, 0.0], "b": [0.0, 1.0]})
+    model = models.shake(trainable(bench.context(Config(), {}), None), 3, 0.1)
+    advantage, parameters = episode_advantages(rows["episodes"]), [p for p in model.parameters() if p.requires_grad]
+    (whole,) = next(grpo.step_batches(rows["turns"], advantage, GrpoConfig(), random.Random(0), model))
+    near = (
+        completion_log_probs(model, whole.batch)[0].detach() + 0.3 * torch.randn(whole.normaliser, generator=torch.Generator().manual_seed(0))
+    ).tolist()
+    for prompt, ids in models.rows_of(whole.batch):
+        mine = next(t for t in rows["turns"] if (tuple(t["prompt_ids"]), tuple(t["action_ids"])) == (prompt, ids))
+        mine["log_probs"], near = near[: len(ids)], near[len(ids) :]
+
+    def step(config: GrpoConfig) -> tuple[int, float, list[torch.Tensor], dict[str, float]]:
+        model.zero_grad()
+        found = [
+            grpo.clipped_loss(model, part, config) for part in next(grpo.step_batches(rows["turns"], advantage, config, random.Random(0), model))
+        ]
+        for loss, _ in found:
+            loss.backward()  # type: ignore[no-untyped-call]
+        gradients = [p.grad.clone() for p in parameters if p.grad is not None]
+        return len(found), sum(float(loss.detach()) for loss, _ in found), gradients, of_step([metrics for _, metrics in found])
+
+    n, loss, gradients, metrics = step(GrpoConfig())
+    n_many, many_loss, many_gradients, many_metrics = step(GrpoConfig(pass_tokens=pass_tokens))
+    assert (n, n_many) == (1, {1: 12, 20: 6, 60: 2}[pass_tokens])
+    assert 0 < metrics["clip_frac"] < 1
+    assert many_loss == pytest.approx(loss, rel=1e-5)
+    assert many_metrics == pytest.approx(metrics, rel=1e-4)
+    assert max(float(one.abs().max()) for one in gradients) > 1e-3
+    for one, many in zip(gradients, many_gradients, strict=True):
+        assert torch.allclose(one, many, atol=1e-5 * max(1.0, float(one.abs().max())))
+
+
+def test_passes_of_a_stage_are_the_whole_steps(bench: models.Bench) -> None:
+    bench.memory.keep("collect0", Outputs({}, group_rows({"a": [1.0, 0.0, 0.0], "b": [0.0, 1.0]})))
+    one, many = run(bench, lr=0.001, batch=5).metrics, run(bench, lr=0.001, batch=5, pass_tokens=20).metrics
+    assert set(one) == set(many)
+    assert dict(many) == pytest.approx(dict(one), rel=1e-3)

@@ -87,6 +87,23 @@ def test_counts_of_a_run_are_those_by_hand() -> None:
     assert works[8].prompts[0].n == 48
 
 
+def test_grpo_is_planned_in_passes_and_its_adapter_in_16_bits() -> None:
+    """128 episodes of 13 turns in groups of 4, of which 1 - .3^4 - .7^4 are neither all won nor all lost; steps of 128 turns."""
+    run = presets.load("qwen7b_grpo_tau_retail")
+    last = [work for work in workload(run, assumed(run, ["turns=13", "win=0.3"])) if work.stage == "grpo"][-1]
+    assert last.trained[0].n == pytest.approx(128 * 13 * (1 - 0.3**4 - 0.7**4), abs=1)
+    assert last.steps == 10
+    found = {
+        (passes, on): estimate(presets.load("qwen7b_grpo_tau_retail", [f"grpo.pass_tokens={passes}", f"grpo.autocast={on}"]), "h100", 1)
+        for passes, on in ((16384, "true"), (0, "true"), (16384, "false"))
+    }
+    whole, planned, exact = found[0, "true"], found[16384, "true"], found[16384, "false"]
+    assert "fits" in planned["verdict"][0] and "does not fit: grpo" in whole["verdict"][0] and "grpo.pass_tokens" in whole["verdict"][0]
+    hours = [next(one["hours"] for one in each["stages"] if one["stage"] == "grpo") for each in (planned, whole, exact)]
+    assert hours[0] == hours[1] < 0.9 * hours[2]
+    assert planned["memory_gib"]["grpo"]["activations"] < 0.9 * exact["memory_gib"]["grpo"]["activations"]
+
+
 def test_chains_of_real_steps_are_merged_step_by_step() -> None:
     size = assumed(presets.load("demo"), ["turns=3"])
     by_steps = {n: next(w for w in workload(presets.load("demo", [f"targets.steps={n}"]), size) if w.stage == "targets") for n in (1, 3)}

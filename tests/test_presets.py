@@ -58,6 +58,24 @@ def test_the_paper_s_presets_are_all_there() -> None:
     assert set(PAPER) == {f"qwen7b_{task}" for task in tasks} | {f"qwq32b_{task}" for task in tasks if task != "tau_airline"}
 
 
+def test_grpo_s_presets_have_the_paper_s_groups_on_the_paper_s_tasks() -> None:
+    names = [name for name in presets.names() if name.startswith("qwen7b_grpo")]
+    assert names == [f"qwen7b_grpo_{task}" for task in ("20q", "math", "tau_retail")]
+    for name in names:
+        run: Any = presets.load(name)
+        nlac: Any = presets.load(name.replace("_grpo", ""))
+        assert (run.method, run.collect.group, run.model, run.roles) == ("grpo", 4, nlac.model, nlac.roles)
+        assert (run.task, run.iterations, run.collect.model_copy(update={"group": 1})) == (nlac.task, nlac.iterations, nlac.collect)
+
+
+@pytest.mark.parametrize("name", [name for name in presets.names() if name.startswith(("qwen7b", "qwq32b"))])
+def test_large_presets_multiply_the_adapter_in_16_bits_in_passes_of_so_many_tokens(name: str) -> None:
+    run: Any = presets.load(name)
+    stages = [getattr(run, stage) for stage in METHODS[run.method] if hasattr(getattr(run, stage), "autocast")]
+    assert stages
+    assert all(stage.autocast and (getattr(stage, "row_tokens", 0) or stage.pass_tokens) for stage in stages)
+
+
 def test_every_value_of_the_large_presets_says_where_it_is_from() -> None:
     """A comment behind it names the paper, the slides, the benchmark or us; what only names a place needs none."""
     places = ("path", "url", "oracle_url", "oracle_model", "prompts", "options", "extends", "domain", "test_options", "method")
