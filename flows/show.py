@@ -1,4 +1,4 @@
-"""Shows a run, or an episode as a transcript with what the critic said of every turn beside it.
+"""Shows a run, or an episode as a transcript with what the critic said of every turn beside it, and whether training kept its tokens.
 
     turnwise show RUN
     turnwise show EPISODE
@@ -20,6 +20,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from flows.certificate import all_clear, difference
 from flows.commands import emit
 from flows.ledger import ledger_table, read_ledger
 from flows.pipeline import EXPERIMENT, Iteration
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
     from stages.execute import Workspace
 
 EPISODES_SHOWN = 8
-READERS = {"judgements": ("refine", "evaluate"), "targets": ("targets", "refine")}  # stages that write about an episode's turns
+# Stages that write about an episode's turns.
+READERS = {"judgements": ("refine", "evaluate"), "targets": ("targets", "refine"), "certificates": ("self_ac", "grpo")}
 VALUES = "values/values.parquet"  # artifact of an evaluation of self_ac
 PLAIN_WIDTH = 140  # where output is no terminal
 
@@ -59,7 +61,7 @@ def show(args: Namespace) -> int:
 
 
 def read_episode(workspace: Workspace, prefix: str) -> dict[str, Any]:
-    """An episode with its turns, and the judgements and targets that runs made from it."""
+    """An episode with its turns, and the judgements, targets and certificates that runs made from it."""
     tracking, replay = workspace.tracking, workspace.replay
     try:
         episode = replay.find_episode(prefix, tracking.is_finished)
@@ -93,7 +95,7 @@ def read_stage_run(workspace: Workspace, run_id: str) -> dict[str, Any]:
     info = workspace.tracking.info(run_id)
     finished = info.status == "FINISHED"
     stage = workspace.tracking.experiment(run_id)
-    tables = ("episodes", "turns", "targets", "judgements", "priorities")
+    tables = ("episodes", "turns", "targets", "judgements", "priorities", "certificates")
     counts = {table: workspace.replay.count(table, [run_id]) for table in tables} if finished else {}
     episodes = workspace.replay.rows("episodes", [run_id]) if counts.get("episodes") else []
     keys = ("episode_id", "scenario_id", "outcome", "total_reward", "n_turns")
@@ -122,18 +124,20 @@ def transcript(found: Mapping[str, Any]) -> RenderableType:
     table = Table(show_header=True, expand=True, show_lines=True)
     table.add_column("what happened", ratio=1, overflow="fold")
     table.add_column("what the critic said", ratio=1, overflow="fold")
-    opening = _opening(found)
+    opening, certified = _opening(found), found.get("certificates") or ()
     if opening:
         table.add_row(opening, "")
     for turn in found["turns"]:
         said = [row for row in found["judgements"] if row["turn"] == turn["turn"]]
         made = [row for row in found["targets"] if row["turn"] == turn["turn"]]
-        table.add_row(
-            _turn(turn, _parts(turn, found["turns"])), Text("\n").join([*_value(found, turn["turn"]), *map(_judgement, said), *map(_target, made)])
-        )
+        happened = _turn(turn, _parts(turn, found["turns"]))
+        if broken := difference(certified, turn["turn"]):
+            happened.append("\n").append(_labelled("tokens differ", broken, style="red"))
+        table.add_row(happened, Text("\n").join([*_value(found, turn["turn"]), *map(_judgement, said), *map(_target, made)]))
     parts: list[RenderableType] = [Rule(Text(title)), table, Text(result, style="bold")]
     if values := found.get("values"):
         parts.append(Text(f"V {sparkline(values)}  {values[0]:.2f} -> {values[-2]:.2f} before the last action, {values[-1]:.2f} at the end"))
+    parts += map(Text, all_clear(certified))
     if episode["error"]:
         parts.append(Text(f"error: {episode['error']}"))
     return Group(*parts)

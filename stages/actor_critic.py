@@ -62,6 +62,9 @@ class SelfAcConfig(OptimConfig):
     )
     max_gap: float = Field(0.1, gt=0, description=MAX_GAP)
     checkpoint_every: int = Field(50, ge=0, description="Steps between two checkpoints, from which a killed stage goes on; 0 = none. [ours]")
+    broken: Literal["split", "error"] = Field(
+        "split", description="An episode that breaks, its next state not beginning with a turn's tokens: a row for each piece, or stop. [ours]"
+    )
     unusable: Literal["error", "drop"] = Field(
         "error", description="An episode that cannot be trained on (too long, no log-probs): stop, or drop and count it. [ours]"
     )

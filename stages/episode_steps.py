@@ -13,9 +13,10 @@ import torch
 
 from stages.actor_critic import Part, SelfAcConfig
 from stages.contract import Context
+from stages.learn.certificate import certificates, shown
 from stages.learn.credit import returns_of
 from stages.learn.losses import loss_normaliser
-from stages.learn.shadow import BadEpisode, EpisodeIds, bins, pack, unbroken
+from stages.learn.shadow import BadEpisode, EpisodeIds, NotAPrefix, bins, pack, unbroken
 from stages.llm.roles import load_roles
 from stages.training import by_scenario, relative_advantages
 from stages.types import MissingInput, Outcome, Row
@@ -24,12 +25,13 @@ from stages.values import prompt_ids
 
 @dataclass(frozen=True)
 class Trainable:
-    """Episodes as rows to be packed: the rows of each (one, unless it broke), what each row's rewards add up to by its key, and counts."""
+    """Episodes as rows to be packed: the rows of each (one, unless it broke), what each row's rewards add up to by its key, counts, and a certificate a turn."""
 
     episodes: tuple[tuple[EpisodeIds, ...], ...]
     returns: Mapping[tuple[Any, ...], float]
     relative: Mapping[str, float] | None  # advantage by episode; None = by turn, from values
     counts: Mapping[str, float]
+    certificates: tuple[Row, ...] = ()  # their gaps are still to come
 
 
 def critic_prompt(context: Context) -> tuple[int, ...]:
@@ -40,7 +42,8 @@ def critic_prompt(context: Context) -> tuple[int, ...]:
 
 
 def trainable_rows(context: Context, heads: Sequence[Row], critic_ids: Sequence[int], max_positions: int | None) -> Trainable:
-    """What can be trained on. Raises BadEpisode for what cannot, unless it may be dropped; MissingInput where nothing is left."""
+    """What can be trained on. Raises BadEpisode for what cannot, unless it may be dropped; NotAPrefix for what broke, unless it may be split;
+    MissingInput where nothing is left."""
     config: SelfAcConfig = context.config
     turns: dict[str, list[Row]] = defaultdict(list)
     for turn in context.replay.rows("turns", context.inputs["collect"][-1:]):
@@ -53,6 +56,7 @@ def trainable_rows(context: Context, heads: Sequence[Row], critic_ids: Sequence[
         heads = [head for head in heads if head["episode_id"] in relative]
     episodes: list[tuple[EpisodeIds, ...]] = []
     returns: dict[tuple[Any, ...], float] = {}
+    certified: list[Row] = []
     for head in heads:
         final, mine = context.engine.encode(roles.policy(head["messages"])), turns[head["episode_id"]]
         try:
@@ -63,13 +67,30 @@ def trainable_rows(context: Context, heads: Sequence[Row], critic_ids: Sequence[
                 raise
             counts["self_ac/dropped"] += 1
             continue
+        kept = certificates(mine, final, context.engine.decode)
+        if config.broken == "error":
+            check_unbroken(kept)
+        certified += kept
         episodes.append(tuple(found))
         told = returns_of(found, head["total_reward"], [turn["reward"] for turn in mine], gamma=config.gamma)
         returns |= {row.key: one for row, one in zip(found, told, strict=True)}
         counts["self_ac/split"] += len(found) > 1
     if not episodes:
         raise MissingInput(f"self_ac found no usable one among {len(heads)} episodes of its last collect run; collect more")
-    return Trainable(tuple(episodes), returns, relative, counts)
+    return Trainable(tuple(episodes), returns, relative, counts, tuple(certified))
+
+
+def check_unbroken(rows: Sequence[Row]) -> None:
+    """Raises NotAPrefix at the first turn whose certificate says that the next state does not carry it on."""
+    for row in rows:
+        if not row["extended"]:
+            where = f"episode {row['episode_id']}, turn {row['turn']}"
+            found = f"one that differs from token {row['position']} on: produced {shown(row['produced'])}, rendered {shown(row['rendered'])}"
+            raise NotAPrefix(
+                f"{where}: wanted a next state that begins with this turn's tokens, found {found}; "
+                "use a chat template that only appends, or set self_ac.broken to split",
+                turn=row["turn"], position=row["position"],
+            )  # fmt: skip
 
 
 def by_group(heads: Sequence[Row]) -> dict[str, float]:

@@ -13,6 +13,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 from stages.contract import Context, Outputs, Stage
 from stages.learn.adapter import save_adapter
 from stages.learn.batches import Batch
+from stages.learn.certificate import Turn, cert_metrics, certificates, turn_gaps, with_gaps
 from stages.learn.fit import adamw, fit
 from stages.learn.losses import completion_log_probs, turn_ppo_clip
 from stages.training import (
@@ -61,10 +63,14 @@ class Turns:
     advantage_B: Tensor
     old_log_probs_K: Tensor
     normaliser: int
+    first: tuple[Turn, ...]  # in the stage's first step which turn each row is; none later
 
 
 def run(context: Context) -> Outputs:
-    """Artifact `adapter`. Raises MissingInput where no group has two episodes, UsageError for a policy_temperature that is not 1."""
+    """Artifact `adapter`, rows of `certificates`. A row is a turn, so nothing has to carry it on; a turn that is not is counted all the same, except
+    the last one of an episode, after which GRPO reads no state.
+
+    Raises MissingInput where no group has two episodes, UsageError for a policy_temperature that is not 1."""
     config: GrpoConfig = context.config
     check_temperature(context)
     latest = context.inputs["collect"][-1:]
@@ -72,6 +78,7 @@ def run(context: Context) -> Outputs:
     advantage = episode_advantages(episodes)
     turns = [t for t in context.replay.rows("turns", latest) if advantage.get(t["episode_id"], 0.0) != 0.0]
     model = trainable_policy(context)
+    gaps: dict[Turn, dict[str, float]] = {}
     bar = context.progress("train by GRPO", config.epochs * -(-len(turns) // config.batch))
 
     def after_step(done: list[dict[str, float]]) -> None:
@@ -80,16 +87,23 @@ def run(context: Context) -> Outputs:
 
     batches = step_batches(turns, advantage, config, random.Random(context.seed), model)
     optimiser = adamw(model, lr=config.rate(context.iteration))
-    history = fit(model, batches, partial(clipped_loss, config=config), optimiser, clip=config.clip, after_step=after_step, merge=of_step)
+    history = fit(model, batches, partial(clipped_loss, config=config, gaps=gaps), optimiser, clip=config.clip, after_step=after_step, merge=of_step)
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     mixed = len({t["episode_id"] for t in turns}) / len(episodes)
-    return Outputs(fit_metrics("grpo", history) | {"grpo/used_frac": mixed}, {}, {"adapter": context.workdir / "adapter"})
+    certified = [row for _, mine in groupby(turns, lambda t: t["episode_id"]) for row in certificates(list(mine), None, context.engine.decode)]
+    certified = with_gaps(certified, gaps)
+    metrics = fit_metrics("grpo", history) | {"grpo/used_frac": mixed} | cert_metrics("grpo", certified, config.max_gap)
+    return Outputs(metrics, {"certificates": certified}, {"adapter": context.workdir / "adapter"})
 
 
-def clipped_loss(model: Any, part: Turns, config: GrpoConfig) -> tuple[Tensor, dict[str, float]]:
-    """L of one pass, and its metrics with the tokens that each is a mean of; the losses of a step's passes add up to that of the step."""
+def clipped_loss(model: Any, part: Turns, config: GrpoConfig, gaps: dict[Turn, dict[str, float]]) -> tuple[Tensor, dict[str, float]]:
+    """L of one pass, and its metrics with the tokens that each is a mean of; the losses of a step's passes add up to that of the step.
+
+    gaps: takes in those of the turns of the stage's first step."""
     with half(part.batch.ids.device, config.autocast):
         log_probs_K, rows_K = completion_log_probs(model, part.batch)
+    if part.first:
+        gaps.update(turn_gaps([part.first[row] for row in rows_K.tolist()], part.old_log_probs_K.tolist(), log_probs_K.tolist()))
     # A row is a turn; divided by the number of tokens, the sum over them is their mean.
     value, metrics = turn_ppo_clip(
         log_probs_K, part.old_log_probs_K, rows_K, part.advantage_B, clip=config.ratio_clip, ratio="token", normaliser=part.normaliser
@@ -109,7 +123,7 @@ def step_batches(turns: list[Row], advantage: dict[str, float], config: GrpoConf
     """Steps in their passes: one, or as many as `pass_tokens` asks for."""
     by_key = {(t["episode_id"], t["turn"]): t for t in turns}
     rows = [TrainRow(tuple(t["prompt_ids"]), tuple(t["action_ids"]), key=key) for key, t in by_key.items()]
-    for _ in range(config.epochs):
+    for epoch in range(config.epochs):
         order = rng.sample(rows, len(rows))
         for start in range(0, len(order), config.batch):
             chosen = order[start : start + config.batch]
@@ -117,8 +131,9 @@ def step_batches(turns: list[Row], advantage: dict[str, float], config: GrpoConf
             for group in by_length(chosen, config.pass_tokens) if config.pass_tokens else [chosen]:
                 old = torch.tensor([lp for row in group for lp in by_key[row.key]["log_probs"]], device=model.device)
                 advantage_B = torch.tensor([advantage[row.key[0]] for row in group], device=model.device)
-                passes.append(Turns(make_part(group, pad_id(model), model.device).batch, advantage_B, old, normaliser))
+                first = tuple((row.key[0], row.key[1]) for row in group) if epoch == start == 0 else ()
+                passes.append(Turns(make_part(group, pad_id(model), model.device).batch, advantage_B, old, normaliser, first))
             yield passes
 
 
-STAGE = Stage("grpo", 1, GrpoConfig, inputs=("collect", "grpo"), roles=(), run=run, outputs=("adapter/",))
+STAGE = Stage("grpo", 2, GrpoConfig, inputs=("collect", "grpo"), roles=(), run=run, outputs=("certificates", "adapter/"))

@@ -1,7 +1,7 @@
 """Self-AC: actor and critic in one transformer, one pass an episode, credit turn by turn.
 
 Source: Self-AC slides; the losses are in `actor_critic.py`, the row's layout in `learn/shadow.py`. The first step is written down token
-by token in ledger.parquet. A stage that was killed goes on from its last checkpoint, to the same weights as without the kill. [ours]
+by token in ledger.parquet, and every turn gets a certificate of its tokens. A stage that was killed goes on from its last checkpoint, to the same weights as without the kill. [ours]
 
     turnwise run self_ac_demo
 """
@@ -22,6 +22,7 @@ from stages.actor_critic import CRITIC, Part, SelfAcConfig, credited_pass, joint
 from stages.contract import Context, Outputs, Stage
 from stages.episode_steps import critic_prompt, steps, trainable_rows
 from stages.learn.adapter import add_adapter, base_of, save_adapter
+from stages.learn.certificate import Turn, cert_metrics, turn_gaps, with_gaps
 from stages.learn.checkpoint import load_checkpoint, save_checkpoint
 from stages.learn.fit import adamw, fit
 from stages.learn.shadow_attention import check_masks, shadow_attention
@@ -36,7 +37,7 @@ CURVES = ("value_loss", "actor_loss", "explained_variance", "entropy", "grad_nor
 
 
 def run(context: Context) -> Outputs:
-    """Artifacts `adapter`, `head`, `moments.safetensors` and `ledger.parquet`, and `critic` where it has an adapter of its own.
+    """Artifacts `adapter`, `head`, `moments.safetensors` and `ledger.parquet`, and `critic` where it has an adapter of its own; rows of `certificates`.
 
     Raises MissingInput without an episode, UsageError for a model that a packed row does not fit."""
     config: SelfAcConfig = context.config
@@ -62,8 +63,9 @@ def run(context: Context) -> Outputs:
     files = save(context, model, head)
     save_checkpoint(files["moments.safetensors"], both, optimiser, weights=False)
     curves = {f"self_ac/step_{name}": [h[name] for h in history if name in h] for name in CURVES}
+    certified = with_gaps(found.certificates, ledger_gaps(files["ledger.parquet"]))
     metrics = fit_metrics("self_ac", history) | {"self_ac/rows": float(sum(map(len, found.episodes))), **found.counts}
-    return Outputs(metrics, {}, files, curves)
+    return Outputs(metrics | cert_metrics("self_ac", certified, config.max_gap), {"certificates": certified}, files, curves)
 
 
 def learn(context: Context, both: nn.ModuleList, optimiser: torch.optim.Optimizer, batches: Any, n_episodes: int) -> list[dict[str, float]]:
@@ -161,7 +163,16 @@ def write_ledger(pages: Sequence[Mapping[str, list[Any]]], decode: Callable[[Seq
     write_parquet(pa.table({**columns, "text": [texts[token] for token in columns["token_id"]]}), path)
 
 
+def ledger_gaps(path: Path) -> dict[Turn, dict[str, float]]:
+    """Gaps of the turns of the first step, from its ledger, which is there after a kill, too."""
+    import pyarrow.parquet as pq
+
+    columns = ["episode", "turn", "old_log_prob", "log_prob"]
+    tokens = pq.read_table(path, columns=columns, filters=[("in_action", "=", True)]).to_pydict()
+    return turn_gaps(zip(tokens["episode"], tokens["turn"], strict=True), tokens["old_log_prob"], tokens["log_prob"])
+
+
 STAGE = Stage(
-    "self_ac", 3, SelfAcConfig, inputs=("collect", "self_ac"), roles=("policy", "value"), run=run,
-    outputs=("adapter/", "head/", "critic/", "moments.safetensors", "ledger.parquet"),
+    "self_ac", 4, SelfAcConfig, inputs=("collect", "self_ac"), roles=("policy", "value"), run=run,
+    outputs=("certificates", "adapter/", "head/", "critic/", "moments.safetensors", "ledger.parquet"),
 )  # fmt: skip

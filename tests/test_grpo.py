@@ -198,7 +198,7 @@ def test_a_step_in_many_passes_has_the_loss_the_gradient_and_the_metrics_of_one(
     def step(config: GrpoConfig) -> tuple[int, float, list[torch.Tensor], dict[str, float]]:
         model.zero_grad()
         found = [
-            grpo.clipped_loss(model, part, config) for part in next(grpo.step_batches(rows["turns"], advantage, config, random.Random(0), model))
+            grpo.clipped_loss(model, part, config, {}) for part in next(grpo.step_batches(rows["turns"], advantage, config, random.Random(0), model))
         ]
         for loss, _ in found:
             loss.backward()  # type: ignore[no-untyped-call]

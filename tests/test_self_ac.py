@@ -193,7 +193,7 @@ def test_actor_and_critic_with_an_adapter_each_do_not_touch_one_another(bench: m
 
 @pytest.mark.parametrize("kill", [1, 3])
 def test_a_killed_stage_goes_on_from_its_checkpoint_to_the_same_weights(bench: models.Bench, monkeypatch: pytest.MonkeyPatch, kill: int) -> None:
-    """Bit by bit: weights, moments, metrics and the ledger of the first step, which is not done again."""
+    """Bit by bit: weights, moments, metrics, and the ledger and certificates of the first step, which is not done again."""
     keep_episodes(bench)
     options: dict[str, Any] = {"epochs": 2, "batch": 2, "lr": 0.01, "checkpoint_every": 1}
     whole = run(bench, name="whole", **options)
@@ -215,7 +215,8 @@ def test_a_killed_stage_goes_on_from_its_checkpoint_to_the_same_weights(bench: m
 
     monkeypatch.setattr(self_ac, "credited_pass", counted)
     again = run(bench, name="broken", **options)
-    assert (dict(again.metrics), again.curves) == (dict(whole.metrics), whole.curves)
+    assert (dict(again.metrics), again.curves, again.rows) == (dict(whole.metrics), whole.curves, whole.rows)
+    assert again.metrics["self_ac/cert_gap_turns"] > 0
     assert len(steps_done) == 4 - kill
     for name in ("adapter/adapter_model.safetensors", "head/value_head.safetensors", "moments.safetensors", "ledger.parquet"):
         first, *rest = name.split("/")

@@ -49,16 +49,18 @@ def ledger(
     for the log-prob of each gets the same gradient from it.
     episode, first_turn: the row's key; with `position`, from 0 within the row, they name an entry. token_id: -1 at the end state.
     turn: -1 outside actions, N at the end state. in_action: the mask of the loss. reward, value, target_1, ..: of the state that the turn
-    acted in, the same on all its tokens, or of the end state; else None. advantage, ratio: of the turn, or the token where `ratio` is token;
-    None outside actions. clipped: the clip holds the gradient at 0. loss_share: 0 outside actions.
+    acted in, the same on all its tokens, or of the end state; else None. old_log_prob, log_prob: the engine's and the trainer's of the token.
+    advantage, ratio: of the turn, or the token where `ratio` is token. These are None outside actions. clipped: the clip holds the gradient at
+    0. loss_share: 0 outside actions.
     episodes: the B of the row, in order. targets: see `step_targets`. Other shapes, Z and c as of `turn_ppo_clip`. No gradient flows."""
     row = packed.to("cpu")
     b_R, t_R, i_R, k_R = _entries(row)
     first_R = torch.tensor([first_turn(e.key) for e in episodes])[b_R]
-    token_K, advantages_J = (log_probs_K.detach().cpu() - row.old_log_probs).double(), advantages_J.detach().cpu().double()
+    log_probs_K, advantages_J = log_probs_K.detach().cpu(), advantages_J.detach().cpu().double()
+    token_K = (log_probs_K - row.old_log_probs).double()
     rho_K, clipped_K, share_K = _terms(token_K, row.turn_of_token, advantages_J, ratio, clip, normaliser)
     states = {"reward": row.rewards, "value": values_BM, **{f"target_{n}": target for n, target in enumerate(targets, 1)}}
-    acted = {"advantage": advantages_J[row.turn_of_token], "ratio": rho_K}
+    acted = {"old_log_prob": row.old_log_probs, "log_prob": log_probs_K, "advantage": advantages_J[row.turn_of_token], "ratio": rho_K}
     lengths_B = torch.tensor([len(e.ids) for e in episodes])
     return {
         "episode": [str(episodes[b].key[0]) for b in b_R.tolist()],

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stages.learn.certificate import first_difference
 from stages.types import TurnwiseError
 
 
@@ -138,10 +139,8 @@ def check_turn(turn: Mapping[str, Any], k: int, key: tuple[Any, ...]) -> None:
 
 
 def check_prefix(before: tuple[int, ...], after: tuple[int, ...], k: int, key: tuple[Any, ...]) -> None:
-    if after[: len(before)] == before:
+    if (position := first_difference(before, after)) is None:
         return
-    shared = min(len(before), len(after))
-    position = next((t for t in range(shared) if before[t] != after[t]), shared)
     raise NotAPrefix(
         f"episode {name(key)}, turn {k}: wanted a next state that begins with this turn's prompt and action ({len(before)} tokens), found one of "
         f"{len(after)} tokens that differs from position {position} on; use a chat template that only appends, or train the turns as separate rows",

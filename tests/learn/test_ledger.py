@@ -58,6 +58,7 @@ def slow(given: dict[str, Any], ratio: Ratio) -> list[dict[str, Any]]:
         first = e.key[1] if len(e.key) > 1 else 0
         name = str(e.key[0])
         nothing = {"reward": None, "value": None, "target_1": None, "target_2": None, "target_3": None, "advantage": None, "ratio": None}
+        nothing |= {"old_log_prob": None, "log_prob": None}
         outside = {**nothing, "turn": -1, "in_action": False, "clipped": False, "loss_share": 0.0}
         entries = [{"episode": name, "first_turn": first, "position": p, "token_id": token, **outside} for p, token in enumerate(e.ids)]
         entries.append({"episode": name, "first_turn": first, "position": len(e.ids), "token_id": -1, **outside})
@@ -68,7 +69,8 @@ def slow(given: dict[str, Any], ratio: Ratio) -> list[dict[str, Any]]:
                 entries[-1] |= {**state, "turn": first + k}
                 continue
             a, olds = next(advantage_of), e.old_log_probs[k]
-            logs = [next(new) - old for old in olds]
+            news = [next(new) for _ in olds]
+            logs = [now - old for now, old in zip(news, olds, strict=True)]
             whole = sum(logs) / (len(logs) if ratio == "turn_mean" else 1)
             for i, p in enumerate(range(e.action_start[k], e.action_end[k] + 1)):
                 rho = math.exp(logs[i] if ratio == "token" else whole)
@@ -76,6 +78,7 @@ def slow(given: dict[str, Any], ratio: Ratio) -> list[dict[str, Any]]:
                 share = -min(rho * a, bounded * a) / Z / (1 if ratio == "token" else len(logs))
                 held = bounded * a < rho * a
                 entries[p] |= {**state, "turn": first + k, "in_action": True, "advantage": a, "ratio": rho, "clipped": held, "loss_share": share}
+                entries[p] |= {"old_log_prob": olds[i], "log_prob": news[i]}
         found += entries
     return found
 

@@ -1,0 +1,34 @@
+"""Shows the certificates of an episode's tokens: all clear in a line at its end, what differs at the turn where the tokens broke.
+
+turnwise show EPISODE
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stages.learn.certificate import shown
+from stages.types import Row
+
+
+def difference(rows: Sequence[Row], turn: int) -> str:
+    """What the turn produced and what the next state holds instead; empty where it goes on with the same tokens. All runs found the same."""
+    broken = [row for row in rows if row["turn"] == turn and row["extended"] is False]
+    if not broken:
+        return ""
+    row = broken[0]
+    return f"at token {row['position']}, produced {shown(row['produced'])}, rendered {shown(row['rendered'])}"
+
+
+def all_clear(rows: Sequence[Row]) -> list[str]:
+    """A line for each run that trained on the episode."""
+    runs: dict[str, list[Row]] = {}
+    for row in rows:
+        runs.setdefault(row["run_id"], []).append(row)
+    return [f"certificate of run {run_id[:8]}: {_line(mine)}" for run_id, mine in runs.items()]
+
+
+def _line(rows: Sequence[Row]) -> str:
+    judged, gaps = [row for row in rows if row["extended"] is not None], [row["gap_max"] for row in rows if row["gap_max"] is not None]
+    extended = [f"{sum(row['extended'] for row in judged)} of {len(judged)} turns extend"] if judged else []
+    return ", ".join([*extended, f"gap up to {max(gaps):.2g} nats" if gaps else "gap not measured (not in the first step)"])
