@@ -272,7 +272,8 @@ def environment(context: Context) -> Callable[[], Env]:
     elif task.oracle == "openai":
         from stages.llm.openai import chat
 
-        ask = chat(task.oracle_url or model.url, task.oracle_model or model.path, max_tokens=room, concurrency=WAITING)
+        key = "model.url" if model.url and not task.oracle_url else "task.oracle_url"
+        ask = chat(task.oracle_url or model.url, task.oracle_model or model.path, max_tokens=room, concurrency=WAITING, key=key)
     return envs.make_env(task.env, task.options, None if ask is None else _without_thoughts(ask))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +16,26 @@ import pytest
 from openai_stub import Stub
 
 from stages.contract import Config
+from stages.llm.openai import chat
 from stages.llm.roles import Roles
 from stages.llm.scripted import ScriptedEngine, draw
 from stages.rollout import GIVEN_UP, RolloutSettings, environment, rollout
 from stages.sections import ModelConfig, RolesConfig, TaskConfig
 from stages.tally import check_environment, summary
-from stages.types import EngineUnavailable, Env, Episode, Malformed, Message, Outcome, Request, Scenario, SimulatorError, Step, TurnwiseError
+from stages.types import (
+    EngineUnavailable,
+    Env,
+    Episode,
+    Malformed,
+    Message,
+    Outcome,
+    Request,
+    Scenario,
+    SimulatorError,
+    Step,
+    TurnwiseError,
+    UsageError,
+)
 
 ROLES = Roles("toy", {"policy": ""})
 SETTINGS = RolloutSettings(adapter=None, temperature=1.0, max_tokens=100, max_turns=4, malformed_allowance=1, slots=8, attempts=3, seed=5)
@@ -368,6 +383,26 @@ def test_an_oracle_on_the_run_s_engine_answers_as_the_base_and_leaves_no_row(bas
     recorded = {t.prompt_ids for e in episodes for t in e.turns}
     assert recorded.isdisjoint(r.prompt_ids for r in asked)
     assert all(t.observation.startswith("Yes.") for e in episodes for t in e.turns)
+
+
+@pytest.mark.parametrize(
+    ("oracle_url", "url", "key"),
+    [
+        ("localhost:8001", "http://127.0.0.1:1/v1", "task.oracle_url"),
+        ("", "localhost:8000", "model.url"),
+        ("", "", "task.oracle_url"),
+    ],
+)
+def test_an_oracle_s_wrong_address_is_told_by_the_key_that_holds_it(oracle_url: str, url: str, key: str) -> None:
+    task = TaskConfig(env="twenty_questions", options={"questions": 3}, oracle="openai", oracle_url=oracle_url)
+    with pytest.raises(UsageError, match=rf"^{re.escape(key)}: wanted a base URL"):
+        environment(SimpleNamespace(run=SimpleNamespace(task=task, roles=RolesConfig(), model=ModelConfig(url=url))))  # type: ignore[arg-type]
+
+
+def test_an_oracle_that_is_down_is_told_by_its_own_key() -> None:
+    ask = chat("http://127.0.0.1:1/v1", "oracle", retries=0, timeout_s=1, key="task.oracle_url")
+    with pytest.raises(EngineUnavailable, match=r"Is the server up, and is task.oracle_url right\?"):
+        ask([{"role": "user", "content": "hi"}])
 
 
 @pytest.mark.parametrize(("own", "asked"), [({}, "policy"), ({"oracle_model": "oracle"}, "oracle")])

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+URL_KEY = "model.url"
+
 _PROBE_S = 5.0  # of silence, when a server is asked whether it is there
-_TRIES_HINT = "Is the server up, and is model.url right?"
 
 
 class Down(EngineUnavailable):
@@ -37,18 +38,20 @@ class Silent(Down):
 class Endpoint:
     """A server, reached over https, over http on this machine, or over http anywhere as long as no key is set.
 
-    timeout_s: longest silence of the server in one try; retries: further tries; concurrency: requests under way at once.
+    timeout_s: longest silence of the server in one try; retries: further tries; concurrency: requests under way at once; key: the
+    config's, that holds the URL and is named in errors.
     """
 
-    def __init__(self, url: str, *, timeout_s: float, retries: int, concurrency: int) -> None:
+    def __init__(self, url: str, *, timeout_s: float, retries: int, concurrency: int, key: str = URL_KEY) -> None:
+        self._hint = f"Is the server up, and is {key} right?"
         self._key = os.environ.get("OPENAI_API_KEY", "")
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
-            raise UsageError("model.url: wanted a base URL such as http://127.0.0.1:8000/v1, without user name or query.")
+            raise UsageError(f"{key}: wanted a base URL such as http://127.0.0.1:8000/v1, without user name or query.")
         self._local = _is_loopback(parts.hostname)
         if self._key and parts.scheme == "http" and not self._local:
             raise UsageError(
-                f"model.url: OPENAI_API_KEY would go over plain http to {parts.hostname}; use https, or unset the key if the server wants none."
+                f"{key}: OPENAI_API_KEY would go over plain http to {parts.hostname}; use https, or unset the key if the server wants none."
             )
         self.name = parts.netloc
         self._url = url.rstrip("/") + ("/v1" if parts.path in ("", "/") else "")
@@ -60,7 +63,7 @@ class Endpoint:
         try:
             import openai
         except ImportError:
-            raise UsageError("model.engine = openai needs the package openai. Run: pip install 'turnwise[openai]'") from None
+            raise UsageError("an OpenAI-compatible server needs the package openai here. Run: pip install 'turnwise[openai]'") from None
         # A proxy of the environment cannot reach this machine's loopback, and must not see what stays on it.
         http = openai.DefaultAsyncHttpxClient(trust_env=not self._local)
         timeout = openai.Timeout(self._timeout_s, connect=min(10.0, self._timeout_s))
@@ -97,9 +100,9 @@ class Endpoint:
             async with self._free:
                 return await ask()
         except openai.APITimeoutError:
-            raise Silent(f"the engine at {self.name} did not answer in {retries + 1} tries of {timeout_s:g} s. {_TRIES_HINT}") from None
+            raise Silent(f"the engine at {self.name} did not answer in {retries + 1} tries of {timeout_s:g} s. {self._hint}") from None
         except openai.APIConnectionError:
-            raise Silent(f"the engine at {self.name} cannot be reached ({retries + 1} tries). {_TRIES_HINT}") from None
+            raise Silent(f"the engine at {self.name} cannot be reached ({retries + 1} tries). {self._hint}") from None
         except openai.APIStatusError as error:
             # Without the cause: its text may repeat the key.
             status = error.status_code

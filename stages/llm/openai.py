@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.llm import tokens
-from stages.llm.endpoint import run
+from stages.llm.endpoint import URL_KEY, run
 from stages.llm.servers import Servers
 from stages.types import Ask, Completion, EngineUnavailable, Message, Request
 
@@ -112,9 +112,10 @@ def chat(
     timeout_s: float = 60.0,
     retries: int = 4,
     concurrency: int = 16,
+    key: str = URL_KEY,
 ) -> Ask:
-    """A function from messages to the text of the model's reply, over /v1/chat/completions. It raises EngineUnavailable."""
-    servers = Servers(url, timeout_s=timeout_s, retries=retries, concurrency=concurrency)
+    """A function from messages to the text of the model's reply, over /v1/chat/completions. It raises EngineUnavailable. key: as of `Endpoint`."""
+    servers = Servers(url, timeout_s=timeout_s, retries=retries, concurrency=concurrency, key=key)
     settings = {"model": model, "temperature": temperature, "max_tokens": max_tokens, "seed": seed}
 
     def ask(messages: Sequence[Message]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from stages.llm.endpoint import Down, Endpoint
+from stages.llm.endpoint import URL_KEY, Down, Endpoint
 from stages.types import EngineUnavailable, UsageError
 
 T = TypeVar("T")
@@ -29,13 +29,15 @@ class _Server:
 
 
 class Servers:
-    """One or more endpoints. pause_s: how long one that failed is left alone while others are up."""
+    """One or more endpoints. pause_s: how long one that failed is left alone while others are up; key: as of `Endpoint`."""
 
-    def __init__(self, urls: str | Sequence[str], *, timeout_s: float, retries: int, concurrency: int, pause_s: float = 30.0) -> None:
+    def __init__(
+        self, urls: str | Sequence[str], *, timeout_s: float, retries: int, concurrency: int, pause_s: float = 30.0, key: str = URL_KEY
+    ) -> None:
         urls = [urls] if isinstance(urls, str) else list(urls)
         if not urls:
-            raise UsageError("model.url: wanted a base URL such as http://127.0.0.1:8000/v1, or a list of them, found none.")
-        self._servers = [_Server(Endpoint(url, timeout_s=timeout_s, retries=retries, concurrency=concurrency)) for url in urls]
+            raise UsageError(f"{key}: wanted a base URL such as http://127.0.0.1:8000/v1, or a list of them, found none.")
+        self._servers = [_Server(Endpoint(url, timeout_s=timeout_s, retries=retries, concurrency=concurrency, key=key)) for url in urls]
         # A request chooses its server when it can leave: chosen earlier, half of them would wait behind the slower one.
         self._free = asyncio.Semaphore(concurrency * len(urls))
         self._pause_s = pause_s
