@@ -1,0 +1,63 @@
+"""Which customers a run on service_desk still loses, and by which steps: is it credit that it lacks, or has it stopped to try?
+
+    turnwise run self_ac_demo
+    python -m benchmarks.by_customer RUN --last 5
+
+Episodes of the last `--last` collect runs. A row is a customer's request and tier: the share of visits that were won, and for each step the
+option that was taken most with its share; "!" marks one that the rule book does not want.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+from stages.envs import service_desk as desk
+from stages.replay import Replay
+from stages.tracking import Tracking
+
+Customer = tuple[str, str]
+
+
+def visits(episodes: list[Any], turns: list[Any]) -> tuple[dict[Customer, list[float]], dict[tuple[Customer, str], Counter[str]]]:
+    """Rewards of each (request, tier), and the options that it was given by each tool."""
+    rewards: dict[Customer, list[float]] = defaultdict(list)
+    options: dict[tuple[Customer, str], Counter[str]] = defaultdict(Counter)
+    customer = {}
+    for episode in episodes:
+        customer[episode["episode_id"]] = who = (str(episode["scenario"]["request"]), str(episode["scenario"]["tier"]))
+        rewards[who].append(float(episode["total_reward"]))
+    for turn in turns:
+        if len(words := turn["action"].split()) == 2:  # an unreadable reply has none
+            options[customer[turn["episode_id"]], words[0]][words[1]] += 1
+    return rewards, options
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run")
+    parser.add_argument("--last", type=int, default=5)
+    args = parser.parse_args()
+    tracking, replay = Tracking(Path("mlflow").resolve()), Replay(Path("data/turnwise.duckdb").resolve())
+    run_id = tracking.find(args.run)
+    config, summary = (json.loads(tracking.artifact(run_id, name).read_text()) for name in ("config.json", "summary.json"))
+    collected = [one["runs"]["collect"] for one in summary["iterations"] if "collect" in one["runs"]][-args.last :]
+    rewards, options = visits(replay.rows("episodes", collected), replay.rows("turns", collected))
+    task = desk.Options(**config["task"]["options"])
+    book, steps = desk.rule_book(task), desk.steps_of(task)
+    print("| customer | visits | won | " + " | ".join(tool for tool, _, _ in steps) + " |")
+    print("|---|---|---|" + "---|" * len(steps))
+    for who in sorted(rewards, key=lambda who: -sum(rewards[who]) / len(rewards[who])):
+        cells = []
+        for tool, kind, _ in steps:
+            taken, count = options[who, tool].most_common(1)[0]
+            wrong = "" if book[tool, desk.key_of(kind, *who)].option == taken else "!"
+            cells.append(f"{wrong}{taken} {count / options[who, tool].total():.2f}")
+        print(f"| {' '.join(reversed(who))} | {len(rewards[who])} | {sum(rewards[who]) / len(rewards[who]):.2f} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()
