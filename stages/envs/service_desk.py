@@ -2,8 +2,8 @@
 
 The agent serves one customer by tool calls, in a fixed order of steps: check, give, (log,) close. Each step has one right
 option, fixed by a hidden rule book: (request) -> check, (request, tier) -> give, (tier) -> close. Nothing in the prompt tells
-the rules. Reward 1 only if every step was right, at the end; the last observation is an audit that names each broken
-rule in words. Turn limit: one turn a step. Reward range: {0, 1}. Source: tau-bench in miniature [ours].
+the rules. Reward 1 only if every step was right, at the end (or a share after each right step, `pay`); the last observation is an audit
+that names each broken rule in words. Turn limit: one turn a step. Return: {0, 1}, or [0, 1]. Source: tau-bench in miniature [ours].
 
 The default desk has 4 requests x 3 tiers and 4 + 12 + 3 = 19 rules; a random policy wins 1 in 24.
 """
@@ -51,6 +51,7 @@ class Options(Config):
     tiers: int = Field(3, ge=1, le=len(TIERS), description="Number of customer tiers. [ours]")
     give_by: Kind = Field("pair", description="What step give is keyed on; `request` makes an easy desk. [ours]")
     log: bool = Field(False, description="A fourth step, log, before the closing, keyed on the request. [ours]")
+    pay: Literal["end", "step"] = Field("end", description="1 at the end if every step was right, or 1 / steps at once for each right step. [ours]")
     describe_tools: bool = Field(
         False, description="List tools and options in the system message, for a model that was not trained on this desk's language. [ours]"
     )
@@ -74,7 +75,7 @@ class Truth:
     """What a critic should have known of an action; never shown to the model."""
 
     optimal: bool  # the action is the right one for its step
-    q: float  # exact Q*(s, a): 1 while nothing is broken yet and the rest can still be done right, else 0
+    q: float  # exact Q*(s, a): 1 while nothing is broken yet and the rest can still be done right, else 0; paid by step, all that can still be earned
     cause: str  # the rule that the action breaks, "" if none
     broken: tuple[str, ...]  # every rule broken so far
 
@@ -133,7 +134,7 @@ class ServiceDesk:
         self.system = system_text([tool for tool, _, _ in self._steps])
         if options.describe_tools:
             self.system += "".join(f" {tool}: {' or '.join(choices)}." for tool, _, choices in self._steps)
-        self._book = rule_book(options)
+        self._book, self._by_step = rule_book(options), options.pay == "step"
         self._data: dict[str, Any] = {}
         self._chosen: list[str] = []
         self._over = True
@@ -159,12 +160,14 @@ class ServiceDesk:
         tool, _, choices = self._steps[len(self._chosen)]
         self._chosen.append(option_of(action, tool, choices))
         text = done(self._chosen[-1])
-        if len(self._chosen) < len(self._steps):
-            return Step(({"role": "user", "content": text},))
-        self._over = True
         broken = broken_rules(self._steps, self._book, self._data, self._chosen)
+        earned = 0.0 if any(rule.tool == tool for rule in broken) else 1 / len(self._steps)
+        if len(self._chosen) < len(self._steps):
+            return Step(({"role": "user", "content": text},), earned if self._by_step else 0.0)
+        self._over = True
         text = f"{text} {audit(self._data['auditor'], broken)}"
-        return Step(({"role": "user", "content": text},), float(not broken), terminated=True, info={"broken": [str(rule) for rule in broken]})
+        reward = earned if self._by_step else float(not broken)
+        return Step(({"role": "user", "content": text},), reward, terminated=True, info={"broken": [str(rule) for rule in broken]})
 
 
 def option_of(action: str, tool: str, choices: Sequence[str]) -> str:
@@ -191,7 +194,8 @@ def truth(options: Mapping[str, Any], scenario: Scenario, actions: Sequence[str]
     broken = broken_rules(steps, rule_book(opts), dict(scenario.data), chosen)
     tool = steps[len(actions) - 1][0]
     cause = next((str(rule) for rule in broken if rule.tool == tool), "")
-    return Truth(not cause, float(not broken), cause, tuple(str(rule) for rule in broken))
+    q = (len(steps) - len(actions) + (not cause)) / len(steps) if opts.pay == "step" else float(not broken)
+    return Truth(not cause, q, cause, tuple(str(rule) for rule in broken))
 
 
 def make(options: Mapping[str, Any], ask: Ask | None = None) -> Callable[[], Env]:

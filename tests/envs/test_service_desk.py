@@ -128,6 +128,25 @@ def test_truth_equals_q_by_trying_every_way_to_go_on(options: dict[str, Any]) ->
             assert truth.cause in truth.broken
 
 
+@pytest.mark.parametrize("log", [False, True])
+def test_paid_by_step_each_right_one_earns_its_share_at_once_and_q_is_all_that_can_still_be_earned(log: bool) -> None:
+    opts, rng = Options(log=log, pay="step"), random.Random(1)
+    wanted = right(opts, ANA)
+
+    def rewards(actions: list[str]) -> list[float]:
+        env = ServiceDesk(opts)
+        env.reset(ANA)
+        return [env.step(act(action)).reward for action in actions]
+
+    ways = [list(way) for way in product(*([f"{tool} {option}" for option in choices] for tool, _, choices in desk.steps_of(opts)))]
+    assert sum(sum(rewards(way)) >= 1 for way in ways) == 1  # a visit is won as it is with pay = end
+    for way in rng.sample(ways, 12):
+        assert rewards(way) == [(a == b) / len(wanted) for a, b in zip(way, wanted, strict=True)]
+        n = rng.randint(1, len(way))
+        to_go = max(sum(rewards([*way[:n], *rest])[n - 1 :]) for rest in {tuple(other[n:]) for other in ways})
+        assert desk.truth({"log": log, "pay": "step"}, ANA, way[:n]).q == pytest.approx(to_go)
+
+
 def test_truth_of_an_action_that_the_desk_would_not_understand_is_malformed() -> None:
     for actions in (["give cash"], ["check photo", "check photo"], ["check lamp"], ["check"], [""]):
         with pytest.raises(Malformed):
