@@ -66,6 +66,18 @@ def trainable_episodes(replay: Reader, run_ids: Sequence[str]) -> list[Row]:
 
 def transitions(replay: Reader, run_ids: Sequence[str], *, newest: int | None = None) -> list[Transition]:
     """Transitions of all trainable episodes of these runs, oldest first; the `newest` ones where a number is given."""
+    if newest is None:
+        return _transitions(replay, run_ids)
+    # Run by run from the newest on, as far as needed: the rows of all of a long run's iterations do not fit into memory.
+    found: list[Transition] = []
+    for run_id in reversed(run_ids):
+        if len(found) >= newest:
+            break
+        found = _transitions(replay, [run_id]) + found
+    return found[-newest:]
+
+
+def _transitions(replay: Reader, run_ids: Sequence[str]) -> list[Transition]:
     episodes = {row["episode_id"]: row for row in trainable_episodes(replay, run_ids)}
     found: list[Transition] = []
     past: dict[str, list[str]] = {}
@@ -75,7 +87,7 @@ def transitions(replay: Reader, run_ids: Sequence[str], *, newest: int | None = 
             found.append(_transition(row, episode, tuple(actions)))
             if not row["malformed"]:
                 actions.append(row["action"])
-    return found if newest is None else found[-newest:]
+    return found
 
 
 def _transition(row: Row, episode: Row, past: tuple[str, ...]) -> Transition:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from stages.contract import Outputs
 from stages.llm.scripted import ScriptedEngine
 from stages.replay import Replay
 from stages.transitions import Transition, episode_rows, transitions
-from stages.types import Episode, Outcome
+from stages.types import Episode, Outcome, Row
 
 ENGINE = ScriptedEngine()
 CHECK, GIVE, CLOSE = (
@@ -68,6 +69,23 @@ def test_what_the_policy_did_not_cause_is_no_transition() -> None:
 def test_the_newest_are_the_last_ones_written() -> None:
     assert [t.key for t in read(EPISODES, newest=4)] == [t.key for t in read(EPISODES)][-4:]
     assert len(read(EPISODES, newest=1000)) == 8
+
+
+def test_older_runs_than_the_newest_transitions_need_are_not_read() -> None:
+    """All prompts of a long run's iterations would not fit into memory."""
+    seen: list[str] = []
+
+    class Reader(models.Memory):
+        def rows(self, table: str, run_ids: Sequence[str], *, where: str = "") -> list[Row]:
+            seen.extend(run_ids)
+            return super().rows(table, run_ids, where=where)
+
+    memory = Reader()
+    for i, episode in enumerate(EPISODES[:3]):
+        memory.keep(f"run{i}", Outputs({}, episode_rows([episode], i)))
+    found = transitions(memory, ["run0", "run1", "run2"], newest=4)
+    assert [t.key for t in found] == [("cut", 1), ("failed", 0), ("failed", 1), ("failed", 2)]
+    assert set(seen) == {"run1", "run2"}
 
 
 def test_an_observation_of_several_messages_belongs_to_one_transition() -> None:
