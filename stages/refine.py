@@ -88,9 +88,13 @@ def run(context: Context) -> Outputs:
         raise MissingInput("refine needs states from collect, found none; collect more episodes")
     rng = random.Random(context.seed)
     drawn = rng.sample(pool, min(config.states, len(pool)))
+    bar = context.progress("refine actions, role by role", 3)
     fresh = fresh_actions(context, roles, drawn)
+    bar.advance()
     judged = judge_all(context, roles, fresh)
+    bar.advance()
     refined = refine_all(context, roles, judged)
+    bar.advance()
     if all(r.dropped == OUT_OF_CONTEXT for r in refined):
         raise nothing_fits("refine", len(refined), context.engine.context)
     if config.gate != "none":

@@ -101,9 +101,15 @@ def run(context: Context) -> Outputs:
 def nothing_readable(backups: Sequence[Backup]) -> TurnwiseError:
     """An engine that talks garbage; as a finished run without targets it would be reused for ever."""
     counts = ", ".join(f"{reason}: {n}" for reason, n in Counter(b.dropped for b in backups).most_common())
-    found = next((f"; for example {b.target.text[:60]!r}" for b in backups if b.target), "")
+    replies = [b.target for b in backups if b.target]
+    found = next((f"; for example {reply.text[:60]!r}" for reply in replies), "")
+    cut = sum(reply.finish_reason != "stop" for reply in replies)
+    if replies and cut == len(replies):
+        advice = "All were cut at their limit: raise roles.max_future_tokens, or roles.max_thought_tokens for a model that thinks first"
+    else:
+        advice = "Look at the engine's model (does model.path follow instructions?) and its prompts (roles.prompts)"
     wanted = f"targets wanted futures of {len(backups)} transitions"
-    return TurnwiseError(f"{wanted}, but no reply could be read ({counts}{found}). Look at the engine's model, then run the same command again")
+    return TurnwiseError(f"{wanted}, but no reply could be read ({counts}{found}). {advice}, then run the command again")
 
 
 def usable(pool: Sequence[Transition]) -> list[Transition]:
@@ -151,9 +157,13 @@ def bellman_backup(context: Context, roles: Roles, drawn: Sequence[Backup]) -> l
 
     With one step, the paper's, the chain is the transition itself: f = B(s, a, r, s', f').
     """
+    depths = max((len(b.chain) for b in drawn), default=0)
+    bar = context.progress("make targets, role by role", 1 + depths)
     backups = sampled_futures(context, roles, drawn)
-    for depth in reversed(range(max((len(b.chain) for b in backups), default=0))):
+    bar.advance()
+    for depth in reversed(range(depths)):
         backups = merged(context, roles, backups, depth)
+        bar.advance()
     return backups
 
 

@@ -36,9 +36,7 @@ FULL_STORE = (
 STOPPED = "turnwise: interrupted; nothing is half-written, and the same command goes on from the last finished stage."
 DOWN = r"turnwise: EngineUnavailable: the engine at 127\.0\.0\.1:8000 did not answer in 5 tries of 300 s\."
 BROKEN = "turnwise: TurnwiseError: no episode could be scored: env_failed on all 6, first error: ZeroDivisionError: the desk has no such drawer"
-UNREADABLE = (
-    r"turnwise: TurnwiseError: targets wanted futures of 8 transitions, but no reply could be read \(.*\)\. Look at the engine's model, then run .*"
-)
+UNREADABLE = r"turnwise: TurnwiseError: targets wanted futures of 8 transitions, but no reply could be read \(.*\)\. Look at the engine's model .*, then run .*"
 
 # (stage run, moment, what happens, the sentence, how the stage's run is marked). A full disk stops the mark as well: the run is
 # found dead by the next command.
