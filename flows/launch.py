@@ -13,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from stages import envs
+
 if TYPE_CHECKING:
     from flows.pipeline import Step, Summary
     from flows.presets import RunConfig
@@ -80,6 +82,7 @@ def launch_run(run: RunConfig, workspace: Workspace, launch: Launcher, display: 
     from flows.pipeline import plain_step, run_pipeline
 
     workspace.replay.check()
+    check_data(run)
 
     def make_step(parent: str) -> Step:
         return display.watched(launch.step(plain_step(workspace, display.bar, parent, force=force)))
@@ -88,6 +91,14 @@ def launch_run(run: RunConfig, workspace: Workspace, launch: Launcher, display: 
         return run_pipeline(run, workspace, make_step, display.row)
 
     return launch.flow(body, f"{run.preset} seed {run.seed}", {"preset": run.preset, "sets": sets})
+
+
+def check_data(run: RunConfig) -> None:
+    """Raises UsageError where the task's data is not there, for any split that the run needs: else it would be told after a model was loaded, or hours later."""
+    config: Any = run  # with the sections of the stages
+    for split in dict.fromkeys((config.collect.split, config.evaluate.split, "test")):
+        options = {**run.task.options, **(config.evaluate.test_options if split == "test" else {})}
+        envs.scenarios(run.task.env, options, split, 1, run.seed)
 
 
 def launch_rerun(rerun: Rerun, workspace: Workspace, launch: Launcher, display: Display, *, sets: list[str], force: bool) -> StageRun:

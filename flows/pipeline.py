@@ -208,7 +208,7 @@ class _Book:
     def add(self, row: Iteration) -> None:
         """An iteration's metrics at step iteration + 1, with running totals, so that win rates can be drawn against cost."""
         plain = {"iteration": row.iteration, **_outcome_of(row), "seconds": round(row.seconds, 3), "reused": list(row.reused), "runs": dict(row.runs)}
-        self._totals["stages_s"] += row.seconds
+        self._totals["stages_s"] += row.seconds if row.iteration >= 0 else 0.0  # the base model's is an evaluation
         self._totals["cpu_s"] += row.cpu_s
         for key, value in row.metrics.items():
             stage, _, what = key.partition("/")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import Stages, fake_stages
 
 from flows import pipeline, presets, rerun
+from flows.launch import Launcher, launch_run
 from flows.plan import plan
+from flows.report import Display
 from stages.execute import StageRun, Workspace, silent
 from stages.types import EngineUnavailable, UsageError
 
@@ -86,6 +89,16 @@ def test_the_parent_run_has_the_curves(workspace: Workspace, stages: Stages) -> 
     metrics = workspace.tracking.metrics(run_id)
     assert metrics["final/win_rate"] == 0.5
     assert metrics["pipeline/episodes"] == 2 * 5 * 4  # of both iterations' learning stages, evaluation left out
+    totals = {point.step: point.value for point in workspace.tracking._client.get_metric_history(run_id, "pipeline/stages_s")}
+    assert totals[0] == 0 < totals[1]
+
+
+def test_missing_data_of_any_split_is_told_before_anything_runs(workspace: Workspace, tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"id": "a", "problem": "1 + 1", "answer": "2", "level": 1}\n')
+    run = presets.load("tiny", ["task.env=math", f'task.options={{path="{tmp_path}"}}', "evaluate.split=train"])
+    with Display(quiet=True) as display, pytest.raises(UsageError, match=r"test\.jsonl"):
+        launch_run(run, workspace, Launcher(workspace.home, None), display, sets=[])
+    assert not workspace.tracking.runs("pipeline", 10)
 
 
 def test_the_same_run_again_reuses_every_stage(workspace: Workspace, stages: Stages) -> None:
