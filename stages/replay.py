@@ -235,6 +235,9 @@ def _sentence(error: Exception, path: Path) -> Exception:
         found = re.search(r"held in (.*?PID \d+\))", text)
         holder = found[1] if found else "another process"
         return TurnwiseError(f"the replay {path} was wanted, but {holder} holds it. Wait for it or stop it, then run the same command again")
+    if re.search(r"Permission denied|not permitted|Read-only file system", text):
+        # Also of one who only reads: the file of an older turnwise is given the tables that it lacks.
+        return TurnwiseError(f"the replay {path} was wanted, but it cannot be opened for writing. Check who owns the file, or work on a copy of it")
     if re.search(r"not a valid DuckDB|Could not read enough bytes|corrupt|checksum|serializ", text, re.IGNORECASE):
         return TurnwiseError(
             f"the replay {path} was wanted, but the file is damaged ({first_line(error)}). Restore it, or move it away and start again"

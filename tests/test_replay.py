@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from toys import episode_row, turn_row
 
 from stages.replay import Replay
-from stages.tables import TABLES, export_rows, schema_sql
+from stages.tables import TABLES, export_rows
 from stages.types import MissingInput, TurnwiseError, UsageError
 
 ROOT = Path(__file__).parent.parent
@@ -181,64 +181,6 @@ def test_a_newer_schema_is_one_sentence(replay: Replay) -> None:
     for use in (lambda: replay.rows("turns", ["r1"]), lambda: replay.commit("r2", "critic", {}), lambda: replay.verify([])):
         with pytest.raises(UsageError, match=r"schema 99, but this turnwise reads only up to 2\. Update turnwise"):
             use()
-
-
-def older(replay: Replay) -> dict[str, Any]:
-    """Make the file one of schema 1, which had no certificates, with a turn of run r1; returns the turn."""
-    turn = turn_row(0, [1, 2], [3], [-0.1])
-    replay.commit("r1", "collect", {"turns": [turn]})
-    with duckdb.connect(str(replay.path)) as raw:
-        raw.execute("drop table certificates; delete from schema_version; insert into schema_version values (1)")
-    return turn
-
-
-@pytest.mark.parametrize("first", ["read", "write", "verify"])
-def test_a_file_of_an_older_schema_gains_the_table_it_lacks_and_loses_nothing(replay: Replay, first: str) -> None:
-    """Whatever is asked of it first; it does so once."""
-    turn = older(replay)
-    if first == "read":
-        assert replay.rows("certificates", ["r1"]) == []
-    elif first == "verify":
-        assert replay.verify(["r1"]) == []
-    row = {
-        "episode_id": "e",
-        "turn": 0,
-        "extended": False,
-        "position": 7,
-        "produced": ["a", "<2>"],
-        "rendered": [],
-        "gap_mean": None,
-        "gap_max": None,
-    }
-    replay.commit("r2", "self_ac", {"certificates": [row]})
-    assert replay.rows("certificates", ["r1", "r2"]) == [{"run_id": "r2", **row}]
-    assert replay.rows("turns", ["r1"]) == [{"run_id": "r1", **turn}]
-    assert (replay.count("commits", ["r1", "r2"]), replay.verify([])) == (2, ["r1", "r2"])
-    with duckdb.connect(str(replay.path)) as raw:
-        assert raw.execute("select version from schema_version order by 1").fetchall() == [(1,), (2,)]
-
-
-def test_an_upgrade_that_fails_leaves_the_file_as_it_was(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> None:
-    older(replay)
-    whole = schema_sql()
-    monkeypatch.setattr("stages.replay.schema_sql", lambda: whole.removesuffix("commit") + "select * from nowhere")
-    with pytest.raises(duckdb.CatalogException):
-        replay.rows("turns", ["r1"])
-    with duckdb.connect(str(replay.path), read_only=True) as raw:
-        assert raw.execute("select version from schema_version").fetchall() == [(1,)]
-        assert ("certificates",) not in raw.execute("select table_name from duckdb_tables()").fetchall()
-    monkeypatch.undo()
-    assert replay.rows("certificates", ["r1"]) == []
-
-
-def test_several_processes_that_meet_an_older_file_upgrade_it_once(replay: Replay) -> None:
-    older(replay)
-    code = "import sys; from pathlib import Path; from stages.replay import Replay; print(Replay(Path(sys.argv[1])).rows('certificates', ['r1']))"
-    both = [subprocess.Popen([sys.executable, "-c", code, str(replay.path)], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) for _ in range(2)]
-    assert [one.communicate(timeout=60)[0] for one in both] == ["[]\n", "[]\n"]
-    assert [one.returncode for one in both] == [0, 0]
-    with duckdb.connect(str(replay.path), read_only=True) as raw:
-        assert raw.execute("select version from schema_version order by 1").fetchall() == [(1,), (2,)]
 
 
 @pytest.mark.parametrize("content", [b"no database at all", b"", os.urandom(4096) * 8], ids=["text", "empty", "random"])
