@@ -232,7 +232,8 @@ def _act(
     except Exception as error:  # as in _start
         return Outcome.ENV_FAILED, f"{type(error).__name__}: {error}"
     r.replies += 1
-    r.malformed += malformed
+    # A reply that the context cut short, not its own limit, is not the policy's doing: what follows does not fit, and is truncated.
+    r.malformed += malformed and not (completion.finish_reason == "length" and len(completion.token_ids) < s.max_tokens)
     failed = r.malformed > s.malformed_allowance
     terminated = terminated or failed
     truncated = not terminated and (truncated or r.replies >= s.max_turns)

@@ -63,11 +63,13 @@ STARTS = [scenario("a", "say", "say", "say", "win"), scenario("b", "win"), scena
 
 @pytest.mark.parametrize(("room", "turns"), [(-1, 2), (0, 2), (1, 3)])
 def test_an_episode_is_truncated_where_its_next_prompt_has_no_room_and_the_others_are_as_without(room: int, turns: int) -> None:
-    """With room for one token it is asked, and that token is an unreadable turn more."""
+    """With room for one token it is asked, and that token is an unreadable turn more, but no failure of the policy: one of its own would end it."""
+    settings = replace(SETTINGS, malformed_allowance=0, slots=2)
     whole = [without_time(e) for e in rollout(ScriptedEngine(speak), toy(), STARTS, ROLES, SETTINGS)]
     full = len(whole[0].turns[2].prompt_ids)
     engine = ScriptedEngine(speak, context=full + room)
-    a, b, c = (without_time(e) for e in rollout(engine, toy(), STARTS, ROLES, replace(SETTINGS, slots=2)))
+    a, b, c = (without_time(e) for e in rollout(engine, toy(), STARTS, ROLES, settings))
+    assert [t.malformed for t in a.turns] == [False, False, True][:turns]
     assert [b, c] == whole[1:]
     assert (a.outcome, a.attempts, a.total_reward, len(a.turns)) == (Outcome.TRUNCATED, 1, 0.0, turns)
     assert a.turns[:turns] == (*whole[0].turns[: turns - 1], replace((*whole[0].turns[:2], a.turns[-1])[turns - 1], truncated=True))
