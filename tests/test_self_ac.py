@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,50 +10,20 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
+from self_ac_play import keep_episodes, row, run, tensors
 
-from stages import episode_steps, self_ac
+from stages import self_ac
 from stages.actor_critic import Part, SelfAcConfig, credited_pass
 from stages.contract import Outputs
-from stages.episode_steps import Trainable, steps
 from stages.learn.checkpoint import save_checkpoint
-from stages.learn.credit import LostCredit, returns_of
-from stages.learn.shadow import BadEpisode, EpisodeTooLong, pack, unbroken
 from stages.llm.hf import HfEngine
 from stages.sections import RolesConfig
-from stages.transitions import episode_rows
-from stages.types import MissingInput, Outcome, Request, TurnwiseError, UsageError
-
-CHECK, GIVE = ("Thought: t Action: check photo", "photo done."), ("Action: give cash", "cash done.")
-CLOSE = ("Action: close phone", "phone done. Mia audits: fail.")
-LENGTHS = (3, 1, 2, 3)
-
-
-def keep_episodes(bench: models.Bench, run_id: str = "collect0", **changes: Any) -> list[Any]:
-    """Four episodes of 3, 1, 2 and 3 turns, the second and the last one won, the third one cut short."""
-    found = []
-    for i, n in enumerate(LENGTHS):
-        turns = [CHECK, GIVE, CLOSE][:n]
-        outcome = Outcome.TRUNCATED if i == 2 else Outcome.SCORED
-        found.append(models.make_episode(bench.engine, f"Ana{i}", turns, outcome, reward=float(i % 2), **changes))
-    bench.memory.keep(run_id, Outputs({}, episode_rows(found, 0)))
-    return found
+from stages.types import MissingInput, Request, TurnwiseError, UsageError
 
 
 @pytest.fixture
 def bench(base: Path, tmp_path: Path) -> models.Bench:
     return models.Bench(base, tmp_path)
-
-
-def run(bench: models.Bench, inputs: Any = None, name: str = "self_ac0", iteration: int = 0, **config: Any) -> Outputs:
-    # The episodes' log-probs are mostly made up, and none of the model's.
-    options = SelfAcConfig(**({"max_gap": 1e9} | config))
-    return bench.run(self_ac.STAGE, options, inputs or {"collect": ["collect0"]}, name=name, iteration=iteration)
-
-
-def tensors(bench: models.Bench, name: str = "self_ac0") -> dict[str, torch.Tensor]:
-    adapter = load_file(bench.memory.files[name, "adapter"] / "adapter_model.safetensors")
-    head = load_file(bench.memory.files[name, "head"] / "value_head.safetensors")
-    return {**adapter, **{f"head.{key}": value for key, value in head.items()}}
 
 
 def test_a_step_of_many_rows_is_the_step_of_one(bench: models.Bench) -> None:
@@ -264,65 +232,6 @@ def test_autocast_computes_in_16_bits_and_leaves_the_weights_in_32(bench: models
     assert {value.dtype for value in tensors(bench, "True").values()} == {torch.float32}
 
 
-def row(prompt: list[int], action: list[int], reward: float = 0.0) -> dict[str, Any]:
-    return {"prompt_ids": prompt, "action_ids": action, "log_probs": [-0.5] * len(action), "reward": reward}
-
-
-BROKEN = [row([5], [6, 7], 0.5), row([5, 6, 9], [8], 0.25), row([5, 6, 9, 8, 4], [3], 4.0)]
-
-
-@pytest.mark.parametrize("gamma", [1.0, 0.5])
-def test_a_row_that_breaks_is_cut_and_every_state_keeps_its_return(gamma: float) -> None:
-    """The second prompt does not begin with the first turn's ids. The oracle is the same episode, had it not broken."""
-    first, second = unbroken(BROKEN, [5, 6, 9, 8, 4, 3, 2], False, gamma, ("e",))
-    assert (first.ids, first.action_start, first.action_end) == ((5, 6, 7), (1,), (2,))
-    assert (second.ids, second.rewards) == ((5, 6, 9, 8, 4, 3, 2), (0.25, 0.0, 4.0))
-    assert (first.truncated, second.truncated, first.key, second.key) == (False, False, ("e",), ("e", 1))
-    assert returns_of([first, second], 4.75, [0.5, 0.25, 4.0], gamma=gamma) == [sum(first.rewards), sum(second.rewards)]
-    whole = [row([5], [6], 0.5), row([5, 6], [8], 0.25), row([5, 6, 8], [3], 4.0)]
-    (same,) = unbroken(whole, [5, 6, 8, 3], False, gamma, ("e",))
-
-    def returns(e: Any) -> list[float]:
-        return [sum(gamma**j * r for j, r in enumerate(e.rewards[k:])) for k in range(len(e.rewards))]
-
-    assert [*returns(first)[:-1], *returns(second)] == returns(same)
-
-
-def test_a_truncated_episode_that_breaks_is_truncated_in_each_row() -> None:
-    """What would have come is not known, so the last value of each row has to stand for it; no reward is counted twice."""
-    rows = unbroken(BROKEN, [5, 6, 9, 8, 4, 3, 2], True, 1.0, ("e",))
-    assert [(e.truncated, e.rewards) for e in rows] == [(True, (0.5, 0.0)), (True, (0.25, 4.0, 0.0))]
-    assert returns_of(rows, 4.75, [0.5, 0.25, 4.0], gamma=1.0) == [0.5, 4.25]
-
-
-def test_a_last_state_that_breaks_costs_its_observation_alone() -> None:
-    (only,) = unbroken([row([5], [6], 1.0)], [5, 9, 9], True, 1.0, ("e",))
-    assert (only.ids, only.rewards, only.truncated) == ((5, 6), (1.0, 0.0), True)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [({"log_probs": []}, "log-probs"), ({"action_ids": [], "log_probs": []}, "empty"), ({"reward": float("nan")}, "finite reward")],
-)
-def test_what_cannot_be_trained_on_stops_the_run_or_is_dropped_and_counted(bench: models.Bench, change: dict[str, Any], said: str) -> None:
-    keep_episodes(bench)
-    bench.memory.tables["turns", "collect0"][0].update(change)
-    with pytest.raises(BadEpisode, match=rf"(?s)turn 0.*{said}"):
-        run(bench)
-    metrics = run(bench, unusable="drop").metrics
-    assert (metrics["self_ac/dropped"], metrics["self_ac/rows"]) == (1, 3)
-
-
-def test_an_episode_longer_than_the_model_is_never_cut(bench: models.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit lies just below the two longest episodes with their critic prompt."""
-    lengths = sorted(len(bench.engine.encode(e.messages)) for e in keep_episodes(bench))
-    limit = lengths[2] + len(bench.engine.encode([{"role": "system", "content": "Judge. pass. fail."}])) - 1
-    monkeypatch.setattr(self_ac, "longest", lambda model: limit)
-    with pytest.raises(EpisodeTooLong, match=f"wanted at most {limit} positions"):
-        run(bench)
-    assert run(bench, unusable="drop").metrics["self_ac/dropped"] == 2
-
-
 def test_a_head_of_another_width_is_refused(bench: models.Bench, tmp_path: Path) -> None:
     from stages.learn.value_head import ValueHead, save_head
 
@@ -332,25 +241,6 @@ def test_a_head_of_another_width_is_refused(bench: models.Bench, tmp_path: Path)
     bench.memory.files["self_ac0", "head"] = tmp_path / "wide"
     with pytest.raises(UsageError, match=r"width 99.*16"):
         run(bench, {"collect": ["collect0"], "self_ac": ["self_ac0"]}, "self_ac1")
-
-
-def test_steps_are_of_like_size() -> None:
-    episodes = [unbroken([row([5, i], [6], 1.0)], [5, i, 6], False, 1.0, (f"e{i}",))[0] for i in range(9)]
-    told = {e.key: 1.0 for e in episodes}
-    found = steps(Trainable(tuple((e,) for e in episodes), told, None, {}), [7], SelfAcConfig(batch=4, epochs=1), rng=random.Random(0), device="cpu")
-    assert [sum(len(part.episodes) for part in step) for step in found] == [3, 3, 3]
-
-
-def test_per_episode_counts_a_broken_episode_once_and_keeps_its_rows_in_one_step() -> None:
-    broken, whole = unbroken(BROKEN, [5, 6, 9, 8, 4, 3, 2], False, 1.0, ("e",)), unbroken([row([5], [6], 1.0)], [5, 6], False, 1.0, ("f",))
-    told = {e.key: sum(e.rewards) for e in (*broken, *whole)}
-    found = Trainable((tuple(broken), tuple(whole)), told, None, {})
-    config = SelfAcConfig(batch=2, epochs=1, per="episode", row_tokens=1)
-    (step,) = steps(found, [7], config, rng=random.Random(0), device="cpu")
-    assert {(part.normaliser, part.n_states) for part in step} == {(2.0, 7.0)}
-    assert sorted(part.episodes[0].key for part in step) == [("e",), ("e", 1), ("f",)]
-    one_each = steps(found, [7], SelfAcConfig(batch=1, epochs=1), rng=random.Random(0), device="cpu")
-    assert sorted(sorted(e.key for part in parts for e in part.episodes) for parts in one_each) == [[("e",), ("e", 1)], [("f",)]]
 
 
 def test_another_temperature_than_1_is_refused(bench: models.Bench) -> None:
@@ -363,42 +253,6 @@ def test_another_temperature_than_1_is_refused(bench: models.Bench) -> None:
 def test_no_episode_at_all_says_what_to_do(bench: models.Bench) -> None:
     bench.memory.keep("collect0", Outputs({}, {"episodes": [], "turns": []}))
     with pytest.raises(MissingInput, match="collect more"):
-        run(bench)
-
-
-@pytest.mark.parametrize("row_tokens", [1, 4096])
-def test_the_first_step_is_written_down_with_shares_that_add_up_to_its_loss(bench: models.Bench, row_tokens: int) -> None:
-    """Both episodes of the first step, in one row or in two, and none of the second step."""
-    episodes = {e.id: e for e in keep_episodes(bench)}
-    curves = run(bench, epochs=1, batch=3, lr=0.01, row_tokens=row_tokens).curves
-    entries = pq.read_table(bench.memory.files["self_ac0", "ledger.parquet"]).to_pylist()
-    names = {entry["episode"] for entry in entries}
-    assert (len(names), names < set(episodes)) == (2, True)
-    for name in names:
-        mine = [entry for entry in entries if entry["episode"] == name]
-        produced = [token for turn in episodes[name].turns for token in turn.completion.token_ids]
-        assert [entry["token_id"] for entry in mine if entry["in_action"]] == produced
-        assert sum({entry["turn"]: entry["reward"] for entry in mine if entry["turn"] >= 0}.values()) == episodes[name].total_reward
-        assert "".join(entry["text"] for entry in mine if entry["turn"] == 0) == CHECK[0]
-    assert sum(entry["loss_share"] for entry in entries) == pytest.approx(curves["self_ac/step_actor_loss"][0], rel=1e-4)
-
-
-def test_the_stage_stops_where_credit_is_lost(bench: models.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep_episodes(bench)
-
-    def late(*args: Any, **options: Any) -> Any:
-        found = pack(*args, **options)
-        return replace(found, target_positions=found.target_positions + 1, source_positions=found.source_positions + 1)
-
-    monkeypatch.setattr(episode_steps, "pack", late)
-    with pytest.raises(LostCredit, match=r"episode Ana\d, turn 0, token \d+ \(id \d+\): wanted its turn's credit .* found none"):
-        run(bench)
-
-
-def test_the_stage_stops_where_rewards_do_not_sum_to_the_stored_return(bench: models.Bench) -> None:
-    keep_episodes(bench)
-    bench.memory.tables["episodes", "collect0"][3]["total_reward"] = 0.5
-    with pytest.raises(LostCredit, match=r"episode Ana3: wanted rewards over its turns that sum to its return 0.5, found 1"):
         run(bench)
 
 
