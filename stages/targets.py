@@ -104,8 +104,8 @@ def nothing_readable(backups: Sequence[Backup]) -> TurnwiseError:
     replies = [b.target for b in backups if b.target]
     found = next((f"; for example {reply.text[:60]!r}" for reply in replies), "")
     cut = sum(reply.finish_reason != "stop" for reply in replies)
-    if replies and cut == len(replies):
-        advice = "All were cut at their limit: raise roles.max_future_tokens, or roles.max_thought_tokens for a model that thinks first"
+    if 2 * cut > len(replies):
+        advice = f"{cut} of them were cut at their limit: raise roles.max_future_tokens, or roles.max_thought_tokens for a model that thinks first"
     else:
         advice = "Look at the engine's model (does model.path follow instructions?) and its prompts (roles.prompts)"
     wanted = f"targets wanted futures of {len(backups)} transitions"

@@ -99,7 +99,7 @@ def open_subject(kind: str, log: Path) -> Iterator[Subject]:
     elif kind == "hf":
         yield Subject(kind, HfEngine(str(BASE), batch=16))
     elif kind == "openai":
-        with _stub() as url:
+        with served(HfEngine(str(BASE)), str(BASE), CONTEXT) as url:
             yield Subject(kind, OpenAIEngine(str(BASE), url=url))
     elif kind == "server":
         with vllm_server(log) as url:
@@ -116,10 +116,10 @@ def _chatter(prompt: str, request: Request) -> str:
 
 
 @contextmanager
-def _stub() -> Iterator[str]:
-    """A server that answers as `vllm serve` would, out of the transformers engine."""
-    inner, lock, stub = HfEngine(str(BASE)), threading.Lock(), Stub()
-    stub.context = CONTEXT
+def served(inner: Engine, name: str, context: int) -> Iterator[str]:
+    """URL of a server that answers as `vllm serve` would, out of another engine. name: of its model; context: that it tells of it."""
+    lock, stub = threading.Lock(), Stub()
+    stub.context = context
     held: dict[str, Path] = {}
 
     def answer(path: str, body: dict[str, Any]) -> Answer:
@@ -127,7 +127,7 @@ def _stub() -> Iterator[str]:
             if path == "/v1/load_lora_adapter":
                 held[body["lora_name"]] = Path(body["lora_path"])
                 return 200, {}
-            adapter = None if body["model"] == str(BASE) else body["model"]
+            adapter = None if body["model"] == name else body["model"]
             if adapter is not None:
                 inner.load_adapter(adapter, held[adapter])  # again, where the inner engine has put it out for newer ones
             request = Request(tuple(body["prompt"]), body["max_tokens"], body["temperature"], body["seed"], adapter)

@@ -193,7 +193,7 @@ def test_a_reply_that_cannot_be_read_drops_its_target_and_is_counted(base: Path,
     bench = bench_of(base, tmp_path, reply)
     if not left:
         # Not one target is an engine that talks garbage: as a finished run it would be reused for ever.
-        advice = "Look at the engine's model" if how == "garbage" else "All were cut at their limit: raise roles.max_future_tokens"
+        advice = "Look at the engine's model" if how == "garbage" else "5 of them were cut at their limit: raise roles.max_future_tokens"
         with pytest.raises(TurnwiseError, match=rf"futures of 5 transitions, but no reply could be read \(target: 5.*\. {advice}"):
             bench.run(targets.STAGE, TargetsConfig(), INPUTS)
         return
