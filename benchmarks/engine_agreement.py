@@ -10,7 +10,8 @@
         --enable-lora --max-loras 32 --max-lora-rank 32 --logprobs-mode raw_logprobs      # on a CPU also: --enforce-eager --no-enable-chunked-prefill
 
 Each run has a folder of its own and the same seed. collect, start, end: win rates while collecting, and on validation before and after the iteration,
-with 95 % intervals; the draws of two engines differ, so these agree within noise at best. With --iterations, collect and end are of the last one. same ids: of prompts of the hf run, those to the policy as it
+with 95 % intervals; the draws of two engines differ, so these agree within noise at best. With --iterations, collect and end are of the last one, and curve
+has the win rates on validation after each. same ids: of prompts of the hf run, those to the policy as it
 collected, to its roles, and to the policy that it trained (with its adapter), decoded greedily by each engine, the share whose ids are those of hf. gap: of
 every token of an engine's own turns, |its log-prob - the trainer's|, mean and largest, in nats; turns of the base model and of the trained adapter.
 seconds: of the stages of the iteration without evaluation, engine start left out.
@@ -111,8 +112,9 @@ def difference(model: Any, turns: Sequence[Row]) -> list[float]:
 def report(preset: str, name: str, run: Played, greedy: tuple[Sequence[Completion], Sequence[Completion]]) -> None:
     m, start, gap = run.metrics(-1), run.metrics(0), gaps(run)
     same = sum(one.token_ids == other.token_ids for one, other in zip(*greedy, strict=True))
+    curve = " ".join(f"{one['win_rate']:.2f}" for one in run.summary.iterations[1:] if one["win_rate"] is not None)
     table_row(
-        preset, name, f"{m['collect/win_rate']:.3f} of {m['collect/episodes']:.0f}", rate(start), rate(m), f"{m['collect/turns']:.2f}",
+        preset, name, f"{m['collect/win_rate']:.3f} of {m['collect/episodes']:.0f}", rate(start), rate(m), curve, f"{m['collect/turns']:.2f}",
         f"{m['collect/malformed_frac']:.3f}", f"{m['pipeline/generated_tokens']:.0f}", f"{same} of {len(greedy[0])}", f"{sum(gap) / len(gap):.1e}, {max(gap):.1e}",
         f"{sum(one['seconds'] for one in run.summary.iterations[1:]):.0f}",
     )  # fmt: skip
@@ -148,7 +150,7 @@ def main() -> None:
     settings = {name: [f"model.engine={name}", f"model.path={path}", f"model.url={args.url}"] for name, path in paths.items()}
     engines = {name: make_engine(presets.load("demo", settings[name])) for name in ("hf", *args.engines)}
     table_head(
-        "preset", "engine", "collect", "start", "end", "turns", "malformed", "generated tokens", "same ids", "gap: mean, largest", "seconds",
+        "preset", "engine", "collect", "start", "end", "curve", "turns", "malformed", "generated tokens", "same ids", "gap: mean, largest", "seconds",
     )  # fmt: skip
     sets = [f"iterations={args.iterations}", *args.sets]
     with homes() as home:

@@ -14,7 +14,9 @@ import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
+from types import MappingProxyType
 from typing import Any, Literal
 
 from pydantic import Field
@@ -94,7 +96,8 @@ def key_of(kind: Kind, request: str, tier: str) -> str:
     return {"request": request, "tier": tier, "pair": f"{tier} {request}"}[kind]
 
 
-def rule_book(options: Options) -> dict[tuple[str, str], Rule]:
+@lru_cache(maxsize=8)  # every episode has a desk of its own; a third of what a short one cost was its book
+def rule_book(options: Options) -> Mapping[tuple[str, str], Rule]:
     """(tool, key) -> the hidden rule. Every option of a tool is right somewhere, as far as there are keys."""
     rng = random.Random(f"service_desk rules {options.rules_seed}")
     book = {}
@@ -103,7 +106,7 @@ def rule_book(options: Options) -> dict[tuple[str, str], Rule]:
         answers = [choices[i % len(choices)] for i in range(len(keys))]
         rng.shuffle(answers)
         book.update({(tool, key): Rule(key, tool, answer) for key, answer in zip(keys, answers, strict=True)})
-    return book
+    return MappingProxyType(book)
 
 
 def system_text(tools: Sequence[str]) -> str:
@@ -179,7 +182,7 @@ def option_of(action: str, tool: str, choices: Sequence[str]) -> str:
 
 
 def broken_rules(
-    steps: Sequence[tuple[str, Kind, tuple[str, ...]]], book: dict[tuple[str, str], Rule], data: dict[str, Any], chosen: Sequence[str]
+    steps: Sequence[tuple[str, Kind, tuple[str, ...]]], book: Mapping[tuple[str, str], Rule], data: dict[str, Any], chosen: Sequence[str]
 ) -> list[Rule]:
     """The rules that the options chosen so far have broken, in the order of the steps."""
     needed = [book[tool, key_of(kind, data["request"], data["tier"])] for tool, kind, _ in steps]
