@@ -175,7 +175,7 @@ def turnwise(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch,
     real = workspace.make_engine
 
     def make_engine(run: Any) -> Engine:
-        return engine_of("vllm").engine if run.model.engine == "vllm" else real(run)
+        return real(run) if run.model.engine == "hf" else engine_of("server" if run.model.engine == "openai" else "vllm").engine
 
     monkeypatch.setattr(workspace, "make_engine", make_engine)
 
@@ -196,26 +196,29 @@ def sets(**values: Any) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed here; run: make test-vllm")
 def test_a_greedy_iteration_of_nlac_is_that_of_transformers(turnwise: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
-    """Every id that was generated or trained on, adapters trained in between included. None of these replies is a tie of two tokens."""
+    """In process and through a server: every id that was generated or trained on, adapters trained in between included. None of these replies is a
+    tie of two tokens."""
     greedy = sets(
         roles__policy_temperature=0, roles__target_temperature=0, roles__future_temperature=0, evaluate__temperature=0, collect__first_episodes=12,
         evaluate__episodes=8,
     )  # fmt: skip
     seen = {}
-    for engine in ("hf", "vllm"):
+    for engine in ("hf", "vllm", "openai"):
         home, summary = turnwise(engine, capsys, "tiny", *greedy)
         replay = Replay(home / "data" / "turnwise.duckdb")
         seen[engine] = {title: {table: replay.rows(table, [run]) for table in ("turns", "targets")} for title, run in stage_runs(summary).items()}
-    assert seen["hf"].keys() == seen["vllm"].keys()
-    counted = 0
-    for title, tables in seen["hf"].items():
-        for table, keys in (("turns", ("prompt_ids", "action_ids", "reward")), ("targets", ("student_ids", "completion_ids", "weight"))):
-            for one, other in zip(tables[table], seen["vllm"][title][table], strict=True):
-                assert [one[key] for key in keys] == [other[key] for key in keys], title
-                counted += 1
-                if table == "turns":
-                    assert other["log_probs"] == pytest.approx(one["log_probs"], abs=1e-3), title
-    assert counted > 100
+    expected = seen.pop("hf")
+    for engine, found in seen.items():
+        assert expected.keys() == found.keys()
+        counted = 0
+        for title, tables in expected.items():
+            for table, keys in (("turns", ("prompt_ids", "action_ids", "reward")), ("targets", ("student_ids", "completion_ids", "weight"))):
+                for one, other in zip(tables[table], found[title][table], strict=True):
+                    assert [one[key] for key in keys] == [other[key] for key in keys], (engine, title)
+                    counted += 1
+                    if table == "turns":
+                        assert other["log_probs"] == pytest.approx(one["log_probs"], abs=1e-3), (engine, title)
+        assert counted > 100
 
 
 @pytest.mark.slow
