@@ -94,12 +94,29 @@ class Display:
         return watched
 
     def row(self, row: Iteration) -> None:
-        """One iteration as a table row whose last cell is its point of the curve, drawn sideways."""
+        """One iteration as a table row whose last cell is its point of the curve, drawn sideways; on stderr, what it left without a word."""
         if self._rows_to is not None:
             if not self._headed:
                 print(header(), file=self._rows_to, flush=True)
                 self._headed = True
             print(table_row(row), file=self._rows_to, flush=True)
+        for remark in remarks(row.metrics):
+            self.say(f"{'base' if row.iteration < 0 else f'iteration {row.iteration}'}: {remark}")
+
+
+def remarks(metrics: Mapping[str, float]) -> list[str]:
+    """What stops no run, and yet means that little or nothing is learned: a wrong limit or prompt is better known before the last iteration."""
+    found = []
+    malformed = max(metrics.get(f"{stage}/malformed_frac", 0.0) for stage in ("collect", "evaluate"))
+    if malformed > 0.5:
+        found.append(
+            f"{malformed:.0%} of the policy's replies could not be read; look at some (turnwise show), at roles.max_action_tokens, "
+            "roles.max_thought_tokens and at roles.prompts"
+        )
+    states, dropped = metrics.get("refine/states", 0.0), metrics.get("refine/dropped", 0.0)
+    if states and not metrics["refine/rows"] and dropped >= states:
+        found.append(f"nothing to distil: refine could read no action, critique or rewrite in any of {states:.0f} states")
+    return found
 
 
 def header() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -217,3 +218,21 @@ def test_a_rerun_that_cannot_be_is_told_in_a_sentence(workspace: Workspace, stag
     names = {"pipeline": summary.run_id, "collect": summary.iterations[1]["runs"]["collect"]}
     with pytest.raises(UsageError, match=told):
         rerun.prepare(stage, names.get(of, of), workspace, sets=sets)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        ({"evaluate/malformed_frac": 0.97}, "base: 97% of the policy's replies could not be read"),
+        ({"collect/malformed_frac": 0.6, "evaluate/malformed_frac": 0.1}, "base: 60% of the policy's replies"),
+        ({"refine/states": 16.0, "refine/rows": 0.0, "refine/dropped": 16.0}, "base: nothing to distil: refine could read .* in any of 16 states"),
+        ({"refine/states": 16.0, "refine/rows": 0.0, "refine/dropped": 4.0}, ""),  # a pleased critic
+        ({"refine/rows": 0.0}, ""),  # a warm-up
+        ({"collect/malformed_frac": 0.5, "refine/states": 16.0, "refine/rows": 3.0, "refine/dropped": 13.0}, ""),
+    ],
+)
+def test_what_is_lost_without_an_error_is_told_beside_the_table(metrics: dict[str, float], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with Display() as display:
+        display.row(pipeline.Iteration(-1, {}, metrics, 1.0))
+    found = " ".join(capsys.readouterr().err.split())
+    assert re.match(told, found) if told else not found
