@@ -31,6 +31,7 @@ MAKE_ADAPTERS = ("critic", "distill", "rft", "grpo")
 class FakeConfig(Config):
     lr: float = 0.1
     split: str = "validation"
+    test_options: dict[str, Any] = {}
 
 
 @dataclass
