@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pydantic import Field
 
 from flows import presets, registry
 from stages.contract import Config, Context, Outputs, Stage
@@ -31,7 +32,7 @@ MAKE_ADAPTERS = ("critic", "distill", "rft", "grpo")
 class FakeConfig(Config):
     lr: float = 0.1
     split: str = "validation"
-    test_options: dict[str, Any] = {}
+    test_options: dict[str, Any] = Field(default_factory=dict)
 
 
 @dataclass
