@@ -10,6 +10,7 @@ one by "Action:"; what stands inside of <think> was only thought of, whatever it
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from stages.types import Malformed
 
@@ -25,6 +26,7 @@ _THINK = re.compile(r"</?think>", re.IGNORECASE)
 _OPENED = re.compile(r"<think>\s*\Z", re.IGNORECASE)
 
 
+@lru_cache(maxsize=1024)  # a reply is read by the rollout and by its environment
 def parse_react(text: str) -> tuple[str, str]:
     """(thought, action) of 'Thought: ... Action: ...' or '<think>...</think><action>...</action>'; of several actions the last one counts.
 

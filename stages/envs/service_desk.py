@@ -114,6 +114,17 @@ def system_text(tools: Sequence[str]) -> str:
     return f"Service desk. {' '.join(tools)}."
 
 
+@lru_cache(maxsize=8)
+def tools_of(options: Options) -> tuple[Mapping[str, Any], ...]:
+    """One function a step, with the options that it takes."""
+    found = []
+    for tool, _, choices in steps_of(options):
+        option = {"type": "string", "enum": list(choices)}
+        parameters = {"type": "object", "properties": {"option": option}, "required": ["option"]}
+        found.append({"type": "function", "function": {"name": tool, "parameters": parameters}})
+    return tuple(found)
+
+
 def opening(name: str, tier: str, request: str, item: str) -> str:
     return f"{name}, {tier}, wants {request} for {item}."
 
@@ -141,16 +152,7 @@ class ServiceDesk:
         self._data: dict[str, Any] = {}
         self._chosen: list[str] = []
         self._over = True
-        self.tools: Sequence[Mapping[str, Any]] = [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool,
-                    "parameters": {"type": "object", "properties": {"option": {"type": "string", "enum": list(choices)}}, "required": ["option"]},
-                },
-            }
-            for tool, _, choices in self._steps
-        ]
+        self.tools: Sequence[Mapping[str, Any]] = tools_of(options)
 
     def reset(self, scenario: Scenario) -> tuple[Message, ...]:
         self._data, self._chosen, self._over = dict(scenario.data), [], False
