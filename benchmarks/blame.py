@@ -10,14 +10,12 @@ For a run on service_desk: by iteration, and by the step that a target is of, th
 from __future__ import annotations
 
 import argparse
-import json
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
+from benchmarks.desk_run import desk_run
+from benchmarks.passes import table_head, table_row
 from stages.envs import service_desk as desk
-from stages.replay import Replay
-from stages.tracking import Tracking
 from stages.transitions import Transition, transitions
 
 
@@ -47,19 +45,15 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("--tool", default="check")
     args = parser.parse_args()
-    tracking, replay = Tracking(Path("mlflow").resolve()), Replay(Path("data/turnwise.duckdb").resolve())
-    run_id = tracking.find(args.run)
-    config, summary = (json.loads(tracking.artifact(run_id, name).read_text()) for name in ("config.json", "summary.json"))
-    rows = [row["runs"] for row in summary["iterations"] if "targets" in row["runs"]]
+    options, iterations, replay = desk_run(args.run)
+    rows = [runs for runs in iterations if "targets" in runs]
     by_key = {t.key: t for t in transitions(replay, [runs["collect"] for runs in rows])}
-    options = desk.Options(**config["task"]["options"])
     tools = [tool for tool, _, _ in desk.steps_of(options)]
-    print("| iteration | " + " | ".join(f"{tool}: right, wrong" for tool in tools) + " |")
-    print("|---|" + "---|" * len(tools))
+    table_head("iteration", *(f"{tool}: right, wrong" for tool in tools))
     for number, runs in enumerate(rows):
         by_step = cells(replay.rows("targets", [runs["targets"]]), by_key, options, args.tool)
         shares = [[sum(x) / len(x) if (x := by_step[tool][right]) else float("nan") for right in (True, False)] for tool in tools]
-        print(f"| {number} | " + " | ".join(f"{right:.2f}, {wrong:.2f}" for right, wrong in shares) + " |")
+        table_row(number, *(f"{right:.2f}, {wrong:.2f}" for right, wrong in shares))
 
 
 if __name__ == "__main__":

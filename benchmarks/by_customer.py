@@ -10,14 +10,12 @@ option that was taken most with its share; "!" marks one that the rule book does
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter, defaultdict
-from pathlib import Path
 from typing import Any
 
+from benchmarks.desk_run import desk_run
+from benchmarks.passes import table_head, table_row
 from stages.envs import service_desk as desk
-from stages.replay import Replay
-from stages.tracking import Tracking
 
 Customer = tuple[str, str]
 
@@ -41,22 +39,18 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("--last", type=int, default=5)
     args = parser.parse_args()
-    tracking, replay = Tracking(Path("mlflow").resolve()), Replay(Path("data/turnwise.duckdb").resolve())
-    run_id = tracking.find(args.run)
-    config, summary = (json.loads(tracking.artifact(run_id, name).read_text()) for name in ("config.json", "summary.json"))
-    collected = [one["runs"]["collect"] for one in summary["iterations"] if "collect" in one["runs"]][-args.last :]
-    rewards, options = visits(replay.rows("episodes", collected), replay.rows("turns", collected))
-    task = desk.Options(**config["task"]["options"])
-    book, steps = desk.rule_book(task), desk.steps_of(task)
-    print("| customer | visits | won | " + " | ".join(tool for tool, _, _ in steps) + " |")
-    print("|---|---|---|" + "---|" * len(steps))
+    options, iterations, replay = desk_run(args.run)
+    collected = [runs["collect"] for runs in iterations if "collect" in runs][-args.last :]
+    rewards, taken = visits(replay.rows("episodes", collected), replay.rows("turns", collected))
+    book, steps = desk.rule_book(options), desk.steps_of(options)
+    table_head("customer", "visits", "won", *(tool for tool, _, _ in steps))
     for who in sorted(rewards, key=lambda who: -sum(rewards[who]) / len(rewards[who])):
         cells = []
         for tool, kind, _ in steps:
-            taken, count = options[who, tool].most_common(1)[0]
-            wrong = "" if book[tool, desk.key_of(kind, *who)].option == taken else "!"
-            cells.append(f"{wrong}{taken} {count / options[who, tool].total():.2f}")
-        print(f"| {' '.join(reversed(who))} | {len(rewards[who])} | {sum(rewards[who]) / len(rewards[who]):.2f} | {' | '.join(cells)} |")
+            option, count = taken[who, tool].most_common(1)[0]
+            wrong = "" if book[tool, desk.key_of(kind, *who)].option == option else "!"
+            cells.append(f"{wrong}{option} {count / taken[who, tool].total():.2f}")
+        table_row(" ".join(reversed(who)), len(rewards[who]), f"{sum(rewards[who]) / len(rewards[who]):.2f}", *cells)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import argparse
 import torch
 from torch import Tensor
 
+from benchmarks.passes import table_head, table_row
 from stages.learn.returns import AdvantageKind, advantages
 
 WON, RIGHT = 0.25, 0.5
@@ -40,28 +41,27 @@ def chain(n: int, reward: str) -> tuple[Tensor, Tensor, Tensor, float]:
     return actions, rewards, torch.cat([to_come.expand(len(actions), n), paid[:, -1:]], 1), RIGHT
 
 
-def episodes_needed(actions: Tensor, p: float, advantages_EN: Tensor, exact_N: Tensor) -> float | None:
-    """None where the mean gradient is not the exact one."""
-    weight = (p**actions * (1 - p) ** (1 - actions)).prod(1, keepdim=True)
-    gradient = advantages_EN * (actions - p)  # of each turn's logit
-    mean = (weight * gradient).sum(0)
+def episodes_needed(weight_E1: Tensor, score_EN: Tensor, advantages_EN: Tensor, exact_N: Tensor) -> float | None:
+    """None where the mean gradient is not the exact one. weight_E1: probability of each episode; score_EN: d log pi / d logit of each turn."""
+    gradient = advantages_EN * score_EN
+    mean = (weight_E1 * gradient).sum(0)
     if not torch.allclose(mean, exact_N, rtol=1e-9):
         return None
-    return float((weight * (gradient - mean).square()).sum() / mean.square().sum())
+    return float((weight_E1 * (gradient - mean).square()).sum() / mean.square().sum())
 
 
 def measure(n: int, reward: str, kinds: tuple[AdvantageKind, ...]) -> list[str]:
     actions, rewards, exact, p = chain(n, reward)
-    total = rewards.sum(1, keepdim=True)
+    total, score = rewards.sum(1, keepdim=True), actions - p
     weight = (p**actions * (1 - p) ** (1 - actions)).prod(1, keepdim=True)
     mean_return = float((weight * total).sum())
-    exact_N = (weight * total * (actions - p)).sum(0)
-    found = [episodes_needed(actions, p, (total - mean_return).expand_as(actions), exact_N)]
+    exact_N = (weight * total * score).sum(0)
+    found = [episodes_needed(weight, score, (total - mean_return).expand_as(actions), exact_N)]
     n_turns, truncated = torch.full((len(actions),), n), torch.zeros(len(actions), dtype=torch.bool)
     flat = torch.cat([torch.full_like(exact[:, :-1], mean_return), exact[:, -1:]], 1)
     for values in (exact, flat):
         for kind in kinds:
-            found.append(episodes_needed(actions, p, advantages(kind, rewards, values, n_turns, truncated, gamma=1.0)[:, :n], exact_N))
+            found.append(episodes_needed(weight, score, advantages(kind, rewards, values, n_turns, truncated, gamma=1.0)[:, :n], exact_N))
     return ["-" if one is None else f"{one:.1f}" for one in found]
 
 
@@ -70,12 +70,10 @@ def main() -> None:
     parser.add_argument("--turns", type=int, nargs="+", default=[1, 2, 3, 4, 8, 16])
     args = parser.parse_args()
     kinds: tuple[AdvantageKind, ...] = ("td1", "td_mean", "gae", "mc")
-    names = ["reward", "turns", "group", *(f"{kind}, {values}" for values in ("exact", "flat") for kind in kinds)]
-    for cells in (names, ["---"] * len(names)):
-        print(f"| {' | '.join(cells)} |")
+    table_head("reward", "turns", "group", *(f"{kind}, {values}" for values in ("exact", "flat") for kind in kinds))
     for reward in ("all", "each"):
         for n in args.turns:
-            print(f"| {' | '.join([reward, str(n), *measure(n, reward, kinds)])} |", flush=True)
+            table_row(reward, n, *measure(n, reward, kinds))
 
 
 if __name__ == "__main__":

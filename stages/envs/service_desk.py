@@ -162,16 +162,17 @@ class ServiceDesk:
         if self._over:
             raise RuntimeError("service_desk: step was called after the end of the episode; call reset first")
         _, action = parse_react(str(message.get("content") or ""))
-        tool, _, choices = self._steps[len(self._chosen)]
+        tool, kind, choices = self._steps[len(self._chosen)]
         self._chosen.append(option_of(action, tool, choices))
         text = done(self._chosen[-1])
-        broken = broken_rules(self._steps, self._book, self._data, self._chosen)
-        earned = 0.0 if any(rule.tool == tool for rule in broken) else 1 / len(self._steps)
+        right = self._book[tool, key_of(kind, self._data["request"], self._data["tier"])].option == self._chosen[-1]
+        share = right / len(self._steps) if self._by_step else 0.0
         if len(self._chosen) < len(self._steps):
-            return Step(({"role": "user", "content": text},), earned if self._by_step else 0.0)
+            return Step(({"role": "user", "content": text},), share)
         self._over = True
+        broken = broken_rules(self._steps, self._book, self._data, self._chosen)
         text = f"{text} {audit(self._data['auditor'], broken)}"
-        reward = earned if self._by_step else float(not broken)
+        reward = share if self._by_step else float(not broken)
         return Step(({"role": "user", "content": text},), reward, terminated=True, info={"broken": [str(rule) for rule in broken]})
 
 
