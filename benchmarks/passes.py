@@ -128,7 +128,7 @@ def grpo_loss(model: Any, row: GrpoRow) -> Tensor:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of processor time, medians; ratio: median of second / first over the pairs, spread: half its interquartile range."""
+    """Seconds, medians; ratio: median of second / first over the pairs, spread: half its interquartile range."""
 
     first_s: float
     second_s: float
@@ -149,22 +149,23 @@ def one_thread() -> None:
         libc.mallopt(trim_threshold, 2**31 - 1)
 
 
-def in_turn(first: Callable[[], object], second: Callable[[], object], pairs: int) -> Timing:
+def in_turn(first: Callable[[], object], second: Callable[[], object], pairs: int, clock: Callable[[], float] = time.thread_time) -> Timing:
     """Both steps in turn, so that what slows the machine slows both. The first pair is a warm-up.
 
-    Processor time of this thread: with one thread for PyTorch that is all the work, and time given to other processes does not count.
+    clock: unless another is given, processor time of this thread: with one thread for PyTorch that is all the work, and time given to other
+    processes does not count.
     """
-    found = [(seconds(first), seconds(second)) for _ in range(pairs + 1)][1:]
+    found = [(seconds(first, clock), seconds(second, clock)) for _ in range(pairs + 1)][1:]
     ratios = sorted(b / a for a, b in found)
     low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if pairs > 1 else [ratios[0]] * 3
     firsts, seconds_ = zip(*found, strict=True)
     return Timing(statistics.median(firsts), statistics.median(seconds_), statistics.median(ratios), (high - low) / 2)
 
 
-def seconds(step: Callable[[], object]) -> float:
-    start = time.thread_time()
+def seconds(step: Callable[[], object], clock: Callable[[], float] = time.thread_time) -> float:
+    start = clock()
     step()
-    return time.thread_time() - start
+    return clock() - start
 
 
 def backward(loss: Callable[[], Tensor], *modules: Any) -> Callable[[], None]:

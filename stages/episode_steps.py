@@ -57,8 +57,9 @@ def trainable_rows(context: Context, heads: Sequence[Row], critic_ids: Sequence[
     episodes: list[tuple[EpisodeIds, ...]] = []
     returns: dict[tuple[Any, ...], float] = {}
     certified: list[Row] = []
-    for head in heads:
-        final, mine = context.engine.encode(roles.policy(head["messages"])), turns[head["episode_id"]]
+    finals = context.engine.encode_all([roles.policy(head["messages"]) for head in heads])
+    for head, final in zip(heads, finals, strict=True):
+        mine = turns[head["episode_id"]]
         try:
             found = unbroken(mine, final, head["outcome"] == Outcome.TRUNCATED, config.gamma, (head["episode_id"],))
             pack(found, critic_ids, max_positions=max_positions, soft_len=config.soft_prompt)  # raises where one is too long

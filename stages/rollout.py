@@ -149,7 +149,7 @@ def rollout(
         while waiting and len(running) < settings.slots:
             chosen = [waiting.popleft() for _ in range(min(len(waiting), settings.slots - len(running)))]
             running += sort(_side_by_side(settings.workers, begin, chosen))
-        asked = [(r, engine.encode(roles.policy(r.messages))) for r in running]
+        asked = list(zip(running, engine.encode_all([roles.policy(r.messages) for r in running]), strict=True))
         asked = stop(asked, _too_long(asked, engine.context if asked else None))
         if hopeless is not None:
             asked = stop(asked, _given_up(asked, hopeless))

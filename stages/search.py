@@ -130,7 +130,7 @@ def policy_proposals(
 
 def by_value(critic: Critic, engine: Engine, roles: Roles, options: Mapping[str, Any], scenario: Scenario) -> Score:
     """V of the state that each place is."""
-    return lambda places: values_of(critic, [engine.encode(roles.policy(conversation(options, scenario, place))) for place in places])
+    return lambda places: values_of(critic, engine.encode_all([roles.policy(conversation(options, scenario, place)) for place in places]))
 
 
 def breadth_first(places: Sequence[Place]) -> list[float]:

@@ -83,6 +83,9 @@ class Engine(Protocol):
     def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Token ids of a chat, ready for the assistant's next reply."""
 
+    def encode_all(self, chats: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
+        """`encode` of each chat, on as many cores as the tokenizer can use."""
+
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
     def load_adapter(self, name: str, path: Path) -> None:

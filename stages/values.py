@@ -102,7 +102,8 @@ def values_of(critic: Critic, states: Sequence[Sequence[int]], *, batch: int = 1
 
 def judge_episodes(critic: Critic, engine: Engine, roles: Roles, episodes: Sequence[Episode]) -> list[Judged]:
     """V and returns to go of every state of every episode. An episode needs a turn."""
-    states = [[*(turn.prompt_ids for turn in e.turns), engine.encode(roles.policy(e.messages))] for e in episodes]
+    finals = engine.encode_all([roles.policy(e.messages) for e in episodes])
+    states = [[*(turn.prompt_ids for turn in e.turns), final] for e, final in zip(episodes, finals, strict=True)]
     flat = iter(values_of(critic, [ids for mine in states for ids in mine]))
     return [Judged(e, tuple(next(flat) for _ in mine), actual_returns(e, critic.gamma)) for e, mine in zip(episodes, states, strict=True)]
 

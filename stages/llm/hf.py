@@ -67,6 +67,9 @@ class HfEngine:
     def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
         return tokens.encode(self._tokenizer, messages)
 
+    def encode_all(self, chats: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
+        return tokens.encode_all(self._tokenizer, chats)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         return tokens.decode(self._tokenizer, token_ids)
 

@@ -33,6 +33,9 @@ class Metered:
     def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
         return self._engine.encode(messages)
 
+    def encode_all(self, chats: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
+        return self._engine.encode_all(chats)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._engine.decode(token_ids)
 

@@ -86,7 +86,7 @@ def ask(
     A reasoning model's <think> part is cut off, tokens and all (`spoken`); with `thoughts` it stays, as in actions that the policy may learn.
     A prompt that is too long gets NO_ROOM: the stage drops that row and counts it, and the others are as without it.
     """
-    ids = [engine.encode(prompt) for prompt in prompts]
+    ids = engine.encode_all(prompts)
     context = engine.context if ids else None
     requests = {i: Request(prompt, max_tokens, temperature, mix(seed, i), adapter) for i, prompt in enumerate(ids) if has_room(prompt, context)}
     replies = dict(zip(requests, engine.generate(list(requests.values())) if requests else [], strict=True))
@@ -98,7 +98,7 @@ def ask(
 
 def thought_opened(decode: Callable[[Sequence[int]], str], prompt_ids: Sequence[int]) -> str:
     """The <think> that the chat template has opened at the end of this prompt, or ""."""
-    return opened_thought(decode(prompt_ids[-16:]))  # a tag and white space are a few tokens, in whatever vocabulary
+    return opened_thought(decode(prompt_ids[-10:]))  # room for the tag and white space, even where each letter is a token
 
 
 def spoken(reply: Completion, opened: str, decode: Callable[[Sequence[int]], str]) -> Completion:

@@ -71,6 +71,9 @@ class ScriptedEngine:
             ids += [*_bytes(f"<{message['role']}>\n{message.get('content') or ''}"), END_ID, *_bytes("\n")]
         return (*ids, *_bytes("<assistant>\n"))
 
+    def encode_all(self, chats: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
+        return [self.encode(chat) for chat in chats]
+
     def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(token for token in token_ids if token != END_ID).decode(errors="replace")
 

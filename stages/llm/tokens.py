@@ -30,19 +30,29 @@ def load_tokenizer(path: str) -> Any:
 
 def encode(tokenizer: Any, messages: Sequence[Message]) -> tuple[int, ...]:
     """Token ids of a chat, ready for the assistant's next reply."""
+    return encode_all(tokenizer, [messages])[0]
+
+
+def encode_all(tokenizer: Any, chats: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
+    """Token ids of each chat, ready for the assistant's next reply. A fast tokenizer shares them out among the machine's cores."""
+    if not chats:
+        return []
     fast = getattr(tokenizer, "backend_tokenizer", None)
+    rendered = tokenizer.apply_chat_template([list(chat) for chat in chats], add_generation_prompt=True, tokenize=fast is None, return_dict=False)
     if fast is None:
-        return tuple(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=True, return_dict=False))
+        return [tuple(ids) for ids in rendered]
     # The same in two steps: what transformers wraps around its fast tokenizer, and offsets, take twice as long again, at every turn.
-    text = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
     fast.no_truncation()  # which, as padding, a tokenizer's file may ask for
     fast.no_padding()
-    return tuple(fast.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+    return [tuple(found.ids) for found in fast.encode_batch_fast(rendered, add_special_tokens=False)]
 
 
 def decode(tokenizer: Any, token_ids: Sequence[int]) -> str:
     """The text of token ids, without special ones."""
-    return str(tokenizer.decode(token_ids, skip_special_tokens=True))
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is None or tokenizer.clean_up_tokenization_spaces:
+        return str(tokenizer.decode(token_ids, skip_special_tokens=True))
+    return str(fast.decode(token_ids, skip_special_tokens=True))  # all that transformers then does, without a look at each id
 
 
 def stop_tokens(tokenizer: Any, generation: int | Sequence[int] | None) -> tuple[int, ...]:

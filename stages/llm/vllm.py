@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from stages.llm.hf import KEPT_ADAPTERS, check_adapter, model_hash
-from stages.llm.tokens import check_folder, decode, encode, fit_context, load_tokenizer, stop_tokens
+from stages.llm.tokens import check_folder, decode, encode, encode_all, fit_context, load_tokenizer, stop_tokens
 from stages.types import Completion, EngineUnavailable, Message, Request, UsageError
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for; an adapter of a rank between them takes the room of the next
@@ -46,6 +46,9 @@ class VllmEngine:
 
     def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
         return encode(self._tokenizer, messages)
+
+    def encode_all(self, chats: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
+        return encode_all(self._tokenizer, chats)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return decode(self._tokenizer, token_ids)

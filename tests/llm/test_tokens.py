@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stages.llm.tokens import encode, load_tokenizer
+from stages.llm.tokens import decode, encode, encode_all, load_tokenizer
 
 CHATS: list[list[dict[str, Any]]] = [
     [{"role": "system", "content": "Service desk. check give close."}, {"role": "user", "content": "Ana, gold, wants refund for lamp."}],
@@ -22,8 +22,24 @@ def whole_path(tokenizer: Any, chat: list[dict[str, Any]]) -> tuple[int, ...]:
 @pytest.mark.parametrize("folder", ["data/base", "data/base_agents"])
 def test_ids_are_those_of_the_whole_path(folder: str) -> None:
     tokenizer = load_tokenizer(folder)
-    for chat in CHATS:
-        assert encode(tokenizer, chat) == whole_path(tokenizer, chat)
+    expected = [whole_path(tokenizer, chat) for chat in CHATS]
+    assert [encode(tokenizer, chat) for chat in CHATS] == expected
+    assert encode_all(tokenizer, CHATS) == expected
+    assert encode_all(tokenizer, []) == []
+
+
+@pytest.mark.parametrize("folder", ["data/base", "data/base_agents"])
+def test_text_is_that_of_the_whole_path(folder: str) -> None:
+    tokenizer = load_tokenizer(folder)
+    for ids in ((), *(encode(tokenizer, chat) for chat in CHATS)):
+        assert decode(tokenizer, ids) == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def test_text_is_cleaned_where_a_tokenizer_asks_for_it() -> None:
+    tokenizer = load_tokenizer("data/base")
+    tokenizer.clean_up_tokenization_spaces = True
+    tokenizer.clean_up_tokenization = str.upper
+    assert decode(tokenizer, encode(tokenizer, CHATS[0])).startswith("SERVICE DESK.")
 
 
 def test_a_tokenizer_s_file_may_ask_for_neither_cutting_nor_padding() -> None:
@@ -35,5 +51,8 @@ def test_a_tokenizer_s_file_may_ask_for_neither_cutting_nor_padding() -> None:
 
 
 def test_a_tokenizer_that_is_no_fast_one_goes_the_whole_path() -> None:
-    slow = SimpleNamespace(apply_chat_template=lambda chat, **options: [len(chat), *sorted(map(int, (options["tokenize"], options["return_dict"])))])
-    assert encode(slow, CHATS[0]) == (2, 0, 1)
+    def whole(chats: list[Any], *, add_generation_prompt: bool, tokenize: bool, return_dict: bool) -> list[list[int]]:
+        assert (add_generation_prompt, tokenize, return_dict) == (True, True, False)
+        return [[len(chat)] for chat in chats]
+
+    assert encode_all(SimpleNamespace(apply_chat_template=whole), CHATS) == [(2,), (2,)]
