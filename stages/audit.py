@@ -159,7 +159,7 @@ def report(folder: Path, cases: Sequence[Case]) -> dict[str, Path]:
     own = [c for c in cases if c.own and c.judgement.verdict != "malformed"]
     if not own:
         return {}
-    bins = calibration([c.predicted for c in own], [int(c.episode.total_reward >= 1) for c in own], 5)
+    bins = calibration([c.predicted for c in own], [int(c.episode.won) for c in own], 5)
     table, plot = folder / "calibration.json", folder / "calibration.png"
     table.write_text(json.dumps(bins, indent=1))
     from matplotlib.figure import Figure

@@ -80,7 +80,7 @@ def run(context: Context) -> Outputs:
     episodes = rounds[0] if rounds else []
     check_environment(episodes)
     scored = [e for e in episodes if e.outcome.trainable]
-    low, high = wilson(sum(e.total_reward >= 1 for e in scored), len(scored))
+    low, high = wilson(sum(e.won for e in scored), len(scored))
     metrics = summary(episodes, "evaluate") | {"evaluate/win_low": low, "evaluate/win_high": high}
     if config.abort_below is not None:
         metrics["evaluate/given_up"] = float(sum(e.error == GIVEN_UP for e in episodes))

@@ -32,7 +32,7 @@ def summary(episodes: Sequence[Episode], stage: str) -> dict[str, float]:
     return {
         f"{stage}/episodes": float(len(episodes)),
         f"{stage}/retries": float(sum(e.attempts - 1 for e in episodes)),
-        f"{stage}/win_rate": sum(e.total_reward >= 1 for e in ours) / len(ours),
+        f"{stage}/win_rate": sum(e.won for e in ours) / len(ours),
         f"{stage}/return": sum(e.total_reward for e in ours) / len(ours),
         f"{stage}/turns": turns / len(ours),
         f"{stage}/tokens": float(tokens),

@@ -167,6 +167,10 @@ class Episode:
     def total_reward(self) -> float:
         return sum(turn.reward for turn in self.turns)
 
+    @property
+    def won(self) -> bool:
+        return self.total_reward >= 1
+
 
 Ask = Callable[[Sequence[Message]], str]
 """An LLM as an environment sees it: messages in, text out. Raises EngineUnavailable."""

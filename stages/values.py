@@ -145,7 +145,7 @@ def abort_rows(judged: Sequence[Judged]) -> list[Row]:
     """The table of early abort over these episodes, after the fact. An episode that was cut short is one that was not won."""
     values = [j.values[:-1] for j in judged]
     tokens = [[len(turn.completion.token_ids) for turn in j.episode.turns] for j in judged]
-    return abort_table(values, tokens, [won(j.episode) for j in judged], abort_thresholds(values)) if judged else []
+    return abort_table(values, tokens, [j.episode.won for j in judged], abort_thresholds(values)) if judged else []
 
 
 def mean_by_turn(judged: Sequence[Judged]) -> list[Row]:
@@ -153,7 +153,7 @@ def mean_by_turn(judged: Sequence[Judged]) -> list[Row]:
     groups: dict[tuple[int, bool], list[float]] = {}
     for j in judged:
         for k, value in enumerate(j.values[:-1]):
-            groups.setdefault((k, won(j.episode)), []).append(value)
+            groups.setdefault((k, j.episode.won), []).append(value)
     return [{"turn": k, "won": is_won, "n": len(found), "mean_value": sum(found) / len(found)} for (k, is_won), found in sorted(groups.items())]
 
 
@@ -167,12 +167,8 @@ def best_of(rounds: Sequence[Sequence[Episode]], judged: Sequence[Judged] | None
         return {"best_of/scenarios": 0.0}
     before_last = {j.episode.id: j.values[-2] for j in judged or ()}
     values = [[before_last[e.id] for e in tries] for tries in complete] if judged is not None else None
-    rates = best_of_n([[won(e) for e in tries] for tries in complete], values)
+    rates = best_of_n([[e.won for e in tries] for tries in complete], values)
     return {"best_of/scenarios": float(len(complete)), **{f"best_of/{name}_win_rate": rate for name, rate in rates.items()}}
-
-
-def won(episode: Episode) -> bool:
-    return episode.total_reward >= 1
 
 
 def write_values(judged: Sequence[Judged], folder: Path) -> Path:

@@ -67,8 +67,8 @@ def play_scores(folder: Path, prompts: Mapping[str, Roles], n: int) -> dict[str,
 
 def _wins(task: str, episodes: list[Episode]) -> dict[str, float]:
     if task != "math":
-        return {f"{task}_won": _share([e.total_reward >= 1 for e in episodes])}
-    levels = {level: [e.total_reward >= 1 for e in episodes if e.scenario.data["level"] == level] for level in math_chains.LEVELS}
+        return {f"{task}_won": _share([e.won for e in episodes])}
+    levels = {level: [e.won for e in episodes if e.scenario.data["level"] == level] for level in math_chains.LEVELS}
     return {f"math_won_level{level}": _share(won) for level, won in levels.items() if won}
 
 

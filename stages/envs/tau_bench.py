@@ -206,11 +206,11 @@ def describe(options: Mapping[str, Any], episodes: Sequence[Episode]) -> dict[st
     shares = {
         "floor": [not wanted and not e.scenario.data["outputs"] for e, wanted, _, _ in seen],
         "needs_write": [bool(wanted) for _, wanted, _, _ in seen],
-        "win_needs_write": [e.total_reward >= 1 for e, wanted, _, _ in seen if wanted],
-        "win_needs_none": [e.total_reward >= 1 for e, wanted, _, _ in seen if not wanted],
+        "win_needs_write": [e.won for e, wanted, _, _ in seen if wanted],
+        "win_needs_none": [e.won for e, wanted, _, _ in seen if not wanted],
         "transferred": [name == TERMINATE for _, _, _, name in seen],
         "unchanged": [not found for _, _, found, _ in seen],
-        "unchanged_won": [not found for e, _, found, _ in seen if e.total_reward >= 1],
+        "unchanged_won": [not found for e, _, found, _ in seen if e.won],
         "stopped_short": [
             STOP in str(e.messages[-1]["content"]) and name == RESPOND and found.items() < wanted.items()
             for e, wanted, found, name in seen
