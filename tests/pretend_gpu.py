@@ -90,7 +90,7 @@ def _check_together(func: Any, args: Any, kwargs: Any) -> None:
     if func in _INDEXED and isinstance(args[0], OnGpu):
         args = (args[0], *args[2:])  # the indices may be on the CPU
     for x in tree_leaves((args, kwargs)):
-        if isinstance(x, Tensor) and not isinstance(x, OnGpu) and x.numel() and (x.dim() or func in _JOINED):
+        if isinstance(x, Tensor) and not isinstance(x, OnGpu) and (x.dim() or func in _JOINED):
             raise RuntimeError(
                 f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! ({func}, {tuple(x.shape)})"
             )

@@ -56,7 +56,7 @@ def shadow_forward(
     options = {"dropout_p": dropout, "scale": scaling}
     # Token by token, as the projections leave it: the gradients put together again then need no other order in memory.
     queries = torch.split(query.transpose(1, 2), [shadow_layout.n_visible, *(g.end - g.start for g in groups)], 1)
-    keys, values = (Keys.apply(x, shadow_layout.n_visible, groups) for x in (key, value))  # type: ignore[no-untyped-call]
+    keys, values = (Keys.apply(x, shadow_layout.n_visible, groups) if groups else (x,) for x in (key, value))  # type: ignore[no-untyped-call]
     outs = [scaled_dot_product_attention(queries[0].transpose(1, 2), keys[0], values[0], is_causal=True, enable_gqa=grouped, **options)]
     for group, q, k, v in zip(groups, (q.transpose(1, 2) for q in queries[1:]), keys[1:], values[1:], strict=True):
         if grouped and q.device.type != "cpu":

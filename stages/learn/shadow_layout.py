@@ -78,9 +78,11 @@ def layout_of(packed: PackedRow) -> Layout:
 def groups_of(prefix_ES: Tensor, segment_ES: Tensor, n_visible: int, n_states: int) -> tuple[Group, ...]:
     """Early states need few of the keys: in groups, shadows do about 2/3 of the work that one call for all would take. Results are the same.
 
-    The last group is handed all slots, for then its keys need no copy.
+    The last group is handed all slots, for then its keys need no copy. No group without a shadow.
     """
     n_shadow = segment_ES.shape[1]
+    if not n_shadow:
+        return ()
     critic_len = n_shadow // n_states
     n_groups = max(1, min(MOST_GROUPS, n_shadow // LEAST_ROWS, n_states))
     edges = [round(g * n_states / n_groups) * critic_len for g in range(n_groups + 1)]
