@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,20 @@ import models
 import pytest
 import torch
 from safetensors.torch import load_file
+from self_ac_play import CHECK, CLOSE, GIVE
 
 from stages import grpo
+from stages.actor_critic import SelfAcConfig, credited_pass, joint_loss
 from stages.contract import Config, Outputs
+from stages.episode_steps import steps, trainable_rows
 from stages.grpo import GrpoConfig, episode_advantages
 from stages.learn.adapter import save_adapter
 from stages.learn.losses import completion_log_probs, turn_ppo_clip
+from stages.learn.value_head import new_head
 from stages.llm.hf import HfEngine
 from stages.sections import RolesConfig
 from stages.training import of_step, trainable
+from stages.transitions import episode_rows
 from stages.types import Completion, MissingInput, Outcome, Request, UsageError
 
 TURNS = [("Action: check photo", "photo done."), ("Action: close phone", "phone done.")]
@@ -221,3 +227,41 @@ def test_passes_of_a_stage_are_the_whole_steps(bench: models.Bench) -> None:
     one, many = run(bench, lr=0.001, batch=5).metrics, run(bench, lr=0.001, batch=5, pass_tokens=20).metrics
     assert set(one) == set(many)
     assert dict(many) == pytest.approx(dict(one), rel=1e-3)
+
+
+def test_an_episode_in_one_pass_has_the_gradient_of_its_turns_in_passes_of_their_own(bench: models.Bench) -> None:
+    """Self-AC's packed loss without a critic, which the large presets of GRPO use: the same sum over tokens, divided by episodes in place of tokens."""
+    turns = {"e0": [CHECK, GIVE, CLOSE], "e1": [CLOSE], "e2": [CHECK, CLOSE]}
+    played = [models.make_episode(bench.engine, name, mine, Outcome.SCORED, reward=float(name == "e1")) for name, mine in turns.items()]
+    rows = episode_rows(played, 0)
+    for episode in rows["episodes"]:
+        episode["scenario_id"] = "one for all"
+    model = models.shake(trainable(bench.context(Config(), {}), None), 3, 0.1)
+    advantage, n_tokens = episode_advantages(rows["episodes"]), sum(len(t["action_ids"]) for t in rows["turns"])
+    (whole,) = next(grpo.step_batches(rows["turns"], advantage, GrpoConfig(), random.Random(0), model))
+    assert whole.normaliser == n_tokens
+    near = (completion_log_probs(model, whole.batch)[0].detach() + 0.3 * torch.randn(n_tokens, generator=torch.Generator().manual_seed(0))).tolist()
+    for prompt, ids in models.rows_of(whole.batch):
+        mine = next(t for t in rows["turns"] if (tuple(t["prompt_ids"]), tuple(t["action_ids"])) == (prompt, ids))
+        mine["log_probs"], near = near[: len(ids)], near[len(ids) :]
+    bench.memory.keep("collect0", Outputs({}, rows))
+
+    def gradient(losses: Iterable[tuple[torch.Tensor, dict[str, float]]], times: float) -> torch.Tensor:
+        model.zero_grad()
+        clipped = 0.0
+        for loss, metrics in losses:
+            (times * loss).backward()  # type: ignore[no-untyped-call]
+            clipped += metrics["clip_frac"]
+        assert clipped > 0
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    by_turn = next(grpo.step_batches(rows["turns"], advantage, GrpoConfig(), random.Random(0), model))
+    expected = gradient((grpo.clipped_loss(model, part, GrpoConfig(), {}) for part in by_turn), n_tokens)
+    config, critic_ids = SelfAcConfig(alpha=0, advantage="group", ratio="token", per="episode", epochs=1), (7, 9)
+    found = trainable_rows(bench.context(config, {"collect": ["collect0"]}), rows["episodes"], critic_ids, None)
+    parts = next(steps(found, critic_ids, config, rng=random.Random(0), device="cpu"))
+    head = new_head(model, seed=0)
+    assert len(parts) == 1 and len(parts[0].row.ids) < sum(len(t["prompt_ids"]) + len(t["action_ids"]) for t in rows["turns"])
+    packed = (joint_loss(credited_pass(model, head, part, config, value_grad_scale=1.0), part, config, actor_weight=1.0) for part in parts)
+    assert float(expected.abs().max()) > 1e-3
+    assert torch.allclose(gradient(packed, len(played)), expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))

@@ -89,12 +89,13 @@ def test_counts_of_a_run_are_those_by_hand() -> None:
 
 def test_grpo_is_planned_in_passes_and_its_adapter_in_16_bits() -> None:
     """128 episodes of 13 turns in groups of 4, of which 1 - .3^4 - .7^4 are neither all won nor all lost; steps of 128 turns."""
-    run = presets.load("qwen7b_grpo_tau_retail")
+    stage = ["method=grpo", "grpo.batch=128", "grpo.epochs=1"]
+    run = presets.load("qwen7b_grpo_tau_retail", stage)
     last = [work for work in workload(run, assumed(run, ["turns=13", "win=0.3"])) if work.stage == "grpo"][-1]
     assert last.trained[0].n == pytest.approx(128 * 13 * (1 - 0.3**4 - 0.7**4), abs=1)
     assert last.steps == 10
     found = {
-        (passes, on): estimate(presets.load("qwen7b_grpo_tau_retail", [f"grpo.pass_tokens={passes}", f"grpo.autocast={on}"]), "h100", 1)
+        (passes, on): estimate(presets.load("qwen7b_grpo_tau_retail", [*stage, f"grpo.pass_tokens={passes}", f"grpo.autocast={on}"]), "h100", 1)
         for passes, on in ((16384, "true"), (0, "true"), (16384, "false"))
     }
     whole, planned, exact = found[0, "true"], found[16384, "true"], found[16384, "false"]

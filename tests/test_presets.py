@@ -64,7 +64,8 @@ def test_grpo_s_presets_have_the_paper_s_groups_on_the_paper_s_tasks() -> None:
     for name in names:
         run: Any = presets.load(name)
         nlac: Any = presets.load(name.replace("_grpo", ""))
-        assert (run.method, run.collect.group, run.model, run.roles) == ("grpo", 4, nlac.model, nlac.roles)
+        assert (run.method, run.collect.group, run.model, run.roles) == ("self_ac", 4, nlac.model, nlac.roles)
+        assert (run.self_ac.has_critic, run.self_ac.advantage, run.self_ac.ratio, run.self_ac.kl_coef) == (False, "group", "token", 0)
         assert (run.task, run.iterations, run.collect.model_copy(update={"group": 1})) == (nlac.task, nlac.iterations, nlac.collect)
 
 
