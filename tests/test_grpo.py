@@ -56,6 +56,17 @@ def group_rows(rewards: dict[str, list[float]], turns: int = 2) -> dict[str, lis
     return {"episodes": heads, "turns": rows}
 
 
+def bring_near(model: Any, turns: list[dict[str, Any]], advantage: dict[str, float]) -> int:
+    """Give the turns of a single step log-probs near the model's, so that some ratios are clipped and some are not. Returns the number of tokens."""
+    (whole,) = next(grpo.step_batches(turns, advantage, GrpoConfig(), random.Random(0), model))
+    noise = torch.randn(whole.normaliser, generator=torch.Generator().manual_seed(0))
+    near = (completion_log_probs(model, whole.batch)[0].detach() + 0.3 * noise).tolist()
+    for prompt, ids in models.rows_of(whole.batch):
+        mine = next(t for t in turns if (tuple(t["prompt_ids"]), tuple(t["action_ids"])) == (prompt, ids))
+        mine["log_probs"], near = near[: len(ids)], near[len(ids) :]
+    return whole.normaliser
+
+
 @pytest.fixture
 def bench(base: Path, tmp_path: Path) -> models.Bench:
     return models.Bench(base, tmp_path)
@@ -193,13 +204,7 @@ def test_a_step_in_many_passes_has_the_loss_the_gradient_and_the_metrics_of_one(
     rows = group_rows({"a": [1.0, 0.0, 0.0, 0.0], "b": [0.0, 1.0]})
     model = models.shake(trainable(bench.context(Config(), {}), None), 3, 0.1)
     advantage, parameters = episode_advantages(rows["episodes"]), [p for p in model.parameters() if p.requires_grad]
-    (whole,) = next(grpo.step_batches(rows["turns"], advantage, GrpoConfig(), random.Random(0), model))
-    near = (
-        completion_log_probs(model, whole.batch)[0].detach() + 0.3 * torch.randn(whole.normaliser, generator=torch.Generator().manual_seed(0))
-    ).tolist()
-    for prompt, ids in models.rows_of(whole.batch):
-        mine = next(t for t in rows["turns"] if (tuple(t["prompt_ids"]), tuple(t["action_ids"])) == (prompt, ids))
-        mine["log_probs"], near = near[: len(ids)], near[len(ids) :]
+    bring_near(model, rows["turns"], advantage)
 
     def step(config: GrpoConfig) -> tuple[int, float, list[torch.Tensor], dict[str, float]]:
         model.zero_grad()
@@ -238,12 +243,7 @@ def test_an_episode_in_one_pass_has_the_gradient_of_its_turns_in_passes_of_their
         episode["scenario_id"] = "one for all"
     model = models.shake(trainable(bench.context(Config(), {}), None), 3, 0.1)
     advantage, n_tokens = episode_advantages(rows["episodes"]), sum(len(t["action_ids"]) for t in rows["turns"])
-    (whole,) = next(grpo.step_batches(rows["turns"], advantage, GrpoConfig(), random.Random(0), model))
-    assert whole.normaliser == n_tokens
-    near = (completion_log_probs(model, whole.batch)[0].detach() + 0.3 * torch.randn(n_tokens, generator=torch.Generator().manual_seed(0))).tolist()
-    for prompt, ids in models.rows_of(whole.batch):
-        mine = next(t for t in rows["turns"] if (tuple(t["prompt_ids"]), tuple(t["action_ids"])) == (prompt, ids))
-        mine["log_probs"], near = near[: len(ids)], near[len(ids) :]
+    assert bring_near(model, rows["turns"], advantage) == n_tokens
     bench.memory.keep("collect0", Outputs({}, rows))
 
     def gradient(losses: Iterable[tuple[torch.Tensor, dict[str, float]]], times: float) -> torch.Tensor:

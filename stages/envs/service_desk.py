@@ -162,10 +162,10 @@ class ServiceDesk:
         if self._over:
             raise RuntimeError("service_desk: step was called after the end of the episode; call reset first")
         _, action = parse_react(str(message.get("content") or ""))
-        tool, kind, choices = self._steps[len(self._chosen)]
+        step = tool, _, choices = self._steps[len(self._chosen)]
         self._chosen.append(option_of(action, tool, choices))
         text = done(self._chosen[-1])
-        right = self._book[tool, key_of(kind, self._data["request"], self._data["tier"])].option == self._chosen[-1]
+        right = not broken_rules([step], self._book, self._data, self._chosen[-1:])
         share = right / len(self._steps) if self._by_step else 0.0
         if len(self._chosen) < len(self._steps):
             return Step(({"role": "user", "content": text},), share)
