@@ -28,6 +28,7 @@ from flows.workspace import make_engine
 from stages import envs
 from stages.llm.metered import Metered
 from stages.llm.roles import load_roles
+from stages.llm.tokens import ChatTokenizer
 from stages.rollout import RolloutSettings, rollout
 from stages.transitions import episode_rows
 from stages.types import Completion, Engine, Request
@@ -48,7 +49,9 @@ class Noting(Metered):
 
 
 def collect(engine: Engine, episodes: int, max_tokens: int) -> int:
-    """Episodes as the stage `collect` plays them, made into rows. Returns the number of tokens in them."""
+    """Episodes as the stage `collect` plays them, made into rows, from a tokenizer that has read none of them. Returns the number of tokens in them."""
+    if isinstance(engine, ChatTokenizer):
+        engine.kept_ids.clear()
     scenarios = envs.scenarios(ENV, {}, "train", episodes, 0)
     settings = RolloutSettings(None, 1.0, max_tokens, max_turns=8, malformed_allowance=1, slots=256, attempts=1, seed=0)
     played = rollout(engine, envs.make_env(ENV, {}), scenarios, load_roles(ENV), settings)

@@ -25,7 +25,7 @@ from stages.learn.fit import lr_factor
 from stages.learn.losses import completion_nll, group_advantages
 from stages.llm.hf import check_adapter, load_base
 from stages.llm.roles import mix
-from stages.llm.tokens import encode, load_tokenizer
+from stages.llm.tokens import ChatTokenizer
 from stages.types import Row, Sleeper, TurnwiseError, UsageError
 
 
@@ -97,11 +97,11 @@ def target_rows(rows: Sequence[Row]) -> list[TrainRow]:
 
 def general_rows(model_path: str, path: str) -> list[TrainRow]:
     """Rows of a JSONL file of {"role", "messages", "reply"}; reply ids end with the end token. Raises UsageError naming a broken line."""
-    tokenizer = load_tokenizer(model_path)
+    chats = ChatTokenizer(model_path)
     found = []
     for row in read_jsonl(path):
-        reply = (*tokenizer(row["reply"], add_special_tokens=False).input_ids, tokenizer.eos_token_id)
-        found.append(TrainRow(encode(tokenizer, row["messages"]), reply, key=("general", row["role"])))
+        reply = (*chats.tokenizer(row["reply"], add_special_tokens=False).input_ids, chats.tokenizer.eos_token_id)
+        found.append(TrainRow(chats.encode(row["messages"]), reply, key=("general", row["role"])))
     return found
 
 

@@ -76,7 +76,7 @@ class Stub:
 def stub_engine(url: str | Sequence[str], **settings: Any) -> OpenAIEngine:
     """An engine whose tokenizer knows the replies of `good`, so that no model folder is needed."""
     engine = OpenAIEngine("base-model", url=url, **{"timeout_s": 10.0, **settings})
-    engine.__dict__["_tokenizer"] = StubTokenizer()
+    engine.tokenizer = StubTokenizer()
     return engine
 
 

@@ -95,9 +95,9 @@ class Prompted(HfEngine):
         return [self._told(request) for request in requests]
 
     def _told(self, request: Request) -> Completion:
-        prompt = self._tokenizer.decode(request.prompt_ids)
+        prompt = self.tokenizer.decode(request.prompt_ids)
         text = self.script(role_of(prompt), prompt, random.Random(mix(request.prompt_ids, request.seed)))
-        ids = (*self._tokenizer.encode(text, add_special_tokens=False), self._tokenizer.eos_token_id)[: request.max_tokens]
+        ids = (*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id)[: request.max_tokens]
         with self._with_adapter(request.adapter) as model:
             out = model(input_ids=torch.tensor([[*request.prompt_ids, *ids]]), logits_to_keep=len(ids) + 1)
         log_probs = out.logits[0, :-1].float().log_softmax(1).gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stages.llm import tokens
-from stages.types import Completion, EngineUnavailable, Message, Request, UsageError
+from stages.types import Completion, EngineUnavailable, Request, UsageError
 
 KEPT_ADAPTERS = 4  # the newest ones stay loaded: policy, its predecessor, target, one more
 
@@ -50,28 +50,20 @@ def load_base(path: str, dtype: str) -> tuple[Any, Any]:
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 
 
-class HfEngine:
+class HfEngine(tokens.ChatTokenizer):
     """`Engine` over one base model and its adapters."""
 
     def __init__(self, path: str, *, dtype: str = "float32", batch: int = 256) -> None:
+        super().__init__(path)
         self.model_hash = model_hash(path)
-        self._base, self._tokenizer = load_base(path, dtype)
+        self._base, self.tokenizer = load_base(path, dtype)
         self._peft: Any = None
         self._loaded: dict[str, Path] = {}
         self._batch = batch
-        self._stops = tokens.stop_tokens(self._tokenizer, self._base.generation_config.eos_token_id)
+        self._stops = tokens.stop_tokens(self.tokenizer, self._base.generation_config.eos_token_id)
         self.context: int | None = getattr(self._base.config, "max_position_embeddings", None)
         # Any token serves as padding: it stands to the left, masked.
-        self._pad_id = self._tokenizer.pad_token_id or 0
-
-    def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        return tokens.encode(self._tokenizer, messages)
-
-    def encode_all(self, chats: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
-        return tokens.encode_all(self._tokenizer, chats)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return tokens.decode(self._tokenizer, token_ids)
+        self._pad_id = self.tokenizer.pad_token_id or 0
 
     def load_adapter(self, name: str, path: Path) -> None:
         if self._loaded.get(name) == path:

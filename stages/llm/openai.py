@@ -29,7 +29,7 @@ WEIGHTS = "adapter_model.safetensors"
 _PLAIN_SAMPLING = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
-class OpenAIEngine:
+class OpenAIEngine(tokens.ChatTokenizer):
     """`Engine` over one or more servers. path: the base model's name there and the tokenizer's folder or hub name here.
 
     timeout_s: longest silence of a server in one try; retries: further tries; concurrency: requests under way at once, of each server;
@@ -39,7 +39,7 @@ class OpenAIEngine:
     def __init__(
         self, path: str, *, url: str | Sequence[str], timeout_s: float = 300.0, retries: int = 4, concurrency: int = 64, pause_s: float = 30.0
     ) -> None:
-        self._path = path
+        super().__init__(path)
         self._servers = Servers(url, timeout_s=timeout_s, retries=retries, concurrency=concurrency, pause_s=pause_s)
         self._adapters: dict[str, tuple[Path, str]] = {}  # adapter -> its folder, and its name on the servers
 
@@ -55,19 +55,6 @@ class OpenAIEngine:
         """The shortest of the servers that are up; those whose time it is are greeted. Raises EngineUnavailable where none is."""
         (found,) = run([self._servers.ready()])
         return found
-
-    @cached_property
-    def _tokenizer(self) -> Any:
-        return tokens.load_tokenizer(self._path)
-
-    def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        return tokens.encode(self._tokenizer, messages)
-
-    def encode_all(self, chats: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
-        return tokens.encode_all(self._tokenizer, chats)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return tokens.decode(self._tokenizer, token_ids)
 
     def load_adapter(self, name: str, path: Path) -> None:
         """Have every server read the folder `path`, which it must see under the same name. Raises UsageError, EngineUnavailable."""

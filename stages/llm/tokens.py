@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,31 +31,83 @@ def load_tokenizer(path: str) -> Any:
         raise UsageError(f"model.path: no tokenizer that transformers can load at {path!r} ({str(error).splitlines()[0]})") from error
 
 
-def encode(tokenizer: Any, messages: Sequence[Message]) -> tuple[int, ...]:
-    """Token ids of a chat, ready for the assistant's next reply."""
-    return encode_all(tokenizer, [messages])[0]
+KEPT_PIECES = 20_000
+"""Pieces of chats whose ids a tokenizer keeps; a few hundred MB where each is a long page."""
 
 
-def encode_all(tokenizer: Any, chats: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
-    """Token ids of each chat, ready for the assistant's next reply. A fast tokenizer shares them out among the machine's cores."""
-    if not chats:
-        return []
-    fast = getattr(tokenizer, "backend_tokenizer", None)
-    rendered = tokenizer.apply_chat_template([list(chat) for chat in chats], add_generation_prompt=True, tokenize=fast is None, return_dict=False)
-    if fast is None:
-        return [tuple(ids) for ids in rendered]
-    # The same in two steps: what transformers wraps around its fast tokenizer, and offsets, take twice as long again, at every turn.
-    fast.no_truncation()  # which, as padding, a tokenizer's file may ask for
-    fast.no_padding()
-    return [tuple(found.ids) for found in fast.encode_batch_fast(rendered, add_special_tokens=False)]
+class ChatTokenizer:
+    """Chats to token ids, and ids to text, as the tokenizer of a model folder or hub name does it; loaded when it is first needed.
+
+    Of an episode's prompt only the end is new at each turn, so the ids of what lies between two special tokens are kept. [ours]
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.kept_ids: dict[str, list[int]] = {}
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The one of transformers. Raises UsageError if there is none."""
+        return load_tokenizer(self._path)
+
+    def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Token ids of a chat, ready for the assistant's next reply."""
+        return self.encode_all([messages])[0]
+
+    def encode_all(self, chats: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
+        """Token ids of each chat, ready for the assistant's next reply. A fast tokenizer shares what is new out among the machine's cores."""
+        if not chats:
+            return []
+        fast = self._fast
+        rendered = self.tokenizer.apply_chat_template(
+            [list(chat) for chat in chats], add_generation_prompt=True, tokenize=fast is None, return_dict=False
+        )
+        if fast is None:
+            return [tuple(ids) for ids in rendered]
+        if len(self.kept_ids) > KEPT_PIECES:
+            self.kept_ids.clear()
+        pieces = [self._cut(text) for text in rendered]
+        new = list(dict.fromkeys(piece for chat in pieces for piece in chat if piece not in self.kept_ids))
+        # Beside transformers, which wraps offsets and masks around them that nobody reads: twice the time.
+        self.kept_ids.update(zip(new, (found.ids for found in fast.encode_batch_fast(new, add_special_tokens=False)), strict=True))
+        return [tuple(chain.from_iterable(map(self.kept_ids.__getitem__, chat))) for chat in pieces]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, without special ones."""
+        if self._fast is None or self.tokenizer.clean_up_tokenization_spaces:
+            return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
+        return str(self._fast.decode(token_ids, skip_special_tokens=True))  # all that transformers then does, without a look at each id
+
+    @cached_property
+    def _fast(self) -> Any:
+        """The tokenizer in Rust, which neither cuts nor pads, as a tokenizer's file may ask for; None where there is none."""
+        fast = getattr(self.tokenizer, "backend_tokenizer", None)
+        if fast is not None:
+            fast.no_truncation()
+            fast.no_padding()
+        return fast
+
+    @cached_property
+    def _cut(self) -> Callable[[str], list[str]]:
+        return cutter(self._fast)
 
 
-def decode(tokenizer: Any, token_ids: Sequence[int]) -> str:
-    """The text of token ids, without special ones."""
-    fast = getattr(tokenizer, "backend_tokenizer", None)
-    if fast is None or tokenizer.clean_up_tokenization_spaces:
-        return str(tokenizer.decode(token_ids, skip_special_tokens=True))
-    return str(fast.decode(token_ids, skip_special_tokens=True))  # all that transformers then does, without a look at each id
+def cutter(fast: Any) -> Callable[[str], list[str]]:
+    """A function that cuts a text before each special token, into pieces whose ids one after another are those of the text.
+
+    Added tokens that are not normalized are looked for before all else, leftmost and longest first, and what lies between them is
+    never read together. Where one takes the white space before it, or must be a word, or is read as text, a text stays whole.
+    """
+    special = [token for token in fast.get_added_tokens_decoder().values() if not token.normalized]
+    if not special or fast.encode_special_tokens or any(token.lstrip or token.single_word for token in special):
+        return lambda text: [text]
+    found = re.compile("|".join(re.escape(content) for content in sorted((token.content for token in special), key=len, reverse=True)))
+
+    def cut(text: str) -> list[str]:
+        # Each piece begins with its token: a text that stood alone might be read as the beginning of a sentence.
+        return [text[a:b] for a, b in pairwise([0, *(match.start() for match in found.finditer(text)), len(text)])]
+
+    return cut
 
 
 def stop_tokens(tokenizer: Any, generation: int | Sequence[int] | None) -> tuple[int, ...]:

@@ -23,35 +23,25 @@ from typing import Any
 import torch
 
 from stages.llm.hf import KEPT_ADAPTERS, check_adapter, model_hash
-from stages.llm.tokens import check_folder, decode, encode, encode_all, fit_context, load_tokenizer, stop_tokens
-from stages.types import Completion, EngineUnavailable, Message, Request, UsageError
+from stages.llm.tokens import ChatTokenizer, fit_context, stop_tokens
+from stages.types import Completion, EngineUnavailable, Request, UsageError
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for; an adapter of a rank between them takes the room of the next
 
 
-class VllmEngine:
+class VllmEngine(ChatTokenizer):
     """`Engine` over one base model and its adapters. lora_rank: largest of them. gpu_memory: share of the GPU's memory, weights included."""
 
     def __init__(self, path: str, *, dtype: str = "float32", lora_rank: int = 32, gpu_memory: float = 0.85) -> None:
-        check_folder(path)
+        super().__init__(path)
         self.model_hash = model_hash(path)
-        self._tokenizer = load_tokenizer(path)
+        self._stops = stop_tokens(self.tokenizer, _generation_eos(path))
         self._llm = start(path, dtype=dtype, lora_rank=lora_rank, gpu_memory=gpu_memory)
-        self._stops = stop_tokens(self._tokenizer, _generation_eos(path))
         self.context: int | None = int(self._llm.model_config.max_model_len)
         self._loaded: dict[str, tuple[Path, Any]] = {}  # adapter -> its folder, and vLLM's request for it
         self._numbers = count(1)
         self._asleep = False
         self._broken = ""  # how a step failed: what it left half done would come back as wrong tokens
-
-    def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        return encode(self._tokenizer, messages)
-
-    def encode_all(self, chats: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
-        return encode_all(self._tokenizer, chats)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return decode(self._tokenizer, token_ids)
 
     def load_adapter(self, name: str, path: Path) -> None:
         """Without a restart. A name that is loaded from another folder is a new adapter to vLLM, with nothing of the old one's in the prefix cache."""
