@@ -27,6 +27,7 @@ import pytest
 import torch
 from models import shake
 from openai_stub import Answer, Stub
+from torch import Tensor
 
 from stages.learn.adapter import new_adapter, save_adapter
 from stages.llm.hf import HfEngine, load_base, model_hash
@@ -57,25 +58,30 @@ class Subject:
         return self.engine.encode(messages if i % 2 else messages[1:])
 
 
-def save_adapters(folder: Path, n: int = 6) -> list[Path]:
-    """Adapters of the base, each of which changes it in a way of its own."""
+def save_adapters(folder: Path, n: int = 6, spread: float = 0.1) -> list[Path]:
+    """Adapters of the base, each of which changes it in a way of its own. spread: how much."""
     found = []
     for seed in range(n):
-        model = shake(new_adapter(load_base(str(BASE), "float32")[0], rank=RANK, alpha=2.0 * RANK, seed=0), seed, spread=0.1)
+        model = shake(new_adapter(load_base(str(BASE), "float32")[0], rank=RANK, alpha=2.0 * RANK, seed=0), seed, spread=spread)
         save_adapter(model, folder / str(seed), model_hash(str(BASE)))
         found.append(folder / str(seed))
     return found
 
 
+def distributions(adapter: Path | None, request: Request, completion: Completion, temperature: float = 1.0) -> Tensor:
+    """Log-probs of each token in each place of the completion, from one pass of transformers over the whole text, without cache, padding or batch."""
+    with torch.no_grad():
+        logits = _model(adapter)(input_ids=torch.tensor([[*request.prompt_ids, *completion.token_ids]])).logits[0].double()
+    return (logits / temperature).log_softmax(1)[len(request.prompt_ids) - 1 : -1]
+
+
 def full_forward(adapter: Path | None, pairs: Sequence[tuple[Request, Completion]], *, best: bool = False) -> list[list[float]]:
-    """Log-probs of each completion's tokens, or of the best ones in their places, from one pass of transformers over the whole text, without
-    cache, padding or batch."""
-    model, found = _model(adapter), []
+    """Log-probs of each completion's tokens, or of the best ones in their places, by `distributions`."""
+    found = []
     for request, completion in pairs:
-        with torch.no_grad():
-            logits = model(input_ids=torch.tensor([[*request.prompt_ids, *completion.token_ids]])).logits[0].double()
-        log_probs = logits.log_softmax(1)[len(request.prompt_ids) - 1 :]
-        found.append([float(log_probs[t].max() if best else log_probs[t][token]) for t, token in enumerate(completion.token_ids)])
+        log_probs_TV = distributions(adapter, request, completion)
+        chosen = log_probs_TV.argmax(1) if best else torch.tensor(completion.token_ids)
+        found.append([float(x) for x in log_probs_TV.gather(1, chosen[:, None])[:, 0]])
     return found
 
 
