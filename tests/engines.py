@@ -71,7 +71,7 @@ def save_adapters(folder: Path, n: int = 6, spread: float = 0.1) -> list[Path]:
 def distributions(adapter: Path | None, request: Request, completion: Completion, temperature: float = 1.0) -> Tensor:
     """Log-probs of each token in each place of the completion, from one pass of transformers over the whole text, without cache, padding or batch."""
     with torch.no_grad():
-        logits = _model(adapter)(input_ids=torch.tensor([[*request.prompt_ids, *completion.token_ids]])).logits[0].double()
+        logits: Tensor = _model(adapter)(input_ids=torch.tensor([[*request.prompt_ids, *completion.token_ids]])).logits[0].double()
     return (logits / temperature).log_softmax(1)[len(request.prompt_ids) - 1 : -1]
 
 
