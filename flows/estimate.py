@@ -24,7 +24,6 @@ from flows import presets
 from flows.lengths import Lengths, assumed
 from flows.shapes import GIB, KNOWN, Device, Shape, device_of, shape_of
 from flows.workload import Prompts, Rows, Work, workload
-from stages.rollout import WAITING
 from stages.types import UsageError
 
 # Shares of the peak that are assumed: of arithmetic in training and in reading prompts, of bandwidth in decoding.
@@ -130,8 +129,9 @@ def generate_seconds(m: Machine, p: Prompts) -> float:
 
 def answer_seconds(m: Machine, work: Work, told: float) -> float:
     """The run's own engine answers the environments one after the other, a server as many as wait for it at once. A model that is not known counts as
-    the run's; what it reads is left out."""
-    shape, side_by_side = KNOWN.get(m.run.task.oracle_model, m.shape), WAITING if m.run.task.oracle == "openai" else 1
+    the run's; what it reads is left out. Added to the hours, although an engine that is a stream goes on meanwhile."""
+    task = m.run.task
+    shape, side_by_side = KNOWN.get(task.oracle_model, m.shape), task.oracle_concurrency if task.oracle == "openai" else 1
     return work.asked / side_by_side * told * shape.parameters * m.itemsize / (1e12 * m.device.bandwidth * DECODE)
 
 

@@ -9,8 +9,9 @@ from pydantic import Field
 
 from stages import envs
 from stages.contract import POLICY_STAGES, Config, Context, Outputs, Stage
+from stages.environment import environment
 from stages.llm.roles import load_roles
-from stages.rollout import environment, rollout, rollout_settings
+from stages.rollout import rollout, rollout_settings
 from stages.tally import check_environment, summary
 from stages.transitions import episode_rows
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stages.contract import Context
+from stages.environment import environment
 from stages.llm.roles import Roles, mix
-from stages.rollout import environment, rollout, rollout_settings
+from stages.rollout import rollout, rollout_settings
 from stages.transitions import Transition
 from stages.types import Completion
 

@@ -1,4 +1,4 @@
-"""Many episodes at once: one engine call a tick over all running episodes, a finished one replaced at once.
+"""Many episodes at once: a reply is acted on as it ends, and its episode's next prompt joins the others in the engine; a finished one is replaced.
 
 An episode's failure is sorted by whose it is (types.Outcome). What the policy cannot cause is tried again, kept and
 counted, and never becomes a reward. EngineUnavailable is nobody's episode: it ends the stage. An episode whose next prompt leaves no
@@ -11,19 +11,18 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
 
-from stages import envs
 from stages.agents import read_reply, turns_of
 from stages.contract import Context
+from stages.jobs import Jobs
 from stages.llm.roles import Roles, mix, thought_opened
+from stages.llm.streams import stream
 from stages.llm.tokens import OUT_OF_CONTEXT, has_room
 from stages.react import without_thought
 from stages.sections import Agent
 from stages.types import (
-    Ask,
     Completion,
     Engine,
     EngineUnavailable,
@@ -36,18 +35,14 @@ from stages.types import (
     Scenario,
     SimulatorError,
     Turn,
+    Wait,
 )
-
-T = TypeVar("T")
 
 Ended = tuple[Outcome, str]
 """How an episode ended, and by which error."""
 
 Hopeless = Callable[[Sequence[tuple[int, ...]]], Sequence[bool]]
 """From the prompts of states to whether an episode is given up there."""
-
-WAITING = 16
-"""Environments that wait for their oracle's server at once."""
 
 GIVEN_UP = "given up: its value was too low"
 """`Episode.error` of an episode that was stopped as hopeless."""
@@ -76,7 +71,7 @@ def rollout_settings(
     task, roles = context.run.task, context.run.roles
     return RolloutSettings(
         adapter, roles.policy_temperature if temperature is None else temperature, roles.action_room,
-        task.max_turns, task.malformed_allowance, slots, attempts, seed, task.agent, WAITING if task.oracle == "openai" else 1,
+        task.max_turns, task.malformed_allowance, slots, attempts, seed, task.agent, task.oracle_concurrency if task.oracle == "openai" else 1,
     )  # fmt: skip
 
 
@@ -96,6 +91,7 @@ class _Running:
 
 
 _Asked = tuple[_Running, tuple[int, ...]]  # with its next prompt
+_Acted = tuple[_Running, Ended | None]
 
 
 def rollout(
@@ -114,55 +110,89 @@ def rollout(
     forced: replies, one list a scenario, that are said before the policy takes over; their turns carry no token ids.
     hopeless: asked of an episode from its second reply on; one that is given up is truncated.
     """
-    waiting = deque((number, scenario, 1) for number, scenario in enumerate(scenarios))
-    running: list[_Running] = []
-    finished: dict[int, Episode] = {}
+    with Jobs[_Acted](settings.workers) as jobs:
+        playing = _Rollout(engine, make_env, roles, settings, jobs, forced, hopeless, done)
+        playing.waiting.extend((number, scenario, 1) for number, scenario in enumerate(scenarios))
+        playing.play()
+    return [playing.finished[number] for number in range(len(scenarios))]
 
-    def close(r: _Running, outcome: Outcome, error: str = "") -> None:
-        if not outcome.trainable and r.attempt < settings.attempts:
-            waiting.append((r.number, r.scenario, r.attempt + 1))
-            return
-        finished[r.number] = _episode(r, outcome, error, settings)
-        done(1)
 
-    def begin(number: int, scenario: Scenario, attempt: int) -> tuple[_Running, Ended | None]:
-        r, ended = _start(number, scenario, attempt, make_env)
-        for text in forced[number] if forced else ():
-            ended = ended or _act(r, (), Completion(text, (), (), "stop"), 0.0, settings, engine.decode)
+@dataclass
+class _Rollout:
+    """What `rollout` was given, and where its episodes are: waiting for a slot, acting in `jobs`, asked of the engine, finished."""
+
+    engine: Engine
+    make_env: Callable[[], Env]
+    roles: Roles
+    settings: RolloutSettings
+    jobs: Jobs[_Acted]
+    forced: Sequence[Sequence[str]] | None
+    hopeless: Hopeless | None
+    done: Callable[[int], None]
+    waiting: deque[tuple[int, Scenario, int]] = field(default_factory=deque)  # number, scenario, attempt
+    asked: dict[int, _Asked] = field(default_factory=dict)
+    finished: dict[int, Episode] = field(default_factory=dict)
+    owed: float = 0.0  # since when the engine owes a reply
+
+    def play(self) -> None:
+        with closing(stream(self.engine, self.more)) as replies:
+            for ended in replies:
+                seconds = (time.monotonic() - self.owed) / len(ended)
+                for number, completion in ended:
+                    self.jobs.start(self.act, *self.asked.pop(number), completion, seconds)
+                self.owed = time.monotonic()
+
+    def more(self, patience: Wait) -> list[tuple[int, Request]] | None:
+        """What the engine is asked next; None once all episodes are finished."""
+        running = self.ready(patience)
+        if not (running or self.asked or self.waiting or self.jobs):
+            return None
+        asked = list(zip(running, self.engine.encode_all([self.roles.policy(r.messages) for r in running]), strict=True))
+        asked = self.stop(asked, _too_long(asked, self.engine.context if asked else None))
+        if self.hopeless is not None:
+            asked = self.stop(asked, _given_up(asked, self.hopeless))
+        self.owed = self.owed if self.asked else time.monotonic()
+        self.asked.update((r.number, (r, ids)) for r, ids in asked)
+        return [(r.number, _request(r, ids, self.settings)) for r, ids in asked]
+
+    def ready(self, patience: Wait) -> list[_Running]:
+        """Episodes that can go on, once every slot is taken."""
+        found: list[_Running] = []
+        while True:
+            free = self.settings.slots - len(self.asked) - len(self.jobs) - len(found)
+            for _ in range(min(free, len(self.waiting))):
+                self.jobs.start(self.begin, *self.waiting.popleft())
+            found += self.sort(self.jobs.fetch("none" if found and patience == "some" else patience))
+            if not self.waiting or len(self.asked) + len(self.jobs) + len(found) >= self.settings.slots:
+                return found
+
+    def begin(self, number: int, scenario: Scenario, attempt: int) -> _Acted:
+        r, ended = _start(number, scenario, attempt, self.make_env)
+        for text in self.forced[number] if self.forced else ():
+            ended = ended or _act(r, (), Completion(text, (), (), "stop"), 0.0, self.settings, self.engine.decode)
         return r, ended
 
-    def act(r: _Running, ids: tuple[int, ...], completion: Completion, seconds: float) -> tuple[_Running, Ended | None]:
-        return r, _act(r, ids, completion, seconds, settings, engine.decode)
+    def act(self, r: _Running, ids: tuple[int, ...], completion: Completion, seconds: float) -> _Acted:
+        return r, _act(r, ids, completion, seconds, self.settings, self.engine.decode)
 
-    def stop(asked: Sequence[_Asked], errors: Sequence[str]) -> list[_Asked]:
+    def stop(self, asked: Sequence[_Asked], errors: Sequence[str]) -> list[_Asked]:
         """Those without an error. The others end here, between two turns."""
-        sort([(r, _cut(r, error)) for (r, _), error in zip(asked, errors, strict=True)])
+        self.sort([(r, _cut(r, error)) for (r, _), error in zip(asked, errors, strict=True)])
         return [one for one, error in zip(asked, errors, strict=True) if not error]
 
-    def sort(found: Sequence[tuple[_Running, Ended | None]]) -> list[_Running]:
+    def sort(self, found: Sequence[_Acted]) -> list[_Running]:
+        """Those that go on. The others are finished, or tried again."""
         for r, ended in found:
             if ended is not None:
-                close(r, *ended)
+                self.close(r, *ended)
         return [r for r, ended in found if ended is None]
 
-    while waiting or running:
-        while waiting and len(running) < settings.slots:
-            chosen = [waiting.popleft() for _ in range(min(len(waiting), settings.slots - len(running)))]
-            running += sort(_side_by_side(settings.workers, begin, chosen))
-        asked = list(zip(running, engine.encode_all([roles.policy(r.messages) for r in running]), strict=True))
-        asked = stop(asked, _too_long(asked, engine.context if asked else None))
-        if hopeless is not None:
-            asked = stop(asked, _given_up(asked, hopeless))
-        running = sort(_side_by_side(settings.workers, act, _answered(engine, asked, settings)))
-    return [finished[number] for number in range(len(scenarios))]
-
-
-def _side_by_side(workers: int, function: Callable[..., T], calls: Sequence[tuple[Any, ...]]) -> list[T]:
-    """What the calls return, in order. Several threads where an environment waits for a server at each step; every call has an episode of its own."""
-    if workers == 1:
-        return [function(*call) for call in calls]
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(lambda call: function(*call), calls))
+    def close(self, r: _Running, outcome: Outcome, error: str) -> None:
+        if not outcome.trainable and r.attempt < self.settings.attempts:
+            self.waiting.append((r.number, r.scenario, r.attempt + 1))
+            return
+        self.finished[r.number] = _episode(r, outcome, error, self.settings)
+        self.done(1)
 
 
 def _too_long(asked: Sequence[_Asked], context: int | None) -> list[str]:
@@ -182,14 +212,6 @@ def _cut(r: _Running, error: str) -> Ended | None:
     if error and r.turns:
         r.turns[-1] = replace(r.turns[-1], truncated=True)
     return (Outcome.TRUNCATED if r.turns else Outcome.ENV_FAILED, error) if error else None
-
-
-def _answered(engine: Engine, asked: Sequence[_Asked], s: RolloutSettings) -> list[tuple[_Running, tuple[int, ...], Completion, float]]:
-    """Each with the policy's reply, and its share of the seconds that they took together."""
-    began = time.monotonic()
-    completions = engine.generate([_request(r, ids, s) for r, ids in asked]) if asked else []
-    seconds = (time.monotonic() - began) / max(len(asked), 1)
-    return [(*one, completion, seconds) for one, completion in zip(asked, completions, strict=True)]
 
 
 def _request(r: _Running, ids: tuple[int, ...], s: RolloutSettings) -> Request:
@@ -252,39 +274,3 @@ def _episode(r: _Running, outcome: Outcome, error: str, s: RolloutSettings) -> E
     name = hashlib.sha256(f"{s.seed} {r.number} {r.scenario.id}".encode()).hexdigest()[:16]
     seconds = time.monotonic() - r.started
     return Episode(name, r.scenario, s.adapter, outcome, tuple(r.messages), tuple(r.turns), seconds, error, r.attempt)
-
-
-def environment(context: Context) -> Callable[[], Env]:
-    """The task's environment, with its oracle or simulated user handed in as a function where it needs one."""
-    task, model = context.run.task, context.run.model
-    ask: Ask | None = None
-    room = task.oracle_tokens + context.run.roles.max_thought_tokens
-    if task.oracle == "engine":
-
-        def ask(messages: Sequence[Message]) -> str:
-            ids = context.engine.encode(messages)
-            if not has_room(ids, context.engine.context):
-                raise SimulatorError(
-                    f"the model inside the environment was asked {len(ids)} tokens, which leaves no room in its {context.engine.context}"
-                )
-            reply = context.engine.generate([Request(ids, room, 0.0, mix(context.seed, ids))])[0]
-            return thought_opened(context.engine.decode, ids) + reply.text
-
-    elif task.oracle == "openai":
-        from stages.llm.openai import chat
-
-        key = "model.url" if model.url and not task.oracle_url else "task.oracle_url"
-        ask = chat(task.oracle_url or model.url, task.oracle_model or model.path, max_tokens=room, concurrency=WAITING, key=key)
-    return envs.make_env(task.env, task.options, None if ask is None else _without_thoughts(ask))
-
-
-def _without_thoughts(ask: Ask) -> Ask:
-    """The same without a reasoning model's <think> part. It raises SimulatorError where that was cut short: nothing was answered then."""
-
-    def answer(messages: Sequence[Message]) -> str:
-        try:
-            return without_thought(ask(messages))
-        except Malformed:
-            raise SimulatorError("the model inside the environment thought past its limit; raise roles.max_thought_tokens, or take another") from None
-
-    return answer

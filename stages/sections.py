@@ -32,6 +32,9 @@ class TaskConfig(Config):
     )
     oracle_url: str = Field("", description="Base URL of the endpoint of oracle = openai; empty = model.url. [ours]")
     oracle_model: str = Field("", description="Name of its model; empty = model.path. [ours]")
+    oracle_concurrency: int = Field(
+        16, ge=1, description="Answers of oracle = openai that are waited for at once, each for an episode of its own. [ours]"
+    )
     oracle_tokens: int = Field(256, ge=1, description="Longest answer of an oracle, or line of a simulated user. [ours]")
 
 

@@ -6,11 +6,11 @@ The words are the field's own; docs/architecture.md lists them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 Message = dict[str, Any]
 """One OpenAI-style chat message: {"role": "system" | "user" | "assistant" | "tool", "content": str}."""
@@ -90,6 +90,24 @@ class Engine(Protocol):
 
     def load_adapter(self, name: str, path: Path) -> None:
         """Make the LoRA adapter in the folder `path` available as `Request.adapter = name`. Idempotent."""
+
+
+Wait = Literal["none", "some", "all"]
+"""For what is waited that has been begun: for nothing, for some of it or a moment, or for all of it."""
+
+More = Callable[[Wait], Sequence[tuple[int, Request]] | None]
+"""What a stream of replies is made from: numbered requests that are new. Often there are none yet; None says that none will come."""
+
+Replies = Generator[list[tuple[int, Completion]], None, None]
+"""Completions as they end, each with its request's number, those together that ended together. Closed early, it drops what is under way."""
+
+
+@runtime_checkable
+class Streamer(Protocol):
+    """What an engine may be besides: one that takes requests while others are under way."""
+
+    def stream(self, more: More) -> Replies:
+        """Replies to the requests of `more`, which is asked between two steps; with "some" where nothing is under way. Raises as `generate`."""
 
 
 @runtime_checkable

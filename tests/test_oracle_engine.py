@@ -11,9 +11,10 @@ import pytest
 from openai_stub import Stub
 
 from stages.contract import Config
+from stages.environment import environment
 from stages.llm.openai import chat
 from stages.llm.roles import Roles
-from stages.rollout import RolloutSettings, environment, rollout
+from stages.rollout import RolloutSettings, rollout
 from stages.sections import ModelConfig, RolesConfig, TaskConfig
 from stages.types import EngineUnavailable, UsageError
 

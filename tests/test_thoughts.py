@@ -10,11 +10,11 @@ from models import Bench, Recorder
 
 from stages import collect, refine, targets
 from stages.collect import CollectConfig
+from stages.environment import environment
 from stages.llm.roles import history_text, spoken, thought_opened
 from stages.llm.scripted import END_ID, ScriptedEngine, play
 from stages.react import opened_thought, without_thought
 from stages.refine import RefineConfig
-from stages.rollout import environment
 from stages.sections import RolesConfig, TaskConfig
 from stages.targets import TargetsConfig
 from stages.types import Completion, Malformed, Message, Request, SimulatorError

@@ -11,6 +11,7 @@ import ipaddress
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -134,12 +135,17 @@ def run(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
             for task in tasks:
                 task.cancel()
 
-    waiting = asyncio.run_coroutine_threadsafe(together(), _loop())
+    waiting = begin(together())
     try:
         return waiting.result()
     except BaseException:
         waiting.cancel()
         raise
+
+
+def begin(job: Coroutine[Any, Any, T]) -> Future[T]:
+    """Have a job done on the loop of this module."""
+    return asyncio.run_coroutine_threadsafe(job, _loop())
 
 
 def _is_loopback(host: str) -> bool:

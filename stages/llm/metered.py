@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
-from stages.types import Completion, Engine, Message, Request, Sleeper
+from stages.llm.streams import stream
+from stages.types import Completion, Engine, Message, More, Replies, Request, Sleeper
 
 
 class Metered:
@@ -25,7 +27,16 @@ class Metered:
         return self._engine.context
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        completions = self._engine.generate(requests)
+        return self._counted(self._engine.generate(requests))
+
+    def stream(self, more: More) -> Replies:
+        """In ticks where the engine is no `Streamer`."""
+        with closing(stream(self._engine, more)) as replies:
+            for ended in replies:
+                self._counted([completion for _, completion in ended])
+                yield ended
+
+    def _counted(self, completions: list[Completion]) -> list[Completion]:
         self.requests += len(completions)
         self.tokens += sum(len(completion.token_ids) for completion in completions)
         return completions

@@ -12,17 +12,23 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from stages.llm import tokens
-from stages.llm.endpoint import URL_KEY, run
+from stages.llm.endpoint import URL_KEY, begin, run
 from stages.llm.servers import Servers
-from stages.types import Ask, Completion, EngineUnavailable, Message, Request
+from stages.llm.streams import once
+from stages.types import Ask, Completion, EngineUnavailable, Message, More, Replies, Request
 
 WEIGHTS = "adapter_model.safetensors"
+
+MOMENT_S = 0.05
+"""Between two looks for new requests while servers are at work on others."""
 
 # Said outright, since `vllm serve` otherwise takes the model's own defaults (Qwen2.5: top_p 0.8, top_k 20, repetition
 # penalty 1.05), and the log-probs would not be those of the distribution that was sampled from.
@@ -71,10 +77,30 @@ class OpenAIEngine(tokens.ChatTokenizer):
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """One completion a request, in order. The first failure cancels the rest and is raised as EngineUnavailable."""
+        found = dict(chain.from_iterable(self.stream(once(requests))))
+        return [found[i] for i in range(len(requests))]
+
+    def stream(self, more: More) -> Replies:
+        """Completions as they end; what `more` gives is sent at once. A failure as in `generate`."""
+        under_way: dict[Future[Completion], int] = {}
+        try:
+            while (asked := more("none" if under_way else "some")) is not None:
+                for number, request in zip([n for n, _ in asked], self._checked([r for _, r in asked]), strict=True):
+                    under_way[begin(self._one(request))] = number
+                ended = wait(under_way, MOMENT_S, FIRST_COMPLETED).done
+                if ended:
+                    yield [(under_way[future], future.result()) for future in ended]
+                    under_way = {future: number for future, number in under_way.items() if future not in ended}
+        finally:
+            for future in under_way:
+                future.cancel()
+
+    def _checked(self, requests: Sequence[Request]) -> list[Request]:
+        """The requests, cut to the servers' context."""
         unknown = {r.adapter for r in requests if r.adapter is not None} - set(self._adapters)
         if unknown:
             raise EngineUnavailable(f"adapter {min(unknown)!r} was never loaded into this engine; call load_adapter first")
-        return run([self._one(request) for request in tokens.fit_context(requests, self.context if requests else None)])
+        return tokens.fit_context(requests, self.context if requests else None)
 
     async def _one(self, request: Request) -> Completion:
         body = {

@@ -14,17 +14,18 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from stages.llm.hf import KEPT_ADAPTERS, check_adapter, model_hash
+from stages.llm.streams import once
 from stages.llm.tokens import ChatTokenizer, fit_context, stop_tokens
-from stages.types import Completion, EngineUnavailable, Request, UsageError
+from stages.types import Completion, EngineUnavailable, More, Replies, Request, UsageError
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for; an adapter of a rank between them takes the room of the next
 
@@ -41,6 +42,7 @@ class VllmEngine(ChatTokenizer):
         self._loaded: dict[str, tuple[Path, Any]] = {}  # adapter -> its folder, and vLLM's request for it
         self._numbers = count(1)
         self._asleep = False
+        self._ended: dict[str, Any] = {}  # outputs by vLLM's name of a request, until their stream fetches them
         self._broken = ""  # how a step failed: what it left half done would come back as wrong tokens
 
     def load_adapter(self, name: str, path: Path) -> None:
@@ -65,15 +67,40 @@ class VllmEngine(ChatTokenizer):
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """One completion a request, in order, of any adapters at once. Ctrl-C drops what is under way and leaves the engine usable."""
+        found = dict(chain.from_iterable(self.stream(once(requests))))
+        return [found[i] for i in range(len(requests))]
+
+    def stream(self, more: More) -> Replies:
+        """Completions as they end; what `more` gives joins the batch at the next step. Ctrl-C as in `generate`."""
+        under_way: dict[str, tuple[int, Request]] = {}  # by vLLM's name of a request
+        with signals_between_steps() as deliver:
+            try:
+                while (asked := more("none" if under_way else "some")) is not None:
+                    for number, request in zip([n for n, _ in asked], self._checked([r for _, r in asked]), strict=True):
+                        name = f"turnwise-{next(self._numbers)}"
+                        under_way[name] = number, request
+                        self._add(name, request)
+                        deliver()
+                    ended = [(*under_way.pop(name), output) for name, output in self._step(under_way).items()]
+                    if ended:
+                        yield [(number, self._completion(request, output)) for number, request, output in ended]
+                    deliver()
+            finally:
+                for name in under_way:
+                    self._ended.pop(name, None)
+                if under_way and not self._broken:
+                    self._llm.llm_engine.abort_request(list(under_way))
+
+    def _checked(self, requests: Sequence[Request]) -> list[Request]:
+        """The requests, cut to the model's context, with the engine awake."""
         unknown = {r.adapter for r in requests if r.adapter is not None} - set(self._loaded)
         if unknown:
             raise EngineUnavailable(f"adapter {min(unknown)!r} was never loaded into this engine; call load_adapter first")
         if self._broken:
             raise EngineUnavailable(self._broken)
-        asked = fit_context(requests, self.context)
+        checked = fit_context(requests, self.context)
         self._wake()
-        found = self._run(asked)
-        return [self._completion(request, output) for request, output in zip(asked, found, strict=True)]
+        return checked
 
     def sleep(self) -> None:
         """Give the GPU's memory back until the next call: weights wait in the machine's memory, the cache is dropped. Nothing on a CPU."""
@@ -88,23 +115,6 @@ class VllmEngine(ChatTokenizer):
             self._llm.wake_up()
             self._asleep = False
 
-    def _run(self, requests: Sequence[Request]) -> list[Any]:
-        engine = self._llm.llm_engine
-        names = [f"turnwise-{next(self._numbers)}" for _ in requests]
-        done: dict[str, Any] = {}
-        with signals_between_steps() as deliver:
-            try:
-                for name, request in zip(names, requests, strict=True):
-                    self._add(name, request)
-                    deliver()
-                while engine.has_unfinished_requests():
-                    done.update((output.request_id, output.outputs[0]) for output in self._step())
-                    deliver()
-            finally:
-                if len(done) < len(names) and not self._broken:
-                    engine.abort_request([name for name in names if name not in done])
-        return [done[name] for name in names]
-
     def _add(self, name: str, request: Request) -> None:
         adapter = self._loaded[request.adapter][1] if request.adapter is not None else None
         try:
@@ -112,14 +122,16 @@ class VllmEngine(ChatTokenizer):
         except ValueError as error:  # a temperature above 2, say
             raise UsageError(f"vLLM refuses a request ({str(error).splitlines()[0]})") from error
 
-    def _step(self) -> list[Any]:
+    def _step(self, names: Collection[str]) -> dict[str, Any]:
+        """One step of all that is under way: what has ended of these. Of a stream around this one, it is kept."""
         try:
-            found: list[Any] = self._llm.llm_engine.step()
+            if self._llm.llm_engine.has_unfinished_requests():
+                self._ended.update((output.request_id, output.outputs[0]) for output in self._llm.llm_engine.step())
         except Exception as error:  # whatever a kernel or a device raises: this engine is not used again
             said = (str(error).splitlines() or [type(error).__name__])[0]
             self._broken = f"vLLM failed in the middle of a step ({said}) and cannot go on from there; run the same command again"
             raise EngineUnavailable(self._broken) from error
-        return found
+        return {name: self._ended.pop(name) for name in names if name in self._ended}
 
     def _sampling(self, request: Request) -> Any:
         from vllm import SamplingParams

@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from scipy.stats import chi2
 from transformers import AutoTokenizer
 
 from stages.llm.roles import mix
-from stages.types import Completion, EngineUnavailable, Request, UsageError
+from stages.llm.streams import once, stream
+from stages.types import Completion, EngineUnavailable, Request, Streamer, UsageError, Wait
 
 KINDS = ("scripted", "hf", "openai", "vllm", "server")
 ATOL = 1e-4
@@ -215,6 +217,46 @@ def test_64_requests_at_once_keep_their_order(subject: Subject) -> None:
         assert gap(asked, found) < ATOL
     else:
         assert same(found, [subject.engine.generate([one])[0] for one in asked])
+
+
+def test_a_stream_s_replies_are_those_of_one_call_and_requests_join_those_under_way(subject: Subject) -> None:
+    asked, given = requests(subject, 24), list[Wait]()
+    found: dict[int, Completion] = {}
+    expected, left = subject.engine.generate(asked), list(enumerate(asked))
+
+    def more(wait: Wait) -> Sequence[tuple[int, Request]] | None:
+        if not left:
+            return [] if wait == "none" else None
+        given.append(wait)
+        portion, left[:] = left[: len(given) % 4], left[len(given) % 4 :]  # of none, too
+        return portion
+
+    for ended in stream(subject.engine, more):
+        assert ended and not found.keys() & dict(ended).keys()
+        found.update(ended)
+    assert same([found[i] for i in range(len(asked))], expected)
+    assert set(given) == ({"some", "none"} if isinstance(subject.engine, Streamer) else {"all"})
+
+
+def test_a_stream_that_is_closed_drops_the_rest_and_leaves_the_engine_usable(subject: Subject) -> None:
+    asked = requests(subject)
+    before = subject.engine.generate(asked)
+    long = [Request(subject.chat(300 + i), 40 if i else 1, 2.0, i) for i in range(64)]
+    with closing(stream(subject.engine, once(long))) as replies:
+        assert 0 in dict(next(replies))
+    assert same(subject.engine.generate(asked), before)
+
+
+def test_an_engine_may_be_asked_while_its_own_stream_goes_on(subject: Subject) -> None:
+    """As by an environment whose oracle is the run's own engine."""
+    asked, others = requests(subject, 8), requests(subject, 8, max_tokens=30)[::-1]
+    found: dict[int, Completion] = {}
+    expected, answers = subject.engine.generate(asked), subject.engine.generate(others)
+    for ended in stream(subject.engine, once(asked)):
+        for number, done in ended:
+            found[number] = done
+            assert same(subject.engine.generate([others[number]]), [answers[number]])
+    assert same([found[i] for i in range(8)], expected)
 
 
 def test_no_requests_are_no_completions(subject: Subject) -> None:

@@ -1,0 +1,48 @@
+"""A run's environment: a task's, with the LLM inside it, an oracle or a simulated user, handed in as a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from stages import envs
+from stages.contract import Context
+from stages.llm.roles import mix, thought_opened
+from stages.llm.tokens import has_room
+from stages.react import without_thought
+from stages.types import Ask, Env, Malformed, Message, Request, SimulatorError
+
+
+def environment(context: Context) -> Callable[[], Env]:
+    """The task's environment, with its oracle or simulated user handed in as a function where it needs one."""
+    task, model = context.run.task, context.run.model
+    ask: Ask | None = None
+    room = task.oracle_tokens + context.run.roles.max_thought_tokens
+    if task.oracle == "engine":
+
+        def ask(messages: Sequence[Message]) -> str:
+            ids = context.engine.encode(messages)
+            if not has_room(ids, context.engine.context):
+                raise SimulatorError(
+                    f"the model inside the environment was asked {len(ids)} tokens, which leaves no room in its {context.engine.context}"
+                )
+            reply = context.engine.generate([Request(ids, room, 0.0, mix(context.seed, ids))])[0]
+            return thought_opened(context.engine.decode, ids) + reply.text
+
+    elif task.oracle == "openai":
+        from stages.llm.openai import chat
+
+        key = "model.url" if model.url and not task.oracle_url else "task.oracle_url"
+        ask = chat(task.oracle_url or model.url, task.oracle_model or model.path, max_tokens=room, concurrency=task.oracle_concurrency, key=key)
+    return envs.make_env(task.env, task.options, None if ask is None else _without_thoughts(ask))
+
+
+def _without_thoughts(ask: Ask) -> Ask:
+    """The same without a reasoning model's <think> part. It raises SimulatorError where that was cut short: nothing was answered then."""
+
+    def answer(messages: Sequence[Message]) -> str:
+        try:
+            return without_thought(ask(messages))
+        except Malformed:
+            raise SimulatorError("the model inside the environment thought past its limit; raise roles.max_thought_tokens, or take another") from None
+
+    return answer

@@ -1,0 +1,33 @@
+"""An engine as a stream: replies as they end, new requests while others are under way, so that nobody waits for the longest reply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stages.types import Engine, More, Replies, Request, Streamer, Wait
+
+
+def stream(engine: Engine, more: More) -> Replies:
+    """Replies to the requests of `more`. Raises EngineUnavailable.
+
+    An engine that is no `Streamer` answers tick by tick: all that there is in one call, and then what follows from all of its replies.
+    """
+    return engine.stream(more) if isinstance(engine, Streamer) else ticks(engine, more)
+
+
+def ticks(engine: Engine, more: More) -> Replies:
+    """`stream` of an engine that takes requests a batch at a time."""
+    while (asked := more("all")) is not None:
+        if asked:
+            numbers, requests = zip(*asked, strict=True)
+            yield list(zip(numbers, engine.generate(requests), strict=True))
+
+
+def once(requests: Sequence[Request]) -> More:
+    """These requests, numbered from 0, and then no more."""
+    left = [list(enumerate(requests))]
+
+    def more(wait: Wait) -> Sequence[tuple[int, Request]] | None:
+        return left.pop() if left else [] if wait == "none" else None
+
+    return more
