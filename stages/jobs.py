@@ -17,7 +17,7 @@ MOMENT_S = 0.1
 class Jobs(Generic[T]):
     """A `with` block within which calls are started and their results fetched. workers: of them at once; 1 = each is done when it is started.
 
-    Leaving the block drops calls that have not begun, and waits for those that have.
+    Leaving the block drops calls that have not begun, and waits for nobody: by an error, Ctrl-C among them, results are wanted no more.
     """
 
     def __init__(self, workers: int) -> None:
@@ -29,7 +29,7 @@ class Jobs(Generic[T]):
 
     def __exit__(self, *error: object) -> None:
         if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+            self._pool.shutdown(wait=False, cancel_futures=True)
 
     def __len__(self) -> int:
         """Calls whose results were not fetched yet."""

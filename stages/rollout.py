@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from stages.agents import read_reply, turns_of
 from stages.contract import Context
 from stages.jobs import Jobs
+from stages.llm.endpoint import dropped_on_error
 from stages.llm.roles import Roles, mix, thought_opened
 from stages.llm.streams import stream
 from stages.llm.tokens import OUT_OF_CONTEXT, has_room
@@ -110,7 +111,7 @@ def rollout(
     forced: replies, one list a scenario, that are said before the policy takes over; their turns carry no token ids.
     hopeless: asked of an episode from its second reply on; one that is given up is truncated.
     """
-    with Jobs[_Acted](settings.workers) as jobs:
+    with dropped_on_error(), Jobs[_Acted](settings.workers) as jobs:
         playing = _Rollout(engine, make_env, roles, settings, jobs, forced, hopeless, done)
         playing.waiting.extend((number, scenario, 1) for number, scenario in enumerate(scenarios))
         playing.play()

@@ -6,8 +6,11 @@ import threading
 import time
 
 import pytest
+from openai_stub import Stub
 
 from stages.jobs import Jobs
+from stages.llm.endpoint import dropped_on_error
+from stages.llm.openai import chat
 
 
 def later(seconds: float, value: int) -> int:
@@ -74,3 +77,31 @@ def test_what_has_not_begun_is_dropped_when_the_caller_leaves() -> None:
     with pytest.raises(KeyboardInterrupt):
         work()
     assert len(begun) < 10
+
+
+def test_ctrl_c_waits_for_no_server_that_does_not_answer() -> None:
+    """Nor does the end of the command, which Python puts off until its threads have ended."""
+    stub, silent = Stub(), threading.Event()
+    stub.answer = lambda path, body: (200, {"late": silent.wait(60)})
+    ask = chat(stub.url, "customer", concurrency=4)
+    before = set(threading.enumerate())
+
+    def work() -> None:
+        with dropped_on_error(), Jobs[str](4) as jobs:
+            for _ in range(12):
+                jobs.start(ask, [{"role": "user", "content": "hello?"}])
+            while stub.busy < 4:
+                jobs.fetch("some")
+            raise KeyboardInterrupt
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        for thread in set(threading.enumerate()) - before:
+            if "ThreadPoolExecutor" in thread.name:
+                thread.join(20)
+                assert not thread.is_alive()
+        assert stub.busy == 4
+    finally:
+        silent.set()
+        stub.server.shutdown()

@@ -10,8 +10,9 @@ import asyncio
 import ipaddress
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 URL_KEY = "model.url"
+
+_under_way: set[Future[Any]] = set()
 
 _PROBE_S = 5.0  # of silence, when a server is asked whether it is there
 
@@ -145,7 +148,21 @@ def run(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 def begin(job: Coroutine[Any, Any, T]) -> Future[T]:
     """Have a job done on the loop of this module."""
-    return asyncio.run_coroutine_threadsafe(job, _loop())
+    found = asyncio.run_coroutine_threadsafe(job, _loop())
+    _under_way.add(found)
+    found.add_done_callback(_under_way.discard)
+    return found
+
+
+@contextmanager
+def dropped_on_error() -> Iterator[None]:
+    """A block whose error, Ctrl-C among them, cancels all jobs under way, whichever thread waits for them: a command cannot end before its threads."""
+    try:
+        yield
+    except BaseException:
+        for job in list(_under_way):
+            job.cancel()
+        raise
 
 
 def _is_loopback(host: str) -> bool:
