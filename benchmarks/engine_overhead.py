@@ -58,7 +58,7 @@ class Noting(Metered):
 def collect(engine: Engine, episodes: int, max_tokens: int) -> int:
     """Episodes as the stage `collect` plays them, made into rows, from a tokenizer that has read none of them. Returns the number of tokens in them."""
     if isinstance(engine, ChatTokenizer):
-        engine.kept_ids.clear()
+        engine.forget()
     scenarios = envs.scenarios(ENV, {}, "train", episodes, 0)
     settings = RolloutSettings(None, 1.0, max_tokens, max_turns=8, malformed_allowance=1, slots=256, attempts=1, seed=0)
     played = rollout(engine, envs.make_env(ENV, {}), scenarios, load_roles(ENV), settings)

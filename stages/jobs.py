@@ -51,6 +51,6 @@ class Jobs(Generic[T]):
         if patience != "none" and self._started:
             whole = patience == "all"
             wait(self._started, None if whole else MOMENT_S, ALL_COMPLETED if whole else FIRST_COMPLETED)
-        ended = [future for future in self._started if future.done()]
-        self._started = [future for future in self._started if future not in ended] if len(ended) < len(self._started) else []
-        return [future.result() for future in ended]
+        ended = {future for future in self._started if future.done()}
+        found, self._started = [each for each in self._started if each in ended], [each for each in self._started if each not in ended]
+        return [future.result() for future in found]

@@ -12,18 +12,21 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 from stages.llm import tokens
 from stages.llm.endpoint import URL_KEY, begin, run
 from stages.llm.servers import Servers
 from stages.llm.streams import once
 from stages.types import Ask, Completion, EngineUnavailable, Message, More, Replies, Request
+
+T = TypeVar("T")
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -83,14 +86,15 @@ class OpenAIEngine(tokens.ChatTokenizer):
     def stream(self, more: More) -> Replies:
         """Completions as they end; what `more` gives is sent at once. A failure as in `generate`."""
         under_way: dict[Future[Completion], int] = {}
+        arrived: SimpleQueue[Future[Completion]] = SimpleQueue()
         try:
             while (asked := more("none" if under_way else "some")) is not None:
                 for number, request in zip([n for n, _ in asked], self._checked([r for _, r in asked]), strict=True):
-                    under_way[begin(self._one(request))] = number
-                ended = wait(under_way, MOMENT_S, FIRST_COMPLETED).done
-                if ended:
-                    yield [(under_way[future], future.result()) for future in ended]
-                    under_way = {future: number for future, number in under_way.items() if future not in ended}
+                    future = begin(self._one(request))
+                    under_way[future] = number
+                    future.add_done_callback(arrived.put)
+                if ended := taken(arrived) if under_way else []:
+                    yield [(under_way.pop(future), future.result()) for future in ended]
         finally:
             for future in under_way:
                 future.cancel()
@@ -116,6 +120,17 @@ class OpenAIEngine(tokens.ChatTokenizer):
         done = await self._servers.post("/completions", body, lambda reply: read_completion(reply, request))
         # The text as every engine decodes the ids: a server's own, decoded as a stream, may begin with a space that is none.
         return replace(done, text=self.decode(done.token_ids[:-1] if done.finish_reason == "stop" else done.token_ids))
+
+
+def taken(queue: SimpleQueue[T]) -> list[T]:
+    """What is in the queue, or comes within a moment."""
+    try:
+        found = [queue.get(timeout=MOMENT_S)]
+    except Empty:
+        return []
+    while not queue.empty():
+        found.append(queue.get())
+    return found
 
 
 def chat(

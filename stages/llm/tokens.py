@@ -31,8 +31,8 @@ def load_tokenizer(path: str) -> Any:
         raise UsageError(f"model.path: no tokenizer that transformers can load at {path!r} ({str(error).splitlines()[0]})") from error
 
 
-KEPT_PIECES = 20_000
-"""Pieces of chats whose ids a tokenizer keeps; a few hundred MB where each is a long page."""
+KEPT_IDS = 4_000_000
+"""Most ids that a tokenizer keeps before it forgets them all: about 200 MB with their texts."""
 
 
 class ChatTokenizer:
@@ -43,7 +43,12 @@ class ChatTokenizer:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew to keep ids."""
         self.kept_ids: dict[str, list[int]] = {}
+        self._n_kept = 0
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -64,12 +69,16 @@ class ChatTokenizer:
         )
         if fast is None:
             return [tuple(ids) for ids in rendered]
-        if len(self.kept_ids) > KEPT_PIECES:
-            self.kept_ids.clear()
+        if self._cut is None:
+            return [tuple(found.ids) for found in fast.encode_batch_fast(rendered, add_special_tokens=False)]
+        if self._n_kept > KEPT_IDS:
+            self.forget()
         pieces = [self._cut(text) for text in rendered]
         new = list(dict.fromkeys(piece for chat in pieces for piece in chat if piece not in self.kept_ids))
         # Beside transformers, which wraps offsets and masks around them that nobody reads: twice the time.
-        self.kept_ids.update(zip(new, (found.ids for found in fast.encode_batch_fast(new, add_special_tokens=False)), strict=True))
+        for piece, found in zip(new, fast.encode_batch_fast(new, add_special_tokens=False), strict=True):
+            self.kept_ids[piece] = found.ids
+            self._n_kept += len(self.kept_ids[piece])
         return [tuple(chain.from_iterable(map(self.kept_ids.__getitem__, chat))) for chat in pieces]
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -88,19 +97,19 @@ class ChatTokenizer:
         return fast
 
     @cached_property
-    def _cut(self) -> Callable[[str], list[str]]:
+    def _cut(self) -> Callable[[str], list[str]] | None:
         return cutter(self._fast)
 
 
-def cutter(fast: Any) -> Callable[[str], list[str]]:
-    """A function that cuts a text before each special token, into pieces whose ids one after another are those of the text.
+def cutter(fast: Any) -> Callable[[str], list[str]] | None:
+    """A function that cuts a text before each special token, into pieces whose ids one after another are those of the text; None where there is none.
 
     Added tokens that are not normalized are looked for before all else, leftmost and longest first, and what lies between them is
-    never read together. Where one takes the white space before it, or must be a word, or is read as text, a text stays whole.
+    never read together. Where one takes the white space before it, or must be a word, or is read as text, this does not hold.
     """
     special = [token for token in fast.get_added_tokens_decoder().values() if not token.normalized]
     if not special or fast.encode_special_tokens or any(token.lstrip or token.single_word for token in special):
-        return lambda text: [text]
+        return None
     found = re.compile("|".join(re.escape(content) for content in sorted((token.content for token in special), key=len, reverse=True)))
 
     def cut(text: str) -> list[str]:

@@ -73,19 +73,20 @@ class VllmEngine(ChatTokenizer):
     def stream(self, more: More) -> Replies:
         """Completions as they end; what `more` gives joins the batch at the next step. Ctrl-C as in `generate`."""
         under_way: dict[str, tuple[int, Request]] = {}  # by vLLM's name of a request
-        with signals_between_steps() as deliver:
-            try:
-                while (asked := more("none" if under_way else "some")) is not None:
+        try:
+            while (asked := more("none" if under_way else "some")) is not None:
+                # Only here: what acts on the replies may take long, and is stopped at once.
+                with signals_between_steps() as deliver:
                     for number, request in zip([n for n, _ in asked], self._checked([r for _, r in asked]), strict=True):
                         name = f"turnwise-{next(self._numbers)}"
                         under_way[name] = number, request
                         self._add(name, request)
                         deliver()
                     ended = [(*under_way.pop(name), output) for name, output in self._step(under_way).items()]
-                    if ended:
-                        yield [(number, self._completion(request, output)) for number, request, output in ended]
-                    deliver()
-            finally:
+                if ended:
+                    yield [(number, self._completion(request, output)) for number, request, output in ended]
+        finally:
+            with signals_between_steps():
                 for name in under_way:
                     self._ended.pop(name, None)
                 if under_way and not self._broken:
@@ -99,7 +100,8 @@ class VllmEngine(ChatTokenizer):
         if self._broken:
             raise EngineUnavailable(self._broken)
         checked = fit_context(requests, self.context)
-        self._wake()
+        if checked:
+            self._wake()
         return checked
 
     def sleep(self) -> None:
@@ -131,7 +133,7 @@ class VllmEngine(ChatTokenizer):
             said = (str(error).splitlines() or [type(error).__name__])[0]
             self._broken = f"vLLM failed in the middle of a step ({said}) and cannot go on from there; run the same command again"
             raise EngineUnavailable(self._broken) from error
-        return {name: self._ended.pop(name) for name in names if name in self._ended}
+        return {name: self._ended.pop(name) for name in list(self._ended) if name in names}
 
     def _sampling(self, request: Request) -> Any:
         from vllm import SamplingParams

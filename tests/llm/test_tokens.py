@@ -107,12 +107,22 @@ def test_only_what_is_new_of_a_chat_is_read() -> None:
 
 
 def test_no_more_is_kept_than_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "KEPT_PIECES", 20)
-    found = ChatTokenizer("data/base")
+    monkeypatch.setattr(tokens, "KEPT_IDS", 100)
+    found, most = ChatTokenizer("data/base"), 0
     for i in range(50):
-        chat = [{"role": "user", "content": f"{i}"}, *CHATS[0]]
+        chat = [{"role": "user", "content": f"{i} " * 10}, *CHATS[0]]
+        ids = found.encode(chat)
+        assert ids == whole_path(found.tokenizer, chat)
+        most = max(most, sum(map(len, found.kept_ids.values())))
+    assert 100 < most <= 100 + len(ids)
+
+
+def test_nothing_is_kept_where_a_text_is_not_cut() -> None:
+    """Each prompt of an episode would be kept whole, and never be met again."""
+    found = of(of_kind("bytes", "lstrip"))
+    for chat in CHATS:
         assert found.encode(chat) == whole_path(found.tokenizer, chat)
-        assert len(found.kept_ids) <= 20 + 5
+    assert not found.kept_ids
 
 
 def test_text_is_cleaned_where_a_tokenizer_asks_for_it() -> None:

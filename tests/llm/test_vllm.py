@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from stages.contract import Config
 from stages.llm import vllm as module
 from stages.llm.metered import Metered
 from stages.llm.scripted import ScriptedEngine
+from stages.llm.streams import once
 from stages.llm.vllm import VllmEngine, signals_between_steps, start
 from stages.replay import Replay
 from stages.training import trainable
@@ -138,6 +140,13 @@ def test_a_request_that_vllm_refuses_takes_the_others_back(faked: tuple[VllmEngi
     assert engine.generate([Request((5,), 8, 1.0, 0)])[0].log_probs == (-0.5, -0.25)
 
 
+def test_no_request_wakes_no_sleeping_engine(faked: tuple[VllmEngine, FakeCore]) -> None:
+    engine, _ = faked
+    engine._asleep = True
+    assert engine.generate([]) == []
+    assert engine._asleep
+
+
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests themselves run in the background
@@ -165,6 +174,26 @@ def test_a_signal_waits_for_the_end_of_a_step(asked_between: bool) -> None:
     assert done == ["the rest of the step"]
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_signal_does_not_wait_for_what_acts_on_a_reply(faked: tuple[VllmEngine, FakeCore], nested: bool) -> None:
+    """An environment may take long, or ask the same engine over and over."""
+    engine, core = faked
+    done = []
+
+    def act() -> None:
+        with closing(engine.stream(once([Request((5,), 8, 1.0, 0)]))) as replies:
+            for _ in replies:
+                os.kill(os.getpid(), signal.SIGINT)
+                if nested:
+                    engine.generate([Request((5,), 8, 1.0, 0)])
+                done.append("the rest of the act")
+
+    with pytest.raises(KeyboardInterrupt):
+        act()
+    assert not done and not core.waiting
 
 
 @pytest.fixture
