@@ -105,7 +105,12 @@ class VllmEngine(ChatTokenizer):
         return checked
 
     def sleep(self) -> None:
-        """Give the GPU's memory back until the next call: weights wait in the machine's memory, the cache is dropped. Nothing on a CPU."""
+        """Give the GPU's memory back until the next call: weights wait in the machine's memory, the cache is dropped. Nothing on a CPU.
+
+        Raises RuntimeError in the middle of a stream, whose requests would go on from a cache that is gone.
+        """
+        if self._llm.llm_engine.has_unfinished_requests():
+            raise RuntimeError("vLLM cannot sleep while requests are under way")
         if torch.cuda.is_available() and not self._asleep:
             self._llm.sleep(level=1)
             self._asleep = True

@@ -147,6 +147,15 @@ def test_no_request_wakes_no_sleeping_engine(faked: tuple[VllmEngine, FakeCore])
     assert engine._asleep
 
 
+def test_the_engine_does_not_sleep_in_the_middle_of_a_stream(faked: tuple[VllmEngine, FakeCore]) -> None:
+    engine, core = faked
+    core.waiting.append("of a stream around")
+    with pytest.raises(RuntimeError, match="cannot sleep while requests are under way"):
+        engine.sleep()
+    core.waiting.clear()
+    engine.sleep()
+
+
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests themselves run in the background
