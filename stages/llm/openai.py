@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from stages.llm import tokens
 from stages.llm.endpoint import URL_KEY, begin, run
 from stages.llm.servers import Servers
-from stages.llm.streams import once
+from stages.llm.streams import once, signals_between_steps
 from stages.types import Ask, Completion, EngineUnavailable, Message, More, Replies, Request
 
 T = TypeVar("T")
@@ -89,11 +89,15 @@ class OpenAIEngine(tokens.ChatTokenizer):
         arrived: SimpleQueue[Future[Completion]] = SimpleQueue()
         try:
             while (asked := more("none" if under_way else "some")) is not None:
-                for number, request in zip([n for n, _ in asked], self._checked([r for _, r in asked]), strict=True):
-                    future = begin(self._one(request))
-                    under_way[future] = number
-                    future.add_done_callback(arrived.put)
-                if ended := taken(arrived) if under_way else []:
+                requests = self._checked([request for _, request in asked])
+                with signals_between_steps() as deliver:
+                    for (number, _), request in zip(asked, requests, strict=True):
+                        future = begin(self._one(request))
+                        under_way[future] = number
+                        future.add_done_callback(arrived.put)
+                        deliver()
+                    ended = taken(arrived) if under_way else []
+                if ended:
                     yield [(under_way.pop(future), future.result()) for future in ended]
         finally:
             for future in under_way:

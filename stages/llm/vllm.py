@@ -12,10 +12,7 @@ from __future__ import annotations
 import gc
 import math
 import os
-import signal
-import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ from typing import Any
 import torch
 
 from stages.llm.hf import KEPT_ADAPTERS, check_adapter, model_hash
-from stages.llm.streams import once
+from stages.llm.streams import once, signals_between_steps
 from stages.llm.tokens import ChatTokenizer, fit_context, stop_tokens
 from stages.types import Completion, EngineUnavailable, More, Replies, Request, UsageError
 
@@ -213,30 +210,3 @@ def _generation_eos(path: str) -> int | list[int] | None:
     except OSError:  # a folder without one: the tokenizer's end token is all there is
         return None
     return found
-
-
-@contextmanager
-def signals_between_steps() -> Iterator[Callable[[], None]]:
-    """Ctrl-C and SIGTERM wait for the function that it gives: in the middle of a step they would leave vLLM's books half written."""
-    if threading.current_thread() is not threading.main_thread():  # the only one that signals reach
-        yield lambda: None
-        return
-    arrived: list[int] = []
-    before = {number: signal.signal(number, lambda n, _: arrived.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def deliver() -> None:
-        while arrived:
-            number = arrived.pop(0)
-            handler = before[signal.Signals(number)]
-            if callable(handler):
-                handler(number, None)
-            elif handler == signal.SIG_DFL:
-                signal.signal(number, signal.SIG_DFL)
-                signal.raise_signal(number)
-
-    try:
-        yield deliver
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        deliver()

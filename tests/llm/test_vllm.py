@@ -22,8 +22,8 @@ from stages.contract import Config
 from stages.llm import vllm as module
 from stages.llm.metered import Metered
 from stages.llm.scripted import ScriptedEngine
-from stages.llm.streams import once
-from stages.llm.vllm import VllmEngine, signals_between_steps, start
+from stages.llm.streams import once, signals_between_steps
+from stages.llm.vllm import VllmEngine, start
 from stages.replay import Replay
 from stages.training import trainable
 from stages.types import Engine, EngineUnavailable, Request, Sleeper, UsageError
