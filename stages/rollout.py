@@ -160,12 +160,15 @@ class _Rollout:
         """Episodes that can go on, once every slot is taken."""
         found: list[_Running] = []
         while True:
-            free = self.settings.slots - len(self.asked) - len(self.jobs) - len(found)
-            for _ in range(min(free, len(self.waiting))):
+            for _ in range(min(self.free(found), len(self.waiting))):
                 self.jobs.start(self.begin, *self.waiting.popleft())
             found += self.sort(self.jobs.fetch("none" if found and patience == "some" else patience))
-            if not self.waiting or len(self.asked) + len(self.jobs) + len(found) >= self.settings.slots:
+            if not self.waiting or self.free(found) <= 0:
                 return found
+
+    def free(self, ready: Sequence[_Running]) -> int:
+        """Slots that no episode has."""
+        return self.settings.slots - len(self.asked) - len(self.jobs) - len(ready)
 
     def begin(self, number: int, scenario: Scenario, attempt: int) -> _Acted:
         r, ended = _start(number, scenario, attempt, self.make_env)

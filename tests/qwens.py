@@ -18,6 +18,7 @@ import torch
 
 from stages.llm.hf import HfEngine
 from stages.llm.roles import FOLDER, mix
+from stages.llm.tokens import check_loaded
 from stages.types import Completion, Request
 
 END, PAD = "<|im_end|>", "<|endoftext|>"
@@ -91,6 +92,7 @@ class Prompted(HfEngine):
 
     @torch.inference_mode()
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        check_loaded(requests, self._loaded)
         self.asked += requests
         return [self._told(request) for request in requests]
 

@@ -87,6 +87,7 @@ class HfEngine(tokens.ChatTokenizer):
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """One completion a request, in order. Rows are decoded in batches of like length, one adapter at a time."""
+        tokens.check_loaded(requests, self._loaded)
         requests = tokens.fit_context(requests, self.context)
         done: dict[int, Completion] = {}
         order = sorted(range(len(requests)), key=lambda i: (requests[i].adapter or "", len(requests[i].prompt_ids), i))
@@ -99,8 +100,6 @@ class HfEngine(tokens.ChatTokenizer):
         return [done[i] for i in range(len(requests))]
 
     def _with_adapter(self, name: str | None) -> _Adapted:
-        if name is not None and name not in self._loaded:
-            raise EngineUnavailable(f"adapter {name!r} was never loaded into this engine; call load_adapter first")
         return _Adapted(self._base, self._peft, name)
 
     @torch.inference_mode()

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -23,8 +22,8 @@ from typing import Any, TypeVar
 from stages.llm import tokens
 from stages.llm.endpoint import URL_KEY, begin, run
 from stages.llm.servers import Servers
-from stages.llm.streams import once, signals_between_steps
-from stages.types import Ask, Completion, EngineUnavailable, Message, More, Replies, Request
+from stages.llm.streams import in_order, signals_between_steps
+from stages.types import Ask, Completion, Message, More, Replies, Request
 
 T = TypeVar("T")
 
@@ -80,8 +79,7 @@ class OpenAIEngine(tokens.ChatTokenizer):
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """One completion a request, in order. The first failure cancels the rest and is raised as EngineUnavailable."""
-        found = dict(chain.from_iterable(self.stream(once(requests))))
-        return [found[i] for i in range(len(requests))]
+        return in_order(self, requests)
 
     def stream(self, more: More) -> Replies:
         """Completions as they end; what `more` gives is sent at once. A failure as in `generate`."""
@@ -105,9 +103,7 @@ class OpenAIEngine(tokens.ChatTokenizer):
 
     def _checked(self, requests: Sequence[Request]) -> list[Request]:
         """The requests, cut to the servers' context."""
-        unknown = {r.adapter for r in requests if r.adapter is not None} - set(self._adapters)
-        if unknown:
-            raise EngineUnavailable(f"adapter {min(unknown)!r} was never loaded into this engine; call load_adapter first")
+        tokens.check_loaded(requests, self._adapters)
         return tokens.fit_context(requests, self.context if requests else None)
 
     async def _one(self, request: Request) -> Completion:

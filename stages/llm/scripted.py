@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from stages.llm.tokens import fit_context
+from stages.llm.tokens import check_loaded, fit_context
 from stages.types import Completion, EngineUnavailable, Message, Request
 
 Reply = Callable[[str, Request], str]
@@ -85,9 +85,7 @@ class ScriptedEngine:
         self.requests += requests
         if self.calls in self._fail_on:
             raise EngineUnavailable(f"the scripted engine fails at call {self.calls}, as it was told to")
-        unknown = {r.adapter for r in requests if r.adapter is not None} - set(self.adapters)
-        if unknown:
-            raise EngineUnavailable(f"adapter {min(unknown)!r} was never loaded into this engine; call load_adapter first")
+        check_loaded(requests, self.adapters)
         return [self._completion(request) for request in fit_context(requests, self.context)]
 
     def _completion(self, request: Request) -> Completion:

@@ -6,8 +6,9 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
-from stages.types import Engine, More, Replies, Request, Streamer, Wait
+from stages.types import Completion, Engine, More, Replies, Request, Streamer, Wait
 
 
 def stream(engine: Engine, more: More) -> Replies:
@@ -34,6 +35,12 @@ def once(requests: Sequence[Request]) -> More:
         return left.pop() if left else [] if wait == "none" else None
 
     return more
+
+
+def in_order(engine: Streamer, requests: Sequence[Request]) -> list[Completion]:
+    """`generate` of an engine that is a stream."""
+    found = dict(chain.from_iterable(engine.stream(once(requests))))
+    return [found[i] for i in range(len(requests))]
 
 
 @contextmanager

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from stages.types import Message, Request, UsageError
+from stages.types import EngineUnavailable, Message, Request, UsageError
 
 
 def check_folder(path: str) -> None:
@@ -140,6 +140,13 @@ def has_room(prompt_ids: Sequence[int], context: int | None) -> bool:
 def nothing_fits(stage: str, n: int, context: int | None) -> UsageError:
     """Of a stage all of whose rows were dropped for this. As a finished run without rows it would be reused for ever."""
     return UsageError(f"{stage}: {n} of {n} rows have a prompt that leaves no room for a reply in the model's context of {context}; {LONGER}")
+
+
+def check_loaded(requests: Sequence[Request], loaded: Collection[str]) -> None:
+    """Raises EngineUnavailable for an adapter that is none of these: its request would be answered by the base."""
+    unknown = {r.adapter for r in requests if r.adapter is not None} - set(loaded)
+    if unknown:
+        raise EngineUnavailable(f"adapter {min(unknown)!r} was never loaded into this engine; call load_adapter first")
 
 
 def fit_context(requests: Sequence[Request], context: int | None) -> list[Request]:

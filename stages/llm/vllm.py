@@ -13,15 +13,15 @@ import gc
 import math
 import os
 from collections.abc import Collection, Sequence
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from stages.llm.hf import KEPT_ADAPTERS, check_adapter, model_hash
-from stages.llm.streams import once, signals_between_steps
-from stages.llm.tokens import ChatTokenizer, fit_context, stop_tokens
+from stages.llm.streams import in_order, signals_between_steps
+from stages.llm.tokens import ChatTokenizer, check_loaded, fit_context, stop_tokens
 from stages.types import Completion, EngineUnavailable, More, Replies, Request, UsageError
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for; an adapter of a rank between them takes the room of the next
@@ -64,8 +64,7 @@ class VllmEngine(ChatTokenizer):
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """One completion a request, in order, of any adapters at once. Ctrl-C drops what is under way and leaves the engine usable."""
-        found = dict(chain.from_iterable(self.stream(once(requests))))
-        return [found[i] for i in range(len(requests))]
+        return in_order(self, requests)
 
     def stream(self, more: More) -> Replies:
         """Completions as they end; what `more` gives joins the batch at the next step. Ctrl-C as in `generate`."""
@@ -74,7 +73,7 @@ class VllmEngine(ChatTokenizer):
             while (asked := more("none" if under_way else "some")) is not None:
                 # Only here: what acts on the replies may take long, and is stopped at once.
                 with signals_between_steps() as deliver:
-                    for number, request in zip([n for n, _ in asked], self._checked([r for _, r in asked]), strict=True):
+                    for (number, _), request in zip(asked, self._checked([r for _, r in asked]), strict=True):
                         name = f"turnwise-{next(self._numbers)}"
                         under_way[name] = number, request
                         self._add(name, request)
@@ -91,9 +90,7 @@ class VllmEngine(ChatTokenizer):
 
     def _checked(self, requests: Sequence[Request]) -> list[Request]:
         """The requests, cut to the model's context, with the engine awake."""
-        unknown = {r.adapter for r in requests if r.adapter is not None} - set(self._loaded)
-        if unknown:
-            raise EngineUnavailable(f"adapter {min(unknown)!r} was never loaded into this engine; call load_adapter first")
+        check_loaded(requests, self._loaded)
         if self._broken:
             raise EngineUnavailable(self._broken)
         checked = fit_context(requests, self.context)
