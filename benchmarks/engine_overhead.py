@@ -27,13 +27,13 @@ from benchmarks.passes import in_turn, table_head, table_row
 from flows import presets
 from flows.workspace import make_engine
 from stages import envs
+from stages.frame.types import Engine, More, Replies, Request, Wait
 from stages.llm.metered import Metered
 from stages.llm.roles import load_roles
 from stages.llm.streams import stream
 from stages.llm.tokens import ChatTokenizer
 from stages.rollout import RolloutSettings, rollout
 from stages.transitions import episode_rows
-from stages.types import Engine, More, Replies, Request, Wait
 
 ENV = "service_desk"
 

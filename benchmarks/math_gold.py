@@ -20,7 +20,7 @@ from threading import local
 
 from stages.envs.files import read_rows
 from stages.envs.math_verifier import Verifier
-from stages.types import Malformed, SimulatorError
+from stages.frame.types import Malformed, SimulatorError
 
 Pair = tuple[str, str]
 """(gold, reply)."""

@@ -23,11 +23,11 @@ from benchmarks.passes import in_turn, table_head, table_row
 from flows import presets
 from flows.workspace import make_engine
 from stages import envs
+from stages.frame.types import Engine, Env, Message, More, Replies, Scenario, Step
 from stages.llm.metered import Metered
 from stages.llm.roles import load_roles
 from stages.llm.streams import ticks
 from stages.rollout import RolloutSettings, rollout
-from stages.types import Engine, Env, Message, More, Replies, Scenario, Step
 
 ENV = "service_desk"
 

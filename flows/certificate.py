@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stages.frame.types import Row
 from stages.learn.certificate import shown
-from stages.types import Row
 
 
 def difference(rows: Sequence[Row], turn: int) -> str:

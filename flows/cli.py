@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("DO_NOT_TRACK", "1")  # neither Prefect nor MLflow reports anything to anybody
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the bars here are our own
     before = signal.signal(signal.SIGTERM, _terminated)
-    from stages.types import TurnwiseError, UsageError
+    from stages.frame.types import TurnwiseError, UsageError
 
     module, _, function = args.function.partition(":")
     try:

@@ -14,9 +14,9 @@ from typing import Any
 from flows.commands import emit
 from flows.report import Display
 from flows.workspace import find_home
+from stages.frame.types import UsageError
 from stages.sources import catalogue, fetch
 from stages.sources.download import download
-from stages.types import UsageError
 
 
 def data(args: Namespace) -> int:

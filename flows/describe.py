@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from flows.presets import RunConfig
 from flows.registry import STAGES, load_stage
 from stages.envs import nearest
-from stages.sections import ModelConfig, RolesConfig, TaskConfig
-from stages.types import UsageError
+from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig
+from stages.frame.types import UsageError
 
 SHARED: dict[str, type[BaseModel]] = {"task": TaskConfig, "model": ModelConfig, "roles": RolesConfig}
 SOURCE = re.compile(r"\s*\[([^\]]*)\]\s*$")

@@ -24,7 +24,7 @@ from flows import presets
 from flows.lengths import Lengths, assumed
 from flows.shapes import GIB, KNOWN, Device, Shape, device_of, shape_of
 from flows.workload import Prompts, Rows, Work, workload
-from stages.types import UsageError
+from stages.frame.types import UsageError
 
 # Shares of the peak that are assumed: of arithmetic in training and in reading prompts, of bandwidth in decoding.
 TRAIN, READ, DECODE = 0.35, 0.45, 0.6

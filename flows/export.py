@@ -13,7 +13,7 @@ from flows import presets
 from flows.pipeline import EXPERIMENT
 from flows.registry import load_stage
 from flows.rerun import stored_summary
-from stages.types import MissingInput, UsageError
+from stages.frame.types import MissingInput, UsageError
 
 if TYPE_CHECKING:
     from flows.presets import RunConfig

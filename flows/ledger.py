@@ -16,7 +16,7 @@ from rich.text import Text
 
 from flows.pipeline import EXPERIMENT
 from flows.rerun import stage_run_of
-from stages.types import Row, UsageError
+from stages.frame.types import Row, UsageError
 
 if TYPE_CHECKING:
     from stages.execute import Workspace

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from stages.types import UsageError
+from stages.frame.types import UsageError
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from prefect.logging import get_run_logger
 from prefect.logging.handlers import APILogHandler
 from prefect.states import Crashed
 
+from stages.frame.types import EngineUnavailable, SimulatorError
 from stages.machine import is_dead, process_tags
-from stages.types import EngineUnavailable, SimulatorError
 
 if TYPE_CHECKING:
     from flows.pipeline import Call, Step

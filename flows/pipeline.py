@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from flows import presets
 from flows.registry import METHODS, load_stage, select_inputs
-from stages.types import TurnwiseError
+from stages.frame.types import TurnwiseError
 
 if TYPE_CHECKING:
     from flows.presets import RunConfig
-    from stages.contract import Stage
     from stages.execute import Bar, StageRun, Workspace
+    from stages.frame.contract import Stage
     from stages.tracking import Status
 
 EXPERIMENT = "pipeline"

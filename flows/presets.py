@@ -16,10 +16,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, ValidationError, create_model
 
 from flows import registry
-from stages.contract import Config
 from stages.envs import nearest
-from stages.sections import ModelConfig, RolesConfig, TaskConfig
-from stages.types import UsageError
+from stages.frame.contract import Config
+from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig
+from stages.frame.types import UsageError
 
 FOLDER = Path(__file__).parent / "presets"
 

@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from stages.contract import Stage
+    from stages.frame.contract import Stage
 
 STAGES: dict[str, str] = {
     "pretrain": "stages.pretrain",

@@ -17,7 +17,7 @@ from flows import presets
 from flows.pipeline import EXPERIMENT, SUMMARY, Call
 from flows.registry import STAGES, load_stage
 from stages.envs import nearest
-from stages.types import MissingInput, UsageError
+from stages.frame.types import MissingInput, UsageError
 
 if TYPE_CHECKING:
     from stages.execute import Workspace

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.leash import Leashed
-from stages.types import TurnwiseError
+from stages.frame.types import TurnwiseError
 
 DEFAULT_PORT = 4200
 HEALTH_TIMEOUT_S = 1.0

@@ -17,7 +17,7 @@ from flows.leash import Leashed
 from flows.pipeline import EXPERIMENT
 from flows.server import Server, healthy, is_free, keep_server, use_server
 from flows.workspace import find_home, open_workspace
-from stages.types import TurnwiseError, UsageError
+from stages.frame.types import TurnwiseError, UsageError
 
 POLL_S = 1.0
 RESTART_S = 5.0  # between the end of a service and its next start, so that one that cannot start does not spin

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.envs import nearest
-from stages.types import UsageError
+from stages.frame.types import UsageError
 
 GIB = 2**30
 CHUNK = 1024  # tokens that go through the vocabulary projection at a time (learn/losses.py)

@@ -27,7 +27,7 @@ from flows.pipeline import EXPERIMENT, Iteration
 from flows.report import ending, header, sparkline, table_row
 from flows.rerun import stored_summary
 from flows.workspace import find_home, open_workspace
-from stages.types import MissingInput, Row, UsageError
+from stages.frame.types import MissingInput, Row, UsageError
 
 if TYPE_CHECKING:
     from stages.execute import Workspace

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stages.types import Engine, UsageError
+from stages.frame.types import Engine, UsageError
 
 if TYPE_CHECKING:
     from flows.presets import RunConfig

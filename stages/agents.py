@@ -16,9 +16,9 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
-from stages.react import parse_react
-from stages.sections import Agent
-from stages.types import Completion, Turn
+from stages.frame.react import parse_react
+from stages.frame.sections import Agent
+from stages.frame.types import Completion, Turn
 
 _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from stages import envs
-from stages.contract import POLICY_STAGES, Config, Context, Outputs, Stage
 from stages.environment import environment
+from stages.frame.contract import POLICY_STAGES, Config, Context, Outputs, Stage
 from stages.llm.roles import load_roles
 from stages.rollout import rollout, rollout_settings
 from stages.tally import check_environment, summary

@@ -16,13 +16,13 @@ from typing import Any
 
 from pydantic import Field
 
-from stages.contract import Context, Outputs, Stage
+from stages.frame.contract import Context, Outputs, Stage
+from stages.frame.types import MissingInput, Row
 from stages.learn.adapter import load_state, read_tensors, save_adapter, trainable_state
 from stages.learn.ema import ema_update
 from stages.learn.fit import adamw, fit
 from stages.training import PassConfig, TrainRow, fit_metrics, general_rows, mixed_batches, mixed_nll, of_step, pad_id, target_rows, trainable
 from stages.transitions import transitions
-from stages.types import MissingInput, Row
 
 
 class CriticConfig(PassConfig):

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stages.contract import Context
+from stages.frame.contract import Context
+from stages.frame.types import Completion, Malformed, Message
 from stages.llm.roles import NO_ROOM, Roles, ask, complete_future, history_text, mix, parse_evaluation
-from stages.types import Completion, Malformed, Message
 
 
 @dataclass(frozen=True)

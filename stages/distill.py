@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import Field
 
-from stages.contract import Context, Outputs, Stage
+from stages.frame.contract import Context, Outputs, Stage
 from stages.learn.adapter import load_state, save_adapter, trainable_state
 from stages.learn.fit import adamw, fit
 from stages.learn.losses import kl_to_base

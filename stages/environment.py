@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from stages import envs
-from stages.contract import Context
+from stages.frame.contract import Context
+from stages.frame.react import without_thought
+from stages.frame.types import Ask, Env, Malformed, Message, Request, SimulatorError
 from stages.llm.roles import mix, thought_opened
 from stages.llm.tokens import has_room
-from stages.react import without_thought
-from stages.types import Ask, Env, Malformed, Message, Request, SimulatorError
 
 
 def environment(context: Context) -> Callable[[], Env]:

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from stages.actor_critic import Part, SelfAcConfig
-from stages.contract import Context
+from stages.frame.contract import Context
+from stages.frame.types import MissingInput, Outcome, Row
 from stages.learn.certificate import certificates, shown
 from stages.learn.credit import returns_of
 from stages.learn.losses import loss_normaliser
 from stages.learn.shadow import BadEpisode, EpisodeIds, NotAPrefix, bins, pack, unbroken
 from stages.llm.roles import load_roles
 from stages.training import by_scenario, relative_advantages
-from stages.types import MissingInput, Outcome, Row
 from stages.values import prompt_ids
 
 

@@ -20,13 +20,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stages.contract import Context, Outputs, Progress, Stage, check_roles, fingerprint
+from stages.frame.contract import Context, Outputs, Progress, Stage, check_roles, fingerprint
+from stages.frame.types import Engine, MissingInput, Row, TurnwiseError
 from stages.llm.metered import Metered
 from stages.machine import disk_full
 from stages.replay import Replay
 from stages.tables import export_rows
 from stages.tracking import Status, Tracking
-from stages.types import Engine, MissingInput, Row, TurnwiseError
 
 Bar = Callable[[str, int], Progress]
 

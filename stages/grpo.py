@@ -20,7 +20,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from stages.contract import Context, Outputs, Stage
+from stages.frame.contract import Context, Outputs, Stage
+from stages.frame.types import MissingInput, Row
 from stages.learn.adapter import save_adapter
 from stages.learn.batches import Batch
 from stages.learn.certificate import Turn, cert_metrics, certificates, turn_gaps, with_gaps
@@ -43,7 +44,6 @@ from stages.training import (
     trainable_policy,
 )
 from stages.transitions import trainable_episodes
-from stages.types import MissingInput, Row
 
 
 class GrpoConfig(PassConfig):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Generic, TypeVar
 
-from stages.types import Wait
+from stages.frame.types import Wait
 
 T = TypeVar("T")
 

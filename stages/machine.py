@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from stages.types import TurnwiseError
+from stages.frame.types import TurnwiseError
 
 START_TOLERANCE_S = 2.0  # a process's start time is derived from the boot time, which a clock adjustment moves a little
 _FULL = re.compile(r"No space left|File too large|quota exceeded|disk is full", re.IGNORECASE)

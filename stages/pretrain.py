@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from stages.contract import Config, Context, Outputs, Stage
 from stages.corpora import Example, agents, desk
 from stages.corpora.held_out import agents_card, desk_card, play_scores, role_scores
 from stages.corpora.tokenizers import byte_tokenizer, word_tokenizer
+from stages.frame.contract import Config, Context, Outputs, Stage
 from stages.llm.roles import ROLES, Roles, load_roles
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import Field
 
-from stages.contract import Context, Outputs, Stage
+from stages.frame.contract import Context, Outputs, Stage
 from stages.learn.adapter import save_adapter
 from stages.learn.fit import adamw, fit
 from stages.training import PassConfig, TrainRow, fit_metrics, mixed_batches, mixed_nll, of_step, pad_id, trainable_policy

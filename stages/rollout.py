@@ -15,15 +15,10 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from stages.agents import read_reply, turns_of
-from stages.contract import Context
-from stages.jobs import Jobs
-from stages.llm.endpoint import dropped_on_error
-from stages.llm.roles import Roles, mix, thought_opened
-from stages.llm.streams import stream
-from stages.llm.tokens import OUT_OF_CONTEXT, has_room
-from stages.react import without_thought
-from stages.sections import Agent
-from stages.types import (
+from stages.frame.contract import Context
+from stages.frame.react import without_thought
+from stages.frame.sections import Agent
+from stages.frame.types import (
     Completion,
     Engine,
     EngineUnavailable,
@@ -38,6 +33,11 @@ from stages.types import (
     Turn,
     Wait,
 )
+from stages.jobs import Jobs
+from stages.llm.endpoint import dropped_on_error
+from stages.llm.roles import Roles, mix, thought_opened
+from stages.llm.streams import stream
+from stages.llm.tokens import OUT_OF_CONTEXT, has_room
 
 Ended = tuple[Outcome, str]
 """How an episode ended, and by which error."""

@@ -18,9 +18,9 @@ from typing import Any
 
 from stages.envs import exact24, game24
 from stages.envs.game24_tree import Expand, Node, Tree, expanded, read_action
+from stages.frame.react import parse_react
+from stages.frame.types import Engine, Malformed, Message, Request, Scenario
 from stages.llm.roles import Roles, mix
-from stages.react import parse_react
-from stages.types import Engine, Malformed, Message, Request, Scenario
 from stages.values import Critic, values_of
 
 

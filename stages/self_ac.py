@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from stages.actor_critic import CRITIC, Part, SelfAcConfig, credited_pass, joint_loss, of_step, page
-from stages.contract import Context, Outputs, Stage
 from stages.episode_steps import critic_prompt, steps, trainable_rows
+from stages.frame.contract import Context, Outputs, Stage
+from stages.frame.types import UsageError
 from stages.learn.adapter import add_adapter, base_of, save_adapter
 from stages.learn.certificate import Turn, cert_metrics, turn_gaps, with_gaps
 from stages.learn.checkpoint import load_checkpoint, save_checkpoint
@@ -31,7 +32,6 @@ from stages.llm.roles import mix
 from stages.tables import write_parquet
 from stages.training import check_gap, check_temperature, fit_metrics, trainable_policy
 from stages.transitions import trainable_episodes
-from stages.types import UsageError
 
 CURVES = ("value_loss", "actor_loss", "explained_variance", "entropy", "grad_norm")
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from stages.frame.types import TurnwiseError
 from stages.machine import disk_full, first_line
-from stages.types import TurnwiseError
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stages.frame.types import Row
 from stages.machine import disk_full
-from stages.types import Row
 
 SCHEMA_VERSION = 2  # 2: certificates
 

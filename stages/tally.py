@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from stages.frame.types import Episode, Outcome, TurnwiseError, UsageError
 from stages.llm.tokens import OUT_OF_CONTEXT
-from stages.types import Episode, Outcome, TurnwiseError, UsageError
 
 
 def check_environment(episodes: Sequence[Episode]) -> None:

@@ -21,14 +21,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from pydantic import Field
 
-from stages.contract import Config, Context, Outputs, Stage
+from stages.frame.contract import Config, Context, Outputs, Stage
+from stages.frame.react import parse_react
+from stages.frame.types import Completion, Malformed, Message, MissingInput, Row, TurnwiseError
 from stages.learn.priorities import importance_weights, priorities, sample_without_replacement
 from stages.learn.statistics import leak_rate
 from stages.llm.roles import NO_ROOM, Roles, ask, check_student, complete_future, history_text, load_roles, mix
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
-from stages.react import parse_react
 from stages.transitions import Transition, transitions
-from stages.types import Completion, Malformed, Message, MissingInput, Row, TurnwiseError
 
 
 class TargetsConfig(Config):

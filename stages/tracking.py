@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stages import artifacts, sqlite
+from stages.frame.types import MissingInput, UsageError
 from stages.machine import first_line, is_dead, process_tags
 from stages.runs import RunInfo, clip, clipped, run_info
 from stages.sqlite import told
-from stages.types import MissingInput, UsageError
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

@@ -18,7 +18,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from stages.contract import Config, Context
+from stages.frame.contract import Config, Context
+from stages.frame.types import Row, Sleeper, TurnwiseError, UsageError
 from stages.learn.adapter import new_adapter, open_adapter
 from stages.learn.batches import Batch, pad_rows
 from stages.learn.fit import lr_factor
@@ -26,7 +27,6 @@ from stages.learn.losses import completion_nll, group_advantages
 from stages.llm.hf import check_adapter, load_base
 from stages.llm.roles import mix
 from stages.llm.tokens import ChatTokenizer
-from stages.types import Row, Sleeper, TurnwiseError, UsageError
 
 
 class OptimConfig(Config):

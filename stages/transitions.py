@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages.contract import Reader
-from stages.types import Episode, Message, Outcome, Row, Scenario
+from stages.frame.contract import Reader
+from stages.frame.types import Episode, Message, Outcome, Row, Scenario
 
 
 @dataclass(frozen=True)

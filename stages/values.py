@@ -17,16 +17,16 @@ from typing import Any
 
 import torch
 
-from stages.contract import Context
+from stages.frame.contract import Context
+from stages.frame.sections import ModelConfig
+from stages.frame.types import Engine, Episode, Outcome, Row, Sleeper
 from stages.learn.adapter import base_of, open_adapter
 from stages.learn.statistics import spearman
 from stages.learn.value_head import ValueHead, load_head, state_values
 from stages.learn.value_use import abort_table, abort_thresholds, best_of_n, binned_returns, explained_variance, returns_to_go
 from stages.llm.hf import check_adapter, load_base
 from stages.llm.roles import Roles
-from stages.sections import ModelConfig
 from stages.tables import write_parquet
-from stages.types import Engine, Episode, Outcome, Row, Sleeper
 
 TABLE = "values/values.parquet"
 BINS = 10

@@ -31,10 +31,10 @@ import flows.rerun
 import flows.show  # noqa: F401
 from flows import cli, presets
 from stages.envs.service_desk import ServiceDesk
+from stages.frame.types import EngineUnavailable
 from stages.llm.scripted import ScriptedEngine
 from stages.replay import Replay
 from stages.tracking import Tracking
-from stages.types import EngineUnavailable
 
 LIMIT_S = 300  # of a command: one that hangs is ended by the system
 CALL = 2  # of the engine, or step of the optimiser, at which "inside" is: in the middle of the work

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from stages.types import UsageError
+from stages.frame.types import UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -88,7 +88,7 @@ def _defined(node: ast.stmt) -> Iterator[str]:
 def config_keys() -> dict[str, Any]:
     """Every dotted key of a run's config, with its field."""
     from flows.presets import run_config
-    from stages.contract import Config
+    from stages.frame.contract import Config
 
     found: dict[str, Any] = {}
     for name, field in run_config().model_fields.items():

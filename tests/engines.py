@@ -29,11 +29,11 @@ from models import shake
 from openai_stub import Answer, Stub
 from torch import Tensor
 
+from stages.frame.types import Completion, Engine, Message, Request
 from stages.learn.adapter import new_adapter, save_adapter
 from stages.llm.hf import HfEngine, load_base, model_hash
 from stages.llm.openai import OpenAIEngine
 from stages.llm.scripted import ScriptedEngine
-from stages.types import Completion, Engine, Message, Request
 
 BASE = Path(__file__).resolve().parents[1] / "data" / "base"
 CONTEXT = 256  # of that model

@@ -13,7 +13,7 @@ import pytest
 from pydantic import Field
 
 from flows import presets, registry
-from stages.contract import Config, Context, Outputs, Stage
+from stages.frame.contract import Config, Context, Outputs, Stage
 
 POLICIES = ("distill", "rft", "grpo")
 INPUTS = {

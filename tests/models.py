@@ -18,14 +18,14 @@ import pytest
 import torch
 
 from stages import envs
-from stages.contract import Config, Context, Outputs, Stage
 from stages.envs import service_desk as desk
+from stages.frame.contract import Config, Context, Outputs, Stage
+from stages.frame.react import parse_react
+from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig
+from stages.frame.types import Completion, Engine, Episode, Message, Outcome, Request, Row, Scenario, Turn
 from stages.llm.scripted import END_ID, VOCABULARY, ScriptedEngine
-from stages.react import parse_react
-from stages.sections import ModelConfig, RolesConfig, TaskConfig
 from stages.targets import Backup
 from stages.transitions import Transition
-from stages.types import Completion, Engine, Episode, Message, Outcome, Request, Row, Scenario, Turn
 
 torch.set_num_threads(1)
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
+from stages.frame.types import Completion, Request
 from stages.llm.hf import HfEngine
 from stages.llm.roles import FOLDER, mix
 from stages.llm.tokens import check_loaded
-from stages.types import Completion, Request
 
 END, PAD = "<|im_end|>", "<|endoftext|>"
 POSITIONS = 32768

@@ -10,10 +10,10 @@ import models
 
 from stages import collect, refine
 from stages.collect import CollectConfig
+from stages.frame.sections import RolesConfig, TaskConfig
+from stages.frame.types import Completion, Request
 from stages.llm.scripted import GARBAGE, draw
 from stages.refine import RefineConfig
-from stages.sections import RolesConfig, TaskConfig
-from stages.types import Completion, Request
 
 OPTIONS = {"requests": 3, "tiers": 2}
 

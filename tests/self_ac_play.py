@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 from stages import self_ac
 from stages.actor_critic import SelfAcConfig
-from stages.contract import Outputs
+from stages.frame.contract import Outputs
+from stages.frame.types import Outcome
 from stages.transitions import episode_rows
-from stages.types import Outcome
 
 CHECK, GIVE = ("Thought: t Action: check photo", "photo done."), ("Action: give cash", "cash done.")
 CLOSE = ("Action: close phone", "phone done. Mia audits: fail.")

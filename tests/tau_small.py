@@ -9,7 +9,7 @@ from typing import Any
 
 from stages.envs.tau_data import TOOLS, Name
 from stages.envs.tau_user import STOP
-from stages.types import Message
+from stages.frame.types import Message
 
 
 def item(item_id: str, product_id: str, price: float) -> dict[str, Any]:

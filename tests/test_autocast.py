@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from test_grpo import group_rows
 
 from stages import critic, distill, grpo, rft
-from stages.contract import Config, Outputs, Stage
+from stages.frame.contract import Config, Outputs, Stage
 from stages.learn.losses import completion_log_probs
 from stages.training import OptimConfig, TrainRow, half, make_part, trainable
 

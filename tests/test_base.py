@@ -12,9 +12,9 @@ import pytest
 
 from stages import evaluate
 from stages.evaluate import EvaluateConfig
+from stages.frame.sections import RolesConfig, TaskConfig
 from stages.llm.hf import HfEngine
 from stages.llm.roles import ask
-from stages.sections import RolesConfig, TaskConfig
 
 BASE = Path(__file__).parent.parent / "data" / "base"
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from stages import grpo, self_ac
-from stages.contract import Outputs
+from stages.frame.contract import Outputs
+from stages.frame.types import Outcome
 from stages.learn.shadow import NotAPrefix
 from stages.tables import arrow
 from stages.transitions import episode_rows
-from stages.types import Outcome
 
 PHOTO = 300  # a token of five letters, which the engine encodes as five
 CHECK, GIVE, CLOSE = ("Action: check photo", "photo done."), ("Action: give cash", "cash done."), ("Action: close phone", "Mia audits: fail.")

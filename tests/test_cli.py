@@ -170,7 +170,7 @@ def test_wrong_usage_is_status_2_and_one_sentence(turnwise: Turnwise, stages: St
 
 
 def test_a_failure_is_status_1_and_names_its_kind(turnwise: Turnwise, stages: Stages) -> None:
-    from stages.types import EngineUnavailable
+    from stages.frame.types import EngineUnavailable
 
     stages.raises["critic", 0] = EngineUnavailable("the engine at http://127.0.0.1:1/v1 timed out")
     status, _, err = turnwise("run", "preset.toml", "--plain", "--quiet")

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from stages import distill
-from stages.contract import Config, Outputs
 from stages.distill import DistillConfig
+from stages.frame.contract import Config, Outputs
 from stages.learn.adapter import save_adapter, trainable_state
 from stages.learn.fit import fit
 from stages.learn.losses import kl_to_base

@@ -137,11 +137,11 @@ def test_the_environment_of_the_page_keeps_the_contract(example: Path) -> None:
 
 def test_the_environment_of_the_page_is_won_by_halving_and_lost_by_guessing_blindly(example: Path) -> None:
     from stages import envs
+    from stages.frame.types import Request
     from stages.llm.roles import load_roles
     from stages.llm.scripted import ScriptedEngine
     from stages.rollout import RolloutSettings, rollout
     from stages.tally import summary
-    from stages.types import Request
 
     def halve(prompt: str, request: Request) -> str:
         low, high = 1, 100

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from models import make_backup
 
+from stages.frame.types import Completion
 from stages.llm.roles import load_roles
 from stages.targets import Backup, TargetsConfig, draw, leaks
 from stages.transitions import Transition
-from stages.types import Completion
 
 
 def test_leak_measure_on_planted_leaks_by_hand() -> None:

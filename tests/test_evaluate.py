@@ -17,10 +17,10 @@ from stages.audit import predicted
 from stages.critique import Judgement
 from stages.envs import service_desk as desk
 from stages.evaluate import EvaluateConfig
+from stages.frame.sections import RolesConfig, TaskConfig
+from stages.frame.types import Request, UsageError
 from stages.learn.statistics import wilson
 from stages.llm.scripted import draw
-from stages.sections import RolesConfig, TaskConfig
-from stages.types import Request, UsageError
 
 OPTIONS = {"requests": 3, "tiers": 2}
 INPUTS = {"distill": ["distill0"], "critic": ["critic0"]}

@@ -9,7 +9,7 @@ import models
 import pytest
 from refine_play import OPTIONS, Seeing, bench_of, run
 
-from stages.types import Request, SimulatorError
+from stages.frame.types import Request, SimulatorError
 
 
 def check(rows: list[dict[str, Any]], judgements: list[dict[str, Any]], metrics: dict[str, float], n: int) -> None:

@@ -17,17 +17,17 @@ from self_ac_play import CHECK, CLOSE, GIVE
 
 from stages import grpo
 from stages.actor_critic import SelfAcConfig, credited_pass, joint_loss
-from stages.contract import Config, Outputs
 from stages.episode_steps import steps, trainable_rows
+from stages.frame.contract import Config, Outputs
+from stages.frame.sections import RolesConfig
+from stages.frame.types import Completion, MissingInput, Outcome, Request, UsageError
 from stages.grpo import GrpoConfig, episode_advantages
 from stages.learn.adapter import save_adapter
 from stages.learn.losses import completion_log_probs, turn_ppo_clip
 from stages.learn.value_head import new_head
 from stages.llm.hf import HfEngine
-from stages.sections import RolesConfig
 from stages.training import of_step, trainable
 from stages.transitions import episode_rows
-from stages.types import Completion, MissingInput, Outcome, Request, UsageError
 
 TURNS = [("Action: check photo", "photo done."), ("Action: close phone", "phone done.")]
 

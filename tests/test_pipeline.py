@@ -17,7 +17,7 @@ from flows.launch import Launcher, launch_run
 from flows.plan import plan
 from flows.report import Display
 from stages.execute import StageRun, Workspace, silent
-from stages.types import EngineUnavailable, UsageError
+from stages.frame.types import EngineUnavailable, UsageError
 
 NLAC = ["collect", "targets", "critic", "refine", "distill", "evaluate"]
 

@@ -18,8 +18,8 @@ from flows.lengths import assumed
 from flows.registry import METHODS
 from flows.shapes import DEVICES, KNOWN, read_shape, shape_of
 from flows.workload import OF_STAGE, Rows, workload
+from stages.frame.types import UsageError
 from stages.learn.adapter import base_of
-from stages.types import UsageError
 
 ROOT = Path(__file__).parents[1]
 

@@ -16,8 +16,8 @@ from flows.lengths import assumed
 from flows.registry import METHODS, STAGES, WIRING, load_stage
 from flows.workload import workload
 from stages import envs
+from stages.frame.types import UsageError
 from stages.llm.roles import load_roles
-from stages.types import UsageError
 
 # Option of an environment that names fetched data -> where that lies among the tests' own.
 FETCHED = {

@@ -17,11 +17,11 @@ from refine_play import INPUTS, OPTIONS, Play, Seeing, asked, bench_of, run
 
 from stages import collect, refine
 from stages.collect import CollectConfig
+from stages.frame.types import Completion, MissingInput, Outcome, Request, UsageError
 from stages.llm.roles import Roles, load_roles
 from stages.llm.scripted import GARBAGE
 from stages.refine import RefineConfig, Refinement, cap_yes
 from stages.transitions import transitions
-from stages.types import Completion, MissingInput, Outcome, Request, UsageError
 
 
 def test_no_teaches_the_refined_action_as_the_engine_produced_it(base: Path, tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import episode_row, turn_row
 
+from stages.frame.types import MissingInput, TurnwiseError, UsageError
 from stages.replay import Replay
 from stages.tables import TABLES, export_rows
-from stages.types import MissingInput, TurnwiseError, UsageError
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])}
@@ -269,7 +269,7 @@ SMALL_DISK = """
 import resource, sys
 from pathlib import Path
 from stages.replay import Replay
-from stages.types import TurnwiseError
+from stages.frame.types import TurnwiseError
 from toys import turn_row
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, 1_500_000))
 rows = [turn_row(i, list(range(i, i + 700)), [i], [-0.5], text=str(i) * 300) for i in range(3000)]

@@ -12,9 +12,9 @@ import duckdb
 import pytest
 from toys import turn_row
 
+from stages.frame.types import TurnwiseError
 from stages.replay import Replay
 from stages.tables import schema_sql
-from stages.types import TurnwiseError
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}

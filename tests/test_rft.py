@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 
 from stages import rft
-from stages.contract import Config, Outputs
+from stages.frame.contract import Config, Outputs
+from stages.frame.types import Outcome
 from stages.learn.adapter import save_adapter
 from stages.rft import RftConfig
 from stages.training import trainable
 from stages.transitions import episode_rows
-from stages.types import Outcome
 
 WIN = [("Action: check photo", "photo done."), ("mumble", "what?"), ("Action: close phone", "phone done. pass.")]
 LOSS = [("Action: check passport", "passport done."), ("Action: close email", "email done. fail.")]

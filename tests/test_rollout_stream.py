@@ -12,11 +12,11 @@ from itertools import islice
 import pytest
 from test_rollout import MIXED, ROLES, SETTINGS, Toy, scenario, speak, toy, without_time
 
+from stages.frame.types import EngineUnavailable, Message, More, Outcome, Replies, Request, Scenario, Step
 from stages.llm.metered import Metered
 from stages.llm.scripted import ScriptedEngine
 from stages.llm.tokens import OUT_OF_CONTEXT
 from stages.rollout import GIVEN_UP, rollout
-from stages.types import EngineUnavailable, Message, More, Outcome, Replies, Request, Scenario, Step
 
 
 class Restless(ScriptedEngine):

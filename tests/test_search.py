@@ -13,6 +13,7 @@ import pytest
 from stages import envs
 from stages.envs import exact24, game24
 from stages.envs.game24_tree import Node, Tree, spaced
+from stages.frame.types import Request, Scenario
 from stages.learn.value_head import new_head
 from stages.llm.roles import load_roles
 from stages.llm.scripted import ScriptedEngine
@@ -32,7 +33,6 @@ from stages.search import (
     root_of,
     search,
 )
-from stages.types import Request, Scenario
 from stages.values import Critic, values_of
 
 ROLES = load_roles("service_desk")

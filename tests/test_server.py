@@ -19,7 +19,7 @@ import pytest
 
 from flows import server
 from flows.leash import Leashed
-from stages.types import TurnwiseError
+from stages.frame.types import TurnwiseError
 
 ROOT = Path(__file__).parents[1]
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]

@@ -17,11 +17,11 @@ from flows.ledger import turn_lines
 from flows.show import transcript
 from stages import self_ac
 from stages.actor_critic import SelfAcConfig
-from stages.contract import Outputs
+from stages.frame.contract import Outputs
+from stages.frame.types import Episode, Outcome
 from stages.replay import Replay
 from stages.tracking import Tracking
 from stages.transitions import episode_rows
-from stages.types import Episode, Outcome
 
 
 def episode(**changes: Any) -> dict[str, Any]:

@@ -11,12 +11,12 @@ import models
 import pytest
 
 from flows import cli
+from stages.frame.types import Outcome, Row
 from stages.learn.certificate import certificates, with_gaps
 from stages.llm.scripted import ScriptedEngine
 from stages.replay import Replay
 from stages.tracking import Tracking
 from stages.transitions import episode_rows
-from stages.types import Outcome, Row
 
 TURNS = [("Action: check photo", "photo done."), ("Action: give cash", "cash done."), ("Action: close phone", "Mia audits: pass.")]
 

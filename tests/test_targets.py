@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from stages import collect, refine, targets
-from stages.contract import Config, Outputs
+from stages.frame.contract import Config, Outputs
+from stages.frame.sections import RolesConfig, TaskConfig
+from stages.frame.types import MissingInput, Outcome, Request, TurnwiseError
 from stages.llm.roles import Roles, history_text, load_roles
-from stages.sections import RolesConfig, TaskConfig
 from stages.targets import TargetsConfig, target_row
 from stages.transitions import episode_rows, transitions
-from stages.types import MissingInput, Outcome, Request, TurnwiseError
 
 CHECK, CLOSE = ("Thought: t Action: check photo", "photo done."), ("Action: close phone", "phone done. Mia audits: fail. gold needs close email.")
 WON = ("Action: close email", "email done. Mia audits: pass.")

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from stages import machine
+from stages.frame.types import MissingInput, TurnwiseError, UsageError
 from stages.runs import MAX_VALUE
 from stages.tracking import Tracking
-from stages.types import MissingInput, TurnwiseError, UsageError
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
@@ -264,7 +264,7 @@ import resource, sys
 from pathlib import Path
 from typing import Any
 from stages.tracking import Tracking
-from stages.types import TurnwiseError
+from stages.frame.types import TurnwiseError
 tracking = Tracking(Path(sys.argv[1]))
 run_id = tracking.start("critic", "c", {})
 size = sum(path.stat().st_size for path in tracking.root.glob("mlflow.db*"))

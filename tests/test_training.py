@@ -12,7 +12,8 @@ import models
 import pytest
 import torch
 
-from stages.contract import Config
+from stages.frame.contract import Config
+from stages.frame.types import UsageError
 from stages.learn.adapter import new_adapter
 from stages.training import (
     TrainRow,
@@ -28,7 +29,6 @@ from stages.training import (
     target_rows,
     trainable,
 )
-from stages.types import UsageError
 
 
 def train_row(seed: int, weight: float = 1.0) -> TrainRow:

@@ -10,11 +10,11 @@ from pathlib import Path
 import models
 import pytest
 
-from stages.contract import Outputs
+from stages.frame.contract import Outputs
+from stages.frame.types import Episode, Outcome, Row
 from stages.llm.scripted import ScriptedEngine
 from stages.replay import Replay
 from stages.transitions import Transition, episode_rows, transitions
-from stages.types import Episode, Outcome, Row
 
 ENGINE = ScriptedEngine()
 CHECK, GIVE, CLOSE = (

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stages.contract import Config, Context, Outputs, Stage
 from stages.execute import StageRun, Workspace, execute
+from stages.frame.contract import Config, Context, Outputs, Stage
+from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig
 from stages.replay import Replay
-from stages.sections import ModelConfig, RolesConfig, TaskConfig
 from stages.tracking import Tracking
 
 

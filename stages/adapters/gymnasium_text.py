@@ -14,8 +14,8 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
-from stages.react import parse_react
-from stages.types import Env, Malformed, Message, Scenario, Step, UsageError
+from stages.frame.react import parse_react
+from stages.frame.types import Env, Malformed, Message, Scenario, Step, UsageError
 
 
 class TextEnv(Protocol):

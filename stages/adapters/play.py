@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stages.adapters.gymnasium_text import ToGymnasium
-from stages.types import Env, Scenario
+from stages.frame.types import Env, Scenario
 
 
 class Play:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from stages.adapters.play import Play, scenario_of, scenario_text
-from stages.types import Env, Scenario
+from stages.frame.types import Env, Scenario
 
 
 def trl_rows(make_env: Callable[[], Env], scenarios: Sequence[Scenario]) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from functools import cache
 from typing import Any
 
 from stages.adapters.play import Play, scenario_of, scenario_text
-from stages.types import Env, Message, Scenario, Step, UsageError
+from stages.frame.types import Env, Message, Scenario, Step, UsageError
 
 State = dict[str, Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stages.types import Message
+from stages.frame.types import Message
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable, Mapping
 
 from stages.corpora import Example, game24_trees, math_chains, wiki_walks
+from stages.frame.types import Message
 from stages.llm.roles import Roles, load_roles
-from stages.types import Message
 
 SHARE = {"math": 0.5, "game24": 0.25, "wiki_search": 0.25}
 """Of the episodes; those of math are the shortest."""

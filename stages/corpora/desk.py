@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from stages.corpora import Example
 from stages.envs import service_desk as desk
+from stages.frame.types import Message
 from stages.llm.roles import Roles
-from stages.types import Message
 
 SHARE = {"policy": 0.08, "successor": 0.16, "combine": 0.24, "evaluator": 0.26, "refiner": 0.14, "corrector": 0.12}
 

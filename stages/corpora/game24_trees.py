@@ -17,8 +17,8 @@ from stages import envs
 from stages.corpora import Example
 from stages.envs.exact24 import TARGET, Move, choices, numbers_of
 from stages.envs.game24_tree import Expand, Node, Submit, Tree, expanded, spaced
+from stages.frame.types import Message, Scenario
 from stages.llm.roles import Roles
-from stages.types import Message, Scenario
 
 EXPANSIONS = 6
 OPTIONS = {"expansions": EXPANSIONS, "show": "new"}  # the list of all open nodes after every action would be most of the episode's tokens

@@ -11,10 +11,10 @@ from typing import Any, Literal
 from stages import envs
 from stages.corpora import game24_trees, math_chains, wiki_walks
 from stages.envs.math_answers import boxes
+from stages.frame.types import Episode
 from stages.llm.hf import HfEngine
 from stages.llm.roles import Roles, ask
 from stages.rollout import RolloutSettings, rollout
-from stages.types import Episode
 
 AGENTS: dict[str, tuple[dict[str, Any], Literal["react", "cot"]]] = {
     "math": ({"levels": list(math_chains.LEVELS)}, "cot"),

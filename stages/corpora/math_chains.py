@@ -19,8 +19,8 @@ from stages import envs
 from stages.corpora import Example
 from stages.envs import arithmetic
 from stages.envs.arithmetic import Problem
+from stages.frame.types import Message, Scenario
 from stages.llm.roles import Roles
-from stages.types import Message, Scenario
 
 LEVELS = {1: 0.25, 2: 0.75}  # the four steps of level 3, with numbers up to 9,999, are beyond a model of this size
 PROBLEMS, SEED = 6000, 1  # many more than the 600 a level of the shipped set, and other ones

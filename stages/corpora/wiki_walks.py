@@ -19,8 +19,8 @@ from stages import envs
 from stages.corpora import Example
 from stages.envs.wiki_corpus import Corpus, Page
 from stages.envs.wiki_sample import sample
+from stages.frame.types import Env, Message, Scenario
 from stages.llm.roles import Roles
-from stages.types import Env, Message, Scenario
 
 OPTIONS = {"validation": 0.25}  # of 80 questions; the default share is 7, too few to choose an adapter by
 WORLDS = 100  # seeds 1 to 100

@@ -19,8 +19,8 @@ from typing import Any, Protocol, cast
 
 from pydantic import ValidationError
 
-from stages.contract import Config
-from stages.types import Ask, Env, Episode, Scenario, UsageError
+from stages.frame.contract import Config
+from stages.frame.types import Ask, Env, Episode, Scenario, UsageError
 
 
 class EnvModule(Protocol):

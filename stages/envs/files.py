@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stages.types import UsageError
+from stages.frame.types import UsageError
 
 
 def bad_file(path: Path, problem: str, wanted: str) -> UsageError:

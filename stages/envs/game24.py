@@ -19,14 +19,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from stages.contract import Config
 from stages.envs import exact24
 from stages.envs.files import bad_file, read_rows
 from stages.envs.game24_tree import Expand, Node, Submit, Tree, expanded, read_action, spaced, submitted
 from stages.envs.service_desk import Truth
 from stages.envs.splits import check_split, deal, draw
-from stages.react import parse_react
-from stages.types import Ask, Env, Message, Scenario, Step
+from stages.frame.contract import Config
+from stages.frame.react import parse_react
+from stages.frame.types import Ask, Env, Message, Scenario, Step
 
 _WANTED = "Give a CSV file with the columns 'Rank' and 'Puzzles' (four numbers from 1 to 13 that make 24)."
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from stages.envs import exact24
 from stages.envs.exact24 import TARGET, Move, Numbers
-from stages.types import Malformed
+from stages.frame.types import Malformed
 
 _NUMBER = r"(-?[0-9]{1,6}(?:/0*[1-9][0-9]{0,5})?)"
 _EXPAND = re.compile(rf"expand\s+([0-9]{{1,4}})\s*:\s*{_NUMBER}\s*([-+*/])\s*{_NUMBER}\s*=\s*{_NUMBER}", re.IGNORECASE)

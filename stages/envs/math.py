@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from stages.contract import Config
 from stages.envs import arithmetic
 from stages.envs.files import bad_file, read_rows, text_of
 from stages.envs.math_answers import boxes, whole_answer
 from stages.envs.math_verifier import Verdict, Verifier
 from stages.envs.splits import SPLITS, check_split, deal, digest, draw
-from stages.types import Ask, Env, Malformed, Message, Scenario, Step, UsageError
+from stages.frame.contract import Config
+from stages.frame.types import Ask, Env, Malformed, Message, Scenario, Step, UsageError
 
 _WANTED = "Give JSONL with a text 'problem', a text 'answer' (LaTeX) and a number 'level'."
 _LONGEST = 200_000  # characters of a reply that is verified

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.types import Malformed, SimulatorError, UsageError
+from stages.frame.types import Malformed, SimulatorError, UsageError
 
 _START_S = 120.0  # sympy is slow to import on a busy machine
 _MEMORY_BYTES = 4 << 30  # of the worker: 2^{10^{12}} would take all that there is

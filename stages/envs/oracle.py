@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 
 from stages.envs.objects import Names, Table, Words, words
-from stages.types import Ask, EngineUnavailable, Message, SimulatorError
+from stages.frame.types import Ask, EngineUnavailable, Message, SimulatorError
 
 Oracle = Callable[[str, str], str | None]
 

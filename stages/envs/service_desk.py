@@ -21,9 +21,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from stages.contract import Config
-from stages.react import parse_react
-from stages.types import Ask, Env, Malformed, Message, Scenario, Step, UsageError
+from stages.frame.contract import Config
+from stages.frame.react import parse_react
+from stages.frame.types import Ask, Env, Malformed, Message, Scenario, Step, UsageError
 
 REQUESTS = ("refund", "exchange", "cancel", "upgrade", "delay", "invoice", "delivery", "warranty")
 TIERS = ("gold", "silver", "bronze", "basic", "staff", "guest")

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from typing import TypeVar
 
-from stages.types import UsageError
+from stages.frame.types import UsageError
 
 SPLITS = ("train", "validation", "test")
 

@@ -17,14 +17,14 @@ from typing import Any
 
 from pydantic import Field
 
-from stages.contract import Config
 from stages.envs.splits import check_split, draw
 from stages.envs.tau_data import Domain, Name, load_domain, load_tasks
 from stages.envs.tau_database import Changes, Database
 from stages.envs.tau_tools import TERMINATE
 from stages.envs.tau_user import STOP, UserPrompt, answer, conversation
-from stages.react import parse_react
-from stages.types import Ask, Env, Episode, Malformed, Message, Scenario, Step, UsageError
+from stages.frame.contract import Config
+from stages.frame.react import parse_react
+from stages.frame.types import Ask, Env, Episode, Malformed, Message, Scenario, Step, UsageError
 
 RESPOND = "respond"
 _FORM = '{"name": "<tool>", "arguments": {<arguments>}}'

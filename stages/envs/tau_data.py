@@ -13,7 +13,7 @@ from stages.envs import tau_airline, tau_retail
 from stages.envs.files import bad_file, read_rows, text_of
 from stages.envs.tau_database import Base, Changes, Database
 from stages.envs.tau_tools import Tool, call
-from stages.types import UsageError
+from stages.frame.types import UsageError
 
 Name = Literal["retail", "airline"]
 TABLES: dict[Name, tuple[str, ...]] = {"retail": ("orders", "products", "users"), "airline": ("flights", "reservations", "users")}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from stages.types import Ask, EngineUnavailable, Message, SimulatorError
+from stages.frame.types import Ask, EngineUnavailable, Message, SimulatorError
 
 UserPrompt = Literal["original", "patient"]
 

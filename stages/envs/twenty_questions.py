@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from stages.contract import Config
 from stages.envs.objects import Names, Table, object_table, own_table, words
 from stages.envs.oracle import Oracle, llm_oracle, rule_oracle
 from stages.envs.splits import SPLITS, check_split, deal, draw, place
-from stages.react import parse_react
-from stages.types import Ask, Env, Malformed, Message, Scenario, Step, UsageError
+from stages.frame.contract import Config
+from stages.frame.react import parse_react
+from stages.frame.types import Ask, Env, Malformed, Message, Scenario, Step, UsageError
 
 _SYSTEM = """You play 20 Questions. The other player thinks of an object; find out which, by asking yes/no questions, at most {questions}.
 Ask one question a turn. You win as soon as you name the object in a question, such as "Is it a lamp?".

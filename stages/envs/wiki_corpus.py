@@ -18,7 +18,7 @@ from typing import Any
 from stages.envs.files import bad_file, read_rows, text_of
 from stages.envs.splits import SPLITS, digest
 from stages.envs.squad import normalise
-from stages.types import TurnwiseError
+from stages.frame.types import TurnwiseError
 
 PAGES_WANTED = "Give pages as JSONL or Parquet with a text 'title', a text 'text' and a list 'links' of titles."
 QUESTIONS_WANTED = "Give questions as JSONL with a text 'question', a text 'answer' and, if known, 'evidence'."

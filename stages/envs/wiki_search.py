@@ -23,13 +23,13 @@ from typing import Any
 
 from pydantic import Field
 
-from stages.contract import Config
 from stages.envs.splits import check_split, deal, draw, place
 from stages.envs.squad import exact_match, f1
 from stages.envs.wiki_corpus import Corpus, Page, Question, evidence_f1, load_corpus, load_questions
 from stages.envs.wiki_sample import sample
-from stages.react import parse_react
-from stages.types import Ask, Env, Malformed, Message, Scenario, Step, UsageError
+from stages.frame.contract import Config
+from stages.frame.react import parse_react
+from stages.frame.types import Ask, Env, Malformed, Message, Scenario, Step, UsageError
 
 _ACTION = re.compile(r"([A-Z_]+)\b(.*)", re.IGNORECASE)
 _LINE_IDS = re.compile(r"\[?\s*([0-9]{1,6}(?:\s*[, ]\s*[0-9]{1,6}){0,49})\s*\]?")

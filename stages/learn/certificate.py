@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from stages.types import Row
+from stages.frame.types import Row
 
 AROUND = 4  # tokens that are kept before the first one that differs, and from it on
 Turn = tuple[str, int]  # episode id, turn

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stages.types import TurnwiseError
+from stages.frame.types import TurnwiseError
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 

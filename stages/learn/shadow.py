@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stages.frame.types import TurnwiseError
 from stages.learn.certificate import first_difference
-from stages.types import TurnwiseError
 
 
 class BadEpisode(TurnwiseError, ValueError):

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from stages.frame.types import UsageError
 from stages.learn.adapter import base_of
 from stages.learn.shadow import EpisodeIds, PackedRow, pack
 from stages.learn.shadow_flex import FlexLayout, flex_forward
 from stages.learn.shadow_layout import Keys, Layout, Row, SideBySide, layout_of
-from stages.types import UsageError
 
 NAME = "turnwise_shadow"
 

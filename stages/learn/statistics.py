@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from stages.types import Row
+from stages.frame.types import Row
 
 # Words that any text holds, so that sharing them shows nothing. Not "yes" and "no": in a dialogue they are the answer.
 _FUNCTION_WORDS = """

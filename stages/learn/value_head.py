@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from stages.frame.types import MissingInput, UsageError
 from stages.learn.adapter import base_of
 from stages.learn.shadow import PackedRow
 from stages.learn.shadow_attention import body_pass
 from stages.learn.shadow_flex import FlexLayout
 from stages.learn.shadow_layout import Layout
-from stages.types import MissingInput, UsageError
 
 WEIGHTS = "value_head.safetensors"
 CONFIG = "value_head.json"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from stages.types import Row
+from stages.frame.types import Row
 
 
 def returns_to_go(rewards: Sequence[float], *, gamma: float) -> list[float]:

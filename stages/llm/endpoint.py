@@ -17,7 +17,7 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from stages.types import EngineUnavailable, UsageError
+from stages.frame.types import EngineUnavailable, UsageError
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

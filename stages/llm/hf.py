@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stages.frame.types import Completion, EngineUnavailable, Request, UsageError
 from stages.llm import tokens
-from stages.types import Completion, EngineUnavailable, Request, UsageError
 
 KEPT_ADAPTERS = 4  # the newest ones stay loaded: policy, its predecessor, target, one more
 

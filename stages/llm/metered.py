@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+from stages.frame.types import Completion, Engine, Message, More, Replies, Request, Sleeper
 from stages.llm.streams import stream
-from stages.types import Completion, Engine, Message, More, Replies, Request, Sleeper
 
 
 class Metered:

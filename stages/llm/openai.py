@@ -19,11 +19,11 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from stages.frame.types import Ask, Completion, Message, More, Replies, Request
 from stages.llm import tokens
 from stages.llm.endpoint import URL_KEY, begin, run
 from stages.llm.servers import Servers
 from stages.llm.streams import in_order, signals_between_steps
-from stages.types import Ask, Completion, Message, More, Replies, Request
 
 T = TypeVar("T")
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Formatter
 
+from stages.frame.react import opened_thought, parse_react, without_thought
+from stages.frame.types import Completion, Engine, Malformed, Message, Request, UsageError
 from stages.llm.tokens import has_room
-from stages.react import opened_thought, parse_react, without_thought
-from stages.types import Completion, Engine, Malformed, Message, Request, UsageError
 
 ROLES = ("policy", "successor", "combine", "evaluator", "refiner", "corrector", "value")
 EVERYWHERE = ("policy", "value")

@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from stages.frame.types import Completion, EngineUnavailable, Message, Request
 from stages.llm.tokens import check_loaded, fit_context
-from stages.types import Completion, EngineUnavailable, Message, Request
 
 Reply = Callable[[str, Request], str]
 """(prompt text, request) -> reply text."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from stages.frame.types import EngineUnavailable, UsageError
 from stages.llm.endpoint import URL_KEY, Down, Endpoint
-from stages.types import EngineUnavailable, UsageError
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 
-from stages.types import Completion, Engine, More, Replies, Request, Streamer, Wait
+from stages.frame.types import Completion, Engine, More, Replies, Request, Streamer, Wait
 
 
 def stream(engine: Engine, more: More) -> Replies:

@@ -10,7 +10,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from stages.types import EngineUnavailable, Message, Request, UsageError
+from stages.frame.types import EngineUnavailable, Message, Request, UsageError
 
 
 def check_folder(path: str) -> None:

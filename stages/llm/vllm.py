@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
+from stages.frame.types import Completion, EngineUnavailable, More, Replies, Request, UsageError
 from stages.llm.hf import KEPT_ADAPTERS, check_adapter, model_hash
 from stages.llm.streams import in_order, signals_between_steps
 from stages.llm.tokens import ChatTokenizer, check_loaded, fit_context, stop_tokens
-from stages.types import Completion, EngineUnavailable, More, Replies, Request, UsageError
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for; an adapter of a rank between them takes the room of the next
 

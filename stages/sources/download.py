@@ -6,8 +6,8 @@ import ipaddress
 from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
-from stages.contract import Progress
-from stages.types import TurnwiseError, UsageError
+from stages.frame.contract import Progress
+from stages.frame.types import TurnwiseError, UsageError
 
 LARGEST = 64 << 20  # bytes of a file; the largest published one has 3 MB
 _RETRIES = 4

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from stages import envs
+from stages.frame.types import MissingInput, TurnwiseError, UsageError
 from stages.sources.catalogue import TASKS, Made, Published, TaskData
 from stages.sources.convert import unchanged
-from stages.types import MissingInput, TurnwiseError, UsageError
 
 MANIFEST = "manifest.json"
 

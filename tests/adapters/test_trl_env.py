@@ -10,7 +10,7 @@ import pytest
 
 from stages import envs
 from stages.adapters.trl_env import trl_environment, trl_rows
-from stages.types import EngineUnavailable, Message, Scenario, SimulatorError, Step
+from stages.frame.types import EngineUnavailable, Message, Scenario, SimulatorError, Step
 
 SCENARIOS = envs.scenarios("game24", {}, "train", 3, 0)
 MAKE = envs.make_env("game24", {})

@@ -11,10 +11,10 @@ import pytest
 
 from stages import envs
 from stages.adapters.verifiers_env import FromVerifiers, ToVerifiers, as_verifiers
+from stages.frame.types import Malformed, Message, Outcome, Scenario, SimulatorError, Step, UsageError
 from stages.llm.roles import Roles
 from stages.llm.scripted import ScriptedEngine
 from stages.rollout import RolloutSettings, rollout
-from stages.types import Malformed, Message, Outcome, Scenario, SimulatorError, Step, UsageError
 
 SETTINGS = RolloutSettings(adapter=None, temperature=0.0, max_tokens=100, max_turns=9, malformed_allowance=1, slots=4, attempts=2, seed=0)
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from stages import envs
-from stages.types import Ask, Env, Malformed, Message, Scenario, Step, UsageError
+from stages.frame.types import Ask, Env, Malformed, Message, Scenario, Step, UsageError
 
 NAMES = envs.environments()
 SPLITS = ("train", "validation", "test")

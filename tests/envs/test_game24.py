@@ -15,7 +15,7 @@ from shared_data import DATA, needs
 from stages import envs
 from stages.envs.exact24 import Numbers, choices, numbers_of, quadruples, solvable, without
 from stages.envs.game24 import Game24, Options, truth
-from stages.types import Malformed, Message, Scenario, Step, UsageError
+from stages.frame.types import Malformed, Message, Scenario, Step, UsageError
 
 CSV = DATA / "game24" / "24.csv"
 

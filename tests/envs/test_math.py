@@ -19,7 +19,7 @@ from stages.envs import arithmetic
 from stages.envs.exact24 import evaluate_expression
 from stages.envs.math import Math, Options
 from stages.envs.math_answers import boxes, whole_answer
-from stages.types import Env, Malformed, Scenario, SimulatorError, Step, UsageError
+from stages.frame.types import Env, Malformed, Scenario, SimulatorError, Step, UsageError
 
 MATH = DATA / "math500"
 SEVEN = Scenario("math", "train", "x", {"problem": "What is 3 + 4?", "answer": "7", "level": 1})

@@ -17,7 +17,7 @@ from shared_data import DATA, needs
 from stages.envs import math_verifier
 from stages.envs.files import read_rows
 from stages.envs.math_verifier import Verdict, Verifier
-from stages.types import Malformed, SimulatorError, UsageError
+from stages.frame.types import Malformed, SimulatorError, UsageError
 
 MATH = DATA / "math500"
 TOWER = r"\boxed{9^{9^{9^9}}}"

@@ -8,7 +8,7 @@ import pytest
 
 from stages.envs.objects import forms, own_table, words
 from stages.envs.oracle import fold, llm_oracle, rule_oracle
-from stages.types import EngineUnavailable, Message, SimulatorError
+from stages.frame.types import EngineUnavailable, Message, SimulatorError
 
 
 @pytest.mark.parametrize(("target", "text", "answer"), [

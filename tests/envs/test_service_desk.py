@@ -12,7 +12,7 @@ import pytest
 from stages import envs
 from stages.envs import service_desk as desk
 from stages.envs.service_desk import Options, ServiceDesk
-from stages.types import Malformed, Message, Scenario, Step, UsageError
+from stages.frame.types import Malformed, Message, Scenario, Step, UsageError
 
 ANA = Scenario("service_desk", "train", "x", {"name": "Ana", "tier": "gold", "request": "refund", "item": "lamp", "auditor": "Mia"})
 SIZES: list[dict[str, Any]] = [{}, {"give_by": "request"}, {"requests": 8, "tiers": 6, "log": True}, {"requests": 1, "tiers": 1}]

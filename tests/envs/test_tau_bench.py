@@ -18,7 +18,7 @@ from stages.envs.tau_bench import RESPOND, TauBench
 from stages.envs.tau_data import Domain, Name, load_domain
 from stages.envs.tau_database import Database
 from stages.envs.tau_tools import TERMINATE
-from stages.types import Message, Scenario, Step, UsageError
+from stages.frame.types import Message, Scenario, Step, UsageError
 
 TAU = DATA / "tau_bench"
 RECORDED: list[tuple[Name, str]] = [("retail", "test"), ("retail", "validation"), ("airline", "test")]

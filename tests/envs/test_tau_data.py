@@ -11,7 +11,7 @@ import tau_small
 from tau_small import acted, customer, said
 
 from stages import envs
-from stages.types import Scenario, UsageError
+from stages.frame.types import Scenario, UsageError
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,11 @@ from stages.envs.tau_bench import RESPOND, TauBench, parse_action, says_all
 from stages.envs.tau_tools import TERMINATE
 from stages.envs.tau_user import OPENING, STOP
 from stages.evaluate import EvaluateConfig
+from stages.frame.sections import TaskConfig
+from stages.frame.types import Ask, EngineUnavailable, Malformed, Message, Outcome, Request, Scenario, SimulatorError, Step
 from stages.llm.roles import Roles
 from stages.llm.scripted import ScriptedEngine
 from stages.rollout import RolloutSettings, rollout
-from stages.sections import TaskConfig
-from stages.types import Ask, EngineUnavailable, Malformed, Message, Outcome, Request, Scenario, SimulatorError, Step
 
 CALLS = {"return": acted(RETURN["name"], **RETURN["kwargs"]), "cancel": acted(CANCEL["name"], **CANCEL["kwargs"])}
 THINK = acted("think", thought="hm")

@@ -12,7 +12,7 @@ from stages import envs
 from stages.envs.objects import Item, Names, object_table, own_table
 from stages.envs.oracle import rule_oracle
 from stages.envs.splits import SPLITS
-from stages.types import EngineUnavailable, Env, Malformed, Message, Scenario, SimulatorError, Step, UsageError
+from stages.frame.types import EngineUnavailable, Env, Malformed, Message, Scenario, SimulatorError, Step, UsageError
 
 THINGS = DATA / "twenty_questions" / "things_objects.csv"
 LMRL = DATA / "twenty_questions" / "lmrl_gym_objects.jsonl"

@@ -15,7 +15,7 @@ from stages import envs
 from stages.envs.squad import exact_match, f1, normalise
 from stages.envs.wiki_corpus import Corpus, Page, evidence_f1, load_corpus, load_questions, sentences
 from stages.envs.wiki_sample import SIZES, sample
-from stages.types import UsageError
+from stages.frame.types import UsageError
 
 
 @pytest.mark.parametrize(

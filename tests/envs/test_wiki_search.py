@@ -14,7 +14,7 @@ from stages import envs
 from stages.envs.wiki_corpus import load_corpus
 from stages.envs.wiki_sample import sample
 from stages.envs.wiki_search import Options, WikiSearch, read_action
-from stages.types import Malformed, Message, Scenario, Step, UsageError
+from stages.frame.types import Malformed, Message, Scenario, Step, UsageError
 
 WIKI = DATA / "wiki"
 CORPUS, QUESTIONS = sample(0)

@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stages.contract import Config
 from stages.critic import tensors_of
+from stages.frame.contract import Config
+from stages.frame.types import UsageError
 from stages.learn.adapter import load_state, new_adapter, open_adapter, read_tensors, save_adapter, trainable_state
 from stages.learn.ema import ema_update
 from stages.llm.hf import check_adapter
 from stages.training import trainable
-from stages.types import UsageError
 
 IDS = torch.tensor([[5, 9, 3, 8, 1]])
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from stages.frame.types import TurnwiseError
 from stages.learn.checkpoint import load_checkpoint, save_checkpoint
 from stages.learn.fit import adamw, fit
-from stages.types import TurnwiseError
 
 ROWS = [torch.randn(5, 3, generator=torch.Generator().manual_seed(i)) for i in range(6)]
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stages.frame.types import TurnwiseError
 from stages.learn.shadow import BadEpisode, EpisodeTooLong, NotAPrefix, PackedRow, bins, episode_ids, n_tokens, pack, padding_share
-from stages.types import TurnwiseError
 
 CRITIC = (90, 91, 92)
 KEY = ("run", "e1")

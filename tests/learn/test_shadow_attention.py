@@ -12,12 +12,12 @@ import torch
 from shadows import CRITIC, assert_close, gradients, joint_loss, make_episode, make_head, with_adapter
 from torch import Tensor
 
+from stages.frame.types import UsageError
 from stages.learn import shadow_layout
 from stages.learn.shadow import EpisodeIds, pack
 from stages.learn.shadow_attention import NAME, body_pass, check_masks, shadow_attention
 from stages.learn.shadow_layout import layout_of
 from stages.learn.value_head import episode_pass
-from stages.types import UsageError
 
 LONG_CRITIC = (7, 3, 11, 2, 19, 5, 23, 1, 30)  # enough shadows at 17 turns for several groups
 

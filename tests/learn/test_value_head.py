@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file
 from shadows import CRITIC, assert_close, gradients, joint_loss, make_episode, make_head, with_adapter
 
+from stages.frame.types import MissingInput, UsageError
 from stages.learn.shadow import pack
 from stages.learn.shadow_layout import layout_of
 from stages.learn.value_head import ValueHead, episode_pass, load_head, new_head, save_head, state_values
-from stages.types import MissingInput, UsageError
 
 EPISODES = [make_episode(5, 0), make_episode(2, 1), make_episode(1, 2)]
 

@@ -24,9 +24,9 @@ from engines import BASE, CONTEXT, Subject, distributions, full_forward, save_ad
 from scipy.stats import chi2
 from transformers import AutoTokenizer
 
+from stages.frame.types import Completion, EngineUnavailable, Request, Streamer, UsageError, Wait
 from stages.llm.roles import mix
 from stages.llm.streams import once, stream
-from stages.types import Completion, EngineUnavailable, Request, Streamer, UsageError, Wait
 
 KINDS = ("scripted", "hf", "openai", "vllm", "server")
 ATOL = 1e-4

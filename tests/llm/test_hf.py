@@ -13,9 +13,9 @@ import pytest
 import torch
 from scipy.stats import chi2
 
+from stages.frame.types import Completion, EngineUnavailable, Message, Request, UsageError
 from stages.learn.adapter import new_adapter, save_adapter
 from stages.llm.hf import HfEngine, load_base, model_hash, sample
-from stages.types import Completion, EngineUnavailable, Message, Request, UsageError
 
 CHATS: list[list[Message]] = [
     [{"role": "user", "content": "Ana, gold, wants refund for lamp."}],

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from openai_stub import Answer, Stub, good, stub_engine
 
+from stages.frame.types import Completion, EngineUnavailable, Request, UsageError
 from stages.llm.openai import OpenAIEngine, chat
-from stages.types import Completion, EngineUnavailable, Request, UsageError
 
 pytest.importorskip("openai", reason="the extra `openai` is not installed")
 

@@ -9,10 +9,10 @@ import pytest
 
 from stages import envs
 from stages.envs import service_desk
+from stages.frame.react import parse_react
+from stages.frame.types import EngineUnavailable, Malformed, Message, Request
 from stages.llm.roles import load_roles, parse_evaluation, parse_future
 from stages.llm.scripted import END_ID, GARBAGE, VOCABULARY, ScriptedEngine, log_prob, play
-from stages.react import parse_react
-from stages.types import EngineUnavailable, Malformed, Message, Request
 
 CHAT: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Grüße, wie geht's?"}]
 

@@ -12,8 +12,8 @@ import pytest
 from openai_stub import Answer, Stub, good, stub_engine
 
 from flows import presets
+from stages.frame.types import Completion, EngineUnavailable, Request, UsageError
 from stages.llm.openai import OpenAIEngine, chat
-from stages.types import Completion, EngineUnavailable, Request, UsageError
 
 pytest.importorskip("openai", reason="the extra `openai` is not installed")
 

@@ -18,7 +18,8 @@ from engines import BASE, HAS_VLLM, Subject
 from models import Bench
 
 from flows import cli, presets, workspace
-from stages.contract import Config
+from stages.frame.contract import Config
+from stages.frame.types import Engine, EngineUnavailable, Request, Sleeper, UsageError
 from stages.llm import vllm as module
 from stages.llm.metered import Metered
 from stages.llm.scripted import ScriptedEngine
@@ -26,7 +27,6 @@ from stages.llm.streams import once, signals_between_steps
 from stages.llm.vllm import VllmEngine, start
 from stages.replay import Replay
 from stages.training import trainable
-from stages.types import Engine, EngineUnavailable, Request, Sleeper, UsageError
 
 
 @pytest.mark.skipif(HAS_VLLM, reason="vLLM is installed here")

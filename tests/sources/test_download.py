@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from file_server import FileServer
 
+from stages.frame.types import TurnwiseError, UsageError
 from stages.sources import download as module
 from stages.sources.download import download
-from stages.types import TurnwiseError, UsageError
 
 
 class Bar:

@@ -16,11 +16,11 @@ from shared_data import DATA, needs
 from flows import cli
 from stages import envs
 from stages.envs.exact24 import quadruples
+from stages.frame.types import MissingInput, TurnwiseError, UsageError
 from stages.sources.catalogue import TASKS
 from stages.sources.convert import tau_tasks, tau_tools
 from stages.sources.download import download
 from stages.sources.fetch import MANIFEST, fetch, state, task_data
-from stages.types import MissingInput, TurnwiseError, UsageError
 
 GITHUB = "https://raw.githubusercontent.com"
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from stages.types import Malformed
+from stages.frame.types import Malformed
 
 _ACTION = re.compile(r"\baction\s*:", re.IGNORECASE)
 _THOUGHT = re.compile(r"\bthought\s*:", re.IGNORECASE)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages import envs
-from stages.react import parse_react
-from stages.types import Malformed
+from stages.frame.react import parse_react
+from stages.frame.types import Malformed
 
 
 @pytest.mark.parametrize(

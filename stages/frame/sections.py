@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from stages.contract import Config
+from stages.frame.contract import Config
 
 Agent = Literal["react", "cot"]
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
-from stages.types import Engine, Row, UsageError
+from stages.frame.types import Engine, Row, UsageError
 
 POLICY_STAGES = ("distill", "rft", "grpo", "self_ac")
 """Stages that leave the policy's adapter; a pipeline has one of them."""
