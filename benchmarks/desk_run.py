@@ -7,7 +7,7 @@ import json
 from flows.rerun import stored_summary
 from flows.workspace import find_home, open_workspace
 from stages.envs import service_desk as desk
-from stages.replay import Replay
+from stages.store.replay import Replay
 
 
 def desk_run(run: str) -> tuple[desk.Options, list[dict[str, str]], Replay]:

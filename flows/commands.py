@@ -150,7 +150,7 @@ def export(args: Namespace) -> int:
 
 def verify(args: Namespace) -> int:
     """turnwise verify"""
-    from stages.execute import orphans
+    from stages.store.execute import orphans
 
     workspace = open_workspace(find_home(args.home))
     found = orphans(workspace)

@@ -17,7 +17,7 @@ from stages.frame.types import MissingInput, UsageError
 
 if TYPE_CHECKING:
     from flows.presets import RunConfig
-    from stages.execute import Bar, StageRun, Workspace
+    from stages.store.execute import Bar, StageRun, Workspace
 
 CRITIC_STAGE = "self_ac"
 HEAD = "head"  # its artifact, and the folder beside the merged model
@@ -79,7 +79,7 @@ def add_critic(workspace: Workspace, run_id: str, stored: Mapping[str, Any], fol
 
 def pretrain_to(config: RunConfig, workspace: Workspace, out: Path, bar: Bar, *, force: bool) -> StageRun:
     """Run the stage `pretrain` and copy the model that it left to `out`."""
-    from stages.execute import execute
+    from stages.store.execute import execute
 
     # It makes the base model, so it cannot depend on one.
     alone = replace(workspace, engine=_no_engine, model_hash=lambda run: "")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from flows.report import Display
     from flows.rerun import Rerun
     from flows.server import Server
-    from stages.execute import StageRun, Workspace
+    from stages.store.execute import StageRun, Workspace
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from flows.rerun import stage_run_of
 from stages.frame.types import Row, UsageError
 
 if TYPE_CHECKING:
-    from stages.execute import Workspace
+    from stages.store.execute import Workspace
 
 STAGE = "self_ac"
 FILE = "ledger.parquet"  # its artifact
@@ -32,7 +32,7 @@ def read_ledger(workspace: Workspace, run: str, prefix: str) -> dict[str, Any]:
 
     run: a run of self_ac, or a pipeline run, then of its last iteration. Raises UsageError for another run, or where no episode of the ledger,
     or several, start with the prefix; MissingInput where the run left no ledger."""
-    from stages.execute import lineage_inputs
+    from stages.store.execute import lineage_inputs
 
     run_id = _find(workspace, run)
     path = workspace.tracking.artifact(run_id, FILE)

@@ -20,11 +20,11 @@ from prefect.logging.handlers import APILogHandler
 from prefect.states import Crashed
 
 from stages.frame.types import EngineUnavailable, SimulatorError
-from stages.machine import is_dead, process_tags
+from stages.store.machine import is_dead, process_tags
 
 if TYPE_CHECKING:
     from flows.pipeline import Call, Step
-    from stages.execute import StageRun
+    from stages.store.execute import StageRun
 
 FLOW_NAME = "turnwise"
 OURS = "turnwise-command"  # on flow runs that live in a command's own process, whose end no worker watches

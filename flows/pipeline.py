@@ -22,9 +22,9 @@ from stages.frame.types import TurnwiseError
 
 if TYPE_CHECKING:
     from flows.presets import RunConfig
-    from stages.execute import Bar, StageRun, Workspace
     from stages.frame.contract import Stage
-    from stages.tracking import Status
+    from stages.store.execute import Bar, StageRun, Workspace
+    from stages.store.tracking import Status
 
 EXPERIMENT = "pipeline"
 SUMMARY = "summary.json"  # artifact of the parent run: what `--json` prints
@@ -91,7 +91,7 @@ Watcher = Callable[[Iteration], None]
 
 def plain_step(workspace: Workspace, bar: Bar, parent: str | None = None, *, force: bool = False, tags: Mapping[str, str] | None = None) -> Step:
     """Run stages right here, as runs below the pipeline run `parent` where there is one, with `tags` on each."""
-    from stages.execute import execute
+    from stages.store.execute import execute
 
     def step(call: Call) -> StageRun:
         return execute(

@@ -9,14 +9,14 @@ from flows import pipeline
 if TYPE_CHECKING:
     from flows.pipeline import Call
     from flows.presets import RunConfig
-    from stages.execute import StageRun, Workspace
+    from stages.store.execute import StageRun, Workspace
 
 PENDING = "(not yet)"  # stands for the id of a run that does not exist: no stored input equals it, so what follows runs too
 
 
 def plan(run: RunConfig, workspace: Workspace) -> list[dict[str, Any]]:
     """The stages of a run in order, each with `reuse`: the id of the run that would be reused, or None."""
-    from stages.execute import StageRun
+    from stages.store.execute import StageRun
 
     planned: list[dict[str, Any]] = []
 
@@ -36,7 +36,7 @@ def plan(run: RunConfig, workspace: Workspace) -> list[dict[str, Any]]:
 
 def reusable(call: Call, workspace: Workspace) -> str | None:
     """Id of the finished run with the fingerprint that this call would have."""
-    from stages.execute import stage_fingerprint
+    from stages.store.execute import stage_fingerprint
 
     if any(PENDING in runs for runs in call.inputs.values()):
         return None

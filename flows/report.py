@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 if TYPE_CHECKING:
     from flows.pipeline import Call, Iteration, Step, Summary
-    from stages.execute import StageRun
     from stages.frame import contract
+    from stages.store.execute import StageRun
 
 BAR_CELLS = 24
 EIGHTHS = " ▏▎▍▌▋▊▉█"

@@ -20,7 +20,7 @@ from stages.envs import nearest
 from stages.frame.types import MissingInput, UsageError
 
 if TYPE_CHECKING:
-    from stages.execute import Workspace
+    from stages.store.execute import Workspace
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def prepare(stage: str, of: str, workspace: Workspace, *, sets: Sequence[str] = 
     of: a pipeline run (then of its last iteration that has the stage, or of `iteration`) or a run of the stage itself.
     Raises UsageError where there is no such stage or run, or where a change is one that the stage does not read.
     """
-    from stages.execute import lineage_inputs
+    from stages.store.execute import lineage_inputs
 
     if stage not in STAGES:
         raise UsageError(f"There is no stage {stage!r}{nearest(stage, list(STAGES)) or '.'} Stages: {', '.join(STAGES)}.")

@@ -30,7 +30,7 @@ from flows.workspace import find_home, open_workspace
 from stages.frame.types import MissingInput, Row, UsageError
 
 if TYPE_CHECKING:
-    from stages.execute import Workspace
+    from stages.store.execute import Workspace
 
 EPISODES_SHOWN = 8
 # Stages that write about an episode's turns.
@@ -90,7 +90,7 @@ def read_values(workspace: Workspace, run_id: str, episode_id: str) -> list[floa
 
 def read_stage_run(workspace: Workspace, run_id: str) -> dict[str, Any]:
     """What a stage run was made from, what came of it, and some of its episodes, the lost ones first."""
-    from stages.execute import lineage_inputs
+    from stages.store.execute import lineage_inputs
 
     info = workspace.tracking.info(run_id)
     finished = info.status == "FINISHED"
@@ -255,7 +255,7 @@ def _find_run(workspace: Workspace, what: str) -> str | None:
 
 def _runs_about(workspace: Workspace, run_id: str, stages: tuple[str, ...]) -> list[str]:
     """Finished runs of these stages that are, or that read, the run which made the episode."""
-    from stages.execute import lineage_inputs
+    from stages.store.execute import lineage_inputs
 
     found = []
     for stage in stages:

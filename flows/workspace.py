@@ -16,7 +16,7 @@ from stages.frame.types import Engine, UsageError
 
 if TYPE_CHECKING:
     from flows.presets import RunConfig
-    from stages.execute import Workspace
+    from stages.store.execute import Workspace
 
 
 def find_home(given: Path | None = None) -> Path:
@@ -31,9 +31,9 @@ def find_home(given: Path | None = None) -> Path:
 
 def open_workspace(home: Path) -> Workspace:
     """The stores of `home`, and engines that load on first use. The process works in `home` from here on."""
-    from stages.execute import Workspace, recover
-    from stages.replay import Replay
-    from stages.tracking import Tracking
+    from stages.store.execute import Workspace, recover
+    from stages.store.replay import Replay
+    from stages.store.tracking import Tracking
 
     os.chdir(home)
     workspace = Workspace(

@@ -26,7 +26,7 @@ from stages.learn.value_head import ValueHead, load_head, state_values
 from stages.learn.value_use import abort_table, abort_thresholds, best_of_n, binned_returns, explained_variance, returns_to_go
 from stages.llm.hf import check_adapter, load_base
 from stages.llm.roles import Roles
-from stages.tables import write_parquet
+from stages.store.tables import write_parquet
 
 TABLE = "values/values.parquet"
 BINS = 10

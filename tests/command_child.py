@@ -33,8 +33,8 @@ from flows import cli, presets
 from stages.envs.service_desk import ServiceDesk
 from stages.frame.types import EngineUnavailable
 from stages.llm.scripted import ScriptedEngine
-from stages.replay import Replay
-from stages.tracking import Tracking
+from stages.store.replay import Replay
+from stages.store.tracking import Tracking
 
 LIMIT_S = 300  # of a command: one that hangs is ended by the system
 CALL = 2  # of the engine, or step of the optimiser, at which "inside" is: in the middle of the work

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages import sqlite
-from stages.replay import Replay
-from stages.tables import TABLES
-from stages.tracking import Tracking
+from stages.store import sqlite
+from stages.store.replay import Replay
+from stages.store.tables import TABLES
+from stages.store.tracking import Tracking
 
 HERE = Path(__file__).parent
 ITERATIONS = 2

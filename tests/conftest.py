@@ -15,9 +15,9 @@ import pytest
 from commands import RUN, Commands, Done, Ended, commands, make_home, seen
 from toys import toy_workspace
 
-from stages import sqlite
-from stages.execute import Workspace
-from stages.tracking import Tracking
+from stages.store import sqlite
+from stages.store.execute import Workspace
+from stages.store.tracking import Tracking
 
 if TYPE_CHECKING:
     from engines import Subject

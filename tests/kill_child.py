@@ -20,9 +20,9 @@ import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
 import pyarrow.parquet  # noqa: F401
 import toys
 
-from stages.execute import orphans, recover
-from stages.replay import Replay
-from stages.tracking import Tracking
+from stages.store.execute import orphans, recover
+from stages.store.replay import Replay
+from stages.store.tracking import Tracking
 
 RUN_IDS: dict[str, str] = {}  # run id -> stage, of the runs this process started
 

@@ -22,9 +22,9 @@ import duckdb
 import pytest
 from commands import RUN, TITLES, Commands, Done, Ended, assert_same_result, make_home, stage_runs, titles_by_status
 
-from stages.replay import Replay
-from stages.tables import SCHEMA_VERSION
-from stages.tracking import Tracking
+from stages.store.replay import Replay
+from stages.store.tables import SCHEMA_VERSION
+from stages.store.tracking import Tracking
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from stages import grpo, self_ac
 from stages.frame.contract import Outputs
 from stages.frame.types import Outcome
 from stages.learn.shadow import NotAPrefix
-from stages.tables import arrow
+from stages.store.tables import arrow
 from stages.transitions import episode_rows
 
 PHOTO = 300  # a token of five letters, which the engine encodes as five

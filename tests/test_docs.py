@@ -32,7 +32,7 @@ from documents import (
 )
 from toys import run_chain
 
-from stages.execute import Workspace, execute
+from stages.store.execute import Workspace, execute
 
 
 def test_the_command_reference_is_what_the_parser_says() -> None:

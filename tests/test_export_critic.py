@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from flows import cli, presets
 from stages.learn.adapter import new_adapter, save_adapter
 from stages.learn.value_head import load_head, new_head, save_head, state_values
-from stages.tracking import Tracking
+from stages.store.tracking import Tracking
 
 
 def keep_run(home: Path, base: Path, soft: int, stage: str = "self_ac", alpha: float = 0.5) -> tuple[str, Any, Any]:

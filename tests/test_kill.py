@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stages import sqlite
+from stages.store import sqlite
 
 HERE = Path(__file__).parent
 STAGES = ("source", "double", "total")

@@ -16,8 +16,8 @@ from flows import pipeline, presets, rerun
 from flows.launch import Launcher, launch_run
 from flows.plan import plan
 from flows.report import Display
-from stages.execute import StageRun, Workspace, silent
 from stages.frame.types import EngineUnavailable, UsageError
+from stages.store.execute import StageRun, Workspace, silent
 
 NLAC = ["collect", "targets", "critic", "refine", "distill", "evaluate"]
 

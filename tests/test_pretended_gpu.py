@@ -13,10 +13,10 @@ from pretend_gpu import GPU, OnGpu, pretended_gpu
 
 from benchmarks.gpu_check import TINY, equivalence
 from flows import cli
-from stages import sqlite
 from stages.learn.checkpoint import load_checkpoint, save_checkpoint
 from stages.learn.fit import adamw, fit
 from stages.llm.hf import HfEngine
+from stages.store import sqlite
 
 SMALL = ("iterations=1", "task.options.pay=step", "evaluate.episodes=4")
 NLAC = (

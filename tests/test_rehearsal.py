@@ -26,7 +26,7 @@ from flows import cli, presets, workspace
 from flows.registry import METHODS
 from stages.frame.types import Engine
 from stages.llm.tokens import load_tokenizer
-from stages.replay import Replay
+from stages.store.replay import Replay
 
 SMALL = {
     "iterations": 1, "model.lora_rank": 4, "collect.first_episodes": 4, "evaluate.episodes": 1, "evaluate.audit_turns": 2, "targets.transitions": 6,

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from commands import NLAC, RUN, TITLES, Commands, Done, Ended, assert_same_result, stage_runs, titles_by_status
 
-from stages.replay import Replay
-from stages.tables import TABLES
-from stages.tracking import Tracking
+from stages.store.replay import Replay
+from stages.store.tables import TABLES
+from stages.store.tracking import Tracking
 
 LR = 0.01  # a hundred times the preset's
 OPTIONS = ("--plain", "--json", "--quiet")

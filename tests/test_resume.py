@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from commands import RUN, TITLES, Commands, Done, Ended, assert_same_result, make_home, stage_runs, title_of, titles_by_status
 
-from stages.replay import Replay
-from stages.tracking import Tracking
+from stages.store.replay import Replay
+from stages.store.tracking import Tracking
 
 MOMENTS = ("inside", "committed")
 ADAPTERS = (("critic", "adapter"), ("critic", "target"), ("distill", "adapter"))

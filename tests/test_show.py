@@ -19,8 +19,8 @@ from stages import self_ac
 from stages.actor_critic import SelfAcConfig
 from stages.frame.contract import Outputs
 from stages.frame.types import Episode, Outcome
-from stages.replay import Replay
-from stages.tracking import Tracking
+from stages.store.replay import Replay
+from stages.store.tracking import Tracking
 from stages.transitions import episode_rows
 
 

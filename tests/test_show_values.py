@@ -13,8 +13,8 @@ from flows.pipeline import Summary
 from flows.report import ending, sparkline
 from stages.frame.types import Outcome
 from stages.llm.scripted import ScriptedEngine
-from stages.replay import Replay
-from stages.tracking import Tracking
+from stages.store.replay import Replay
+from stages.store.tracking import Tracking
 from stages.transitions import episode_rows
 from stages.values import TABLE, Judged, write_values
 

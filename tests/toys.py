@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stages.execute import StageRun, Workspace, execute
 from stages.frame.contract import Config, Context, Outputs, Stage
 from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig
-from stages.replay import Replay
-from stages.tracking import Tracking
+from stages.store.execute import StageRun, Workspace, execute
+from stages.store.replay import Replay
+from stages.store.tracking import Tracking
 
 
 class ToyConfig(Config):

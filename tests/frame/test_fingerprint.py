@@ -9,8 +9,8 @@ import pytest
 from pydantic import Field
 from toys import ToyConfig, ToyRun
 
-from stages.execute import Workspace, stage_fingerprint, stage_seed
 from stages.frame.contract import Config, Outputs, Stage, fingerprint
+from stages.store.execute import Workspace, stage_fingerprint, stage_seed
 
 
 class CriticConfig(Config):

@@ -15,7 +15,6 @@ from toys import ToyConfig, ToyRun
 
 from flows import presets, registry
 from flows.workspace import prompt_hashes
-from stages.execute import Workspace, execute, stage_fingerprint
 from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.sections import RolesConfig
 from stages.frame.types import Malformed, Message, UsageError
@@ -34,6 +33,7 @@ from stages.llm.roles import (
     parse_future,
 )
 from stages.llm.scripted import ScriptedEngine
+from stages.store.execute import Workspace, execute, stage_fingerprint
 
 TASKS = sorted(path.name for path in FOLDER.iterdir() if path.is_dir())
 NLAC_TASKS = sorted(path.parent.name for path in FOLDER.glob("*/successor.md"))

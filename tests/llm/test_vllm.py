@@ -25,7 +25,7 @@ from stages.llm.metered import Metered
 from stages.llm.scripted import ScriptedEngine
 from stages.llm.streams import once, signals_between_steps
 from stages.llm.vllm import VllmEngine, start
-from stages.replay import Replay
+from stages.store.replay import Replay
 from stages.training import trainable
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.frame.types import MissingInput
-from stages.machine import disk_told
+from stages.store.machine import disk_told
 
 
 def folder_of(root: Path, uri: str) -> Path:

@@ -13,10 +13,10 @@ import pytest
 from toys import turn_row
 
 from stages.frame.types import TurnwiseError
-from stages.replay import Replay
-from stages.tables import schema_sql
+from stages.store.replay import Replay
+from stages.store.tables import schema_sql
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
 
@@ -63,7 +63,7 @@ def test_a_file_of_an_older_schema_gains_the_table_it_lacks_and_loses_nothing(re
 def test_an_upgrade_that_fails_leaves_the_file_as_it_was(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> None:
     older(replay)
     whole = schema_sql()
-    monkeypatch.setattr("stages.replay.schema_sql", lambda: whole.removesuffix("commit") + "select * from nowhere")
+    monkeypatch.setattr("stages.store.replay.schema_sql", lambda: whole.removesuffix("commit") + "select * from nowhere")
     with pytest.raises(duckdb.CatalogException):
         replay.rows("turns", ["r1"])
     with duckdb.connect(str(replay.path), read_only=True) as raw:
@@ -89,7 +89,9 @@ def test_an_older_file_that_must_not_be_written_to_is_one_sentence(replay: Repla
 
 def test_several_processes_that_meet_an_older_file_upgrade_it_once(replay: Replay) -> None:
     older(replay)
-    code = "import sys; from pathlib import Path; from stages.replay import Replay; print(Replay(Path(sys.argv[1])).rows('certificates', ['r1']))"
+    code = (
+        "import sys; from pathlib import Path; from stages.store.replay import Replay; print(Replay(Path(sys.argv[1])).rows('certificates', ['r1']))"
+    )
     both = [subprocess.Popen([sys.executable, "-c", code, str(replay.path)], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) for _ in range(2)]
     assert [one.communicate(timeout=60)[0] for one in both] == ["[]\n", "[]\n"]
     assert [one.returncode for one in both] == [0, 0]

@@ -23,10 +23,10 @@ from typing import Any
 from stages.frame.contract import Context, Outputs, Progress, Stage, check_roles, fingerprint
 from stages.frame.types import Engine, MissingInput, Row, TurnwiseError
 from stages.llm.metered import Metered
-from stages.machine import disk_full
-from stages.replay import Replay
-from stages.tables import export_rows
-from stages.tracking import Status, Tracking
+from stages.store.machine import disk_full
+from stages.store.replay import Replay
+from stages.store.tables import export_rows
+from stages.store.tracking import Status, Tracking
 
 Bar = Callable[[str, int], Progress]
 

@@ -3,7 +3,7 @@
 One run a stage execution, one experiment a stage, a parent run a pipeline. The store is SQLite in WAL mode, so that
 readers never wait for a writer; artifacts are plain files under `root/artifacts/<experiment>/<run id>/artifacts`.
 A moved project folder still resumes and reruns; only MLflow's page then misses the artifacts of older runs, because it
-holds absolute locations (stages/artifacts.py).
+holds absolute locations (stages/store/artifacts.py).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stages import artifacts, sqlite
 from stages.frame.types import MissingInput, UsageError
-from stages.machine import first_line, is_dead, process_tags
-from stages.runs import RunInfo, clip, clipped, run_info
-from stages.sqlite import told
+from stages.store import artifacts, sqlite
+from stages.store.machine import first_line, is_dead, process_tags
+from stages.store.runs import RunInfo, clip, clipped, run_info
+from stages.store.sqlite import told
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from toys import episode_row, turn_row
 
 from stages.frame.types import MissingInput, TurnwiseError, UsageError
-from stages.replay import Replay
-from stages.tables import TABLES, export_rows
+from stages.store.replay import Replay
+from stages.store.tables import TABLES, export_rows
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])}
 
 
@@ -107,7 +107,7 @@ def test_a_row_that_does_not_fit_is_refused_before_anything_is_written(replay: R
 
 def test_an_error_inside_the_transaction_leaves_no_row(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> None:
     replay.commit("r1", "critic", {"priorities": [priority(1)]})
-    monkeypatch.setattr("stages.replay.json.dumps", lambda value: "no JSON")  # the last statement before the commit fails
+    monkeypatch.setattr("stages.store.replay.json.dumps", lambda value: "no JSON")  # the last statement before the commit fails
     with pytest.raises(duckdb.Error):
         replay.commit("r2", "critic", {"priorities": [priority(1)]})
     assert replay.count("priorities", ["r1", "r2"]) == replay.count("commits", ["r1", "r2"]) == 1
@@ -242,7 +242,7 @@ def test_a_held_file_is_waited_for_and_then_its_holder_is_named(replay: Replay) 
 WRITE = """
 import sys
 from pathlib import Path
-from stages.replay import Replay
+from stages.store.replay import Replay
 replay = Replay(Path(sys.argv[1]))
 sys.stdin.readline()
 for i in range(15):
@@ -268,7 +268,7 @@ def test_two_processes_that_write_at_once_lose_nothing(replay: Replay) -> None:
 SMALL_DISK = """
 import resource, sys
 from pathlib import Path
-from stages.replay import Replay
+from stages.store.replay import Replay
 from stages.frame.types import TurnwiseError
 from toys import turn_row
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, 1_500_000))

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from toys import DOUBLE, SOURCE, TOTAL, ToyConfig, ToyRun, run_chain, toy_workspace, visible
 
-from stages.execute import Workspace, execute, lineage_inputs, orphans, recover, stage_seed
 from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.types import EngineUnavailable, MissingInput, TurnwiseError
-from stages.replay import Replay
-from stages.tracking import Tracking
+from stages.store.execute import Workspace, execute, lineage_inputs, orphans, recover, stage_seed
+from stages.store.replay import Replay
+from stages.store.tracking import Tracking
 
 
 def run_source(workspace: Workspace, run: ToyRun | None = None, **options: Any) -> Any:

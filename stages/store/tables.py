@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.frame.types import Row
-from stages.machine import disk_full
+from stages.store.machine import disk_full
 
 SCHEMA_VERSION = 2  # 2: certificates
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stages.frame.types import MissingInput, Row, TurnwiseError, UsageError
-from stages.machine import disk_full, first_line
-from stages.sqlite import exclusive
-from stages.tables import PRODUCERS, SCHEMA_VERSION, TABLES, arrow, columns_of, schema_sql, write_parquet
+from stages.store.machine import disk_full, first_line
+from stages.store.sqlite import exclusive
+from stages.store.tables import PRODUCERS, SCHEMA_VERSION, TABLES, arrow, columns_of, schema_sql, write_parquet
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

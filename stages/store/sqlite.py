@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from stages.frame.types import TurnwiseError
-from stages.machine import disk_full, first_line
+from stages.store.machine import disk_full, first_line
 
 
 @contextmanager

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from stages import machine
 from stages.frame.types import MissingInput, TurnwiseError, UsageError
-from stages.runs import MAX_VALUE
-from stages.tracking import Tracking
+from stages.store import machine
+from stages.store.runs import MAX_VALUE
+from stages.store.tracking import Tracking
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
 
@@ -163,7 +163,7 @@ def test_reap_marks_runs_whose_process_is_gone_and_no_other(tracking: Tracking, 
         "pid taken again": {"process_start": "1000.0"},
         "elsewhere": {"host": "x", "pid": "1"},
     }.items():
-        monkeypatch.setattr("stages.tracking.process_tags", lambda changed=changed: tags | changed)
+        monkeypatch.setattr("stages.store.tracking.process_tags", lambda changed=changed: tags | changed)
         made[name] = tracking.start("critic", name, {})
     assert set(tracking.reap()) == {made["gone"], made["pid taken again"]}
     assert tracking.reap() == []
@@ -184,7 +184,7 @@ INITIALISE = """
 import sys
 from pathlib import Path
 from typing import Any
-from stages.tracking import Tracking
+from stages.store.tracking import Tracking
 tracking = Tracking(Path(sys.argv[1]))
 tracking.finish(tracking.start("critic", "c", {}))
 """
@@ -263,7 +263,7 @@ SMALL_DISK = """
 import resource, sys
 from pathlib import Path
 from typing import Any
-from stages.tracking import Tracking
+from stages.store.tracking import Tracking
 from stages.frame.types import TurnwiseError
 tracking = Tracking(Path(sys.argv[1]))
 run_id = tracking.start("critic", "c", {})
