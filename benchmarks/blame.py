@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.desk_run import desk_run
 from benchmarks.passes import table_head, table_row
 from stages.envs import service_desk as desk
-from stages.transitions import Transition, transitions
+from stages.play.transitions import Transition, transitions
 
 
 def complains(text: str, key: str, tool: str) -> bool:

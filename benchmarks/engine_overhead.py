@@ -32,8 +32,8 @@ from stages.llm.metered import Metered
 from stages.llm.roles import load_roles
 from stages.llm.streams import stream
 from stages.llm.tokens import ChatTokenizer
-from stages.rollout import RolloutSettings, rollout
-from stages.transitions import episode_rows
+from stages.play.rollout import RolloutSettings, rollout
+from stages.play.transitions import episode_rows
 
 ENV = "service_desk"
 

@@ -27,7 +27,7 @@ from stages.frame.types import Engine, Env, Message, More, Replies, Scenario, St
 from stages.llm.metered import Metered
 from stages.llm.roles import load_roles
 from stages.llm.streams import ticks
-from stages.rollout import RolloutSettings, rollout
+from stages.play.rollout import RolloutSettings, rollout
 
 ENV = "service_desk"
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from pydantic import Field
 
 from stages import envs
-from stages.environment import environment
 from stages.frame.contract import POLICY_STAGES, Config, Context, Outputs, Stage
 from stages.llm.roles import load_roles
-from stages.rollout import rollout, rollout_settings
-from stages.tally import check_environment, summary
-from stages.transitions import episode_rows
+from stages.play.environment import environment
+from stages.play.rollout import rollout, rollout_settings
+from stages.play.tally import check_environment, summary
+from stages.play.transitions import episode_rows
 
 
 class CollectConfig(Config):

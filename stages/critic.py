@@ -21,8 +21,8 @@ from stages.frame.types import MissingInput, Row
 from stages.learn.adapter import load_state, read_tensors, save_adapter, trainable_state
 from stages.learn.ema import ema_update
 from stages.learn.fit import adamw, fit
+from stages.play.transitions import transitions
 from stages.training import PassConfig, TrainRow, fit_metrics, general_rows, mixed_batches, mixed_nll, of_step, pad_id, target_rows, trainable
-from stages.transitions import transitions
 
 
 class CriticConfig(PassConfig):

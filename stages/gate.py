@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stages.environment import environment
 from stages.frame.contract import Context
 from stages.frame.types import Completion
 from stages.llm.roles import Roles, mix
-from stages.rollout import rollout, rollout_settings
-from stages.transitions import Transition
+from stages.play.environment import environment
+from stages.play.rollout import rollout, rollout_settings
+from stages.play.transitions import Transition
 
 
 def no_worse(context: Context, roles: Roles, pairs: Sequence[tuple[Transition, Completion, Completion]], n: int) -> list[bool]:

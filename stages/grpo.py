@@ -27,6 +27,7 @@ from stages.learn.batches import Batch
 from stages.learn.certificate import Turn, cert_metrics, certificates, turn_gaps, with_gaps
 from stages.learn.fit import adamw, fit
 from stages.learn.losses import completion_log_probs, turn_ppo_clip
+from stages.play.transitions import trainable_episodes
 from stages.training import (
     MAX_GAP,
     PassConfig,
@@ -43,7 +44,6 @@ from stages.training import (
     relative_advantages,
     trainable_policy,
 )
-from stages.transitions import trainable_episodes
 
 
 class GrpoConfig(PassConfig):

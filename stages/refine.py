@@ -26,7 +26,7 @@ from stages.gate import no_worse
 from stages.learn.statistics import leak_rate
 from stages.llm.roles import NO_ROOM, Roles, ask, check_student, history_text, load_roles, mix
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
-from stages.transitions import Transition, transitions
+from stages.play.transitions import Transition, transitions
 
 
 class RefineConfig(Config):

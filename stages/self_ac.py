@@ -29,9 +29,9 @@ from stages.learn.fit import adamw, fit
 from stages.learn.shadow_attention import check_masks, shadow_attention
 from stages.learn.value_head import ValueHead, load_head, new_head, save_head
 from stages.llm.roles import mix
+from stages.play.transitions import trainable_episodes
 from stages.store.tables import write_parquet
 from stages.training import check_gap, check_temperature, fit_metrics, trainable_policy
-from stages.transitions import trainable_episodes
 
 CURVES = ("value_loss", "actor_loss", "explained_variance", "entropy", "grad_norm")
 

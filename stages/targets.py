@@ -28,7 +28,7 @@ from stages.learn.priorities import importance_weights, priorities, sample_witho
 from stages.learn.statistics import leak_rate
 from stages.llm.roles import NO_ROOM, Roles, ask, check_student, complete_future, history_text, load_roles, mix
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
-from stages.transitions import Transition, transitions
+from stages.play.transitions import Transition, transitions
 
 
 class TargetsConfig(Config):

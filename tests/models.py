@@ -24,8 +24,8 @@ from stages.frame.react import parse_react
 from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig
 from stages.frame.types import Completion, Engine, Episode, Message, Outcome, Request, Row, Scenario, Turn
 from stages.llm.scripted import END_ID, VOCABULARY, ScriptedEngine
+from stages.play.transitions import Transition
 from stages.targets import Backup
-from stages.transitions import Transition
 
 torch.set_num_threads(1)
 

@@ -12,7 +12,7 @@ from stages import self_ac
 from stages.actor_critic import SelfAcConfig
 from stages.frame.contract import Outputs
 from stages.frame.types import Outcome
-from stages.transitions import episode_rows
+from stages.play.transitions import episode_rows
 
 CHECK, GIVE = ("Thought: t Action: check photo", "photo done."), ("Action: give cash", "cash done.")
 CLOSE = ("Action: close phone", "phone done. Mia audits: fail.")

@@ -14,8 +14,8 @@ from stages import grpo, self_ac
 from stages.frame.contract import Outputs
 from stages.frame.types import Outcome
 from stages.learn.shadow import NotAPrefix
+from stages.play.transitions import episode_rows
 from stages.store.tables import arrow
-from stages.transitions import episode_rows
 
 PHOTO = 300  # a token of five letters, which the engine encodes as five
 CHECK, GIVE, CLOSE = ("Action: check photo", "photo done."), ("Action: give cash", "cash done."), ("Action: close phone", "Mia audits: fail.")

@@ -140,8 +140,8 @@ def test_the_environment_of_the_page_is_won_by_halving_and_lost_by_guessing_blin
     from stages.frame.types import Request
     from stages.llm.roles import load_roles
     from stages.llm.scripted import ScriptedEngine
-    from stages.rollout import RolloutSettings, rollout
-    from stages.tally import summary
+    from stages.play.rollout import RolloutSettings, rollout
+    from stages.play.tally import summary
 
     def halve(prompt: str, request: Request) -> str:
         low, high = 1, 100

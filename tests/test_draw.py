@@ -12,8 +12,8 @@ from models import make_backup
 
 from stages.frame.types import Completion
 from stages.llm.roles import load_roles
+from stages.play.transitions import Transition
 from stages.targets import Backup, TargetsConfig, draw, leaks
-from stages.transitions import Transition
 
 
 def test_leak_measure_on_planted_leaks_by_hand() -> None:

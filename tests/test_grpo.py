@@ -26,8 +26,8 @@ from stages.learn.adapter import save_adapter
 from stages.learn.losses import completion_log_probs, turn_ppo_clip
 from stages.learn.value_head import new_head
 from stages.llm.hf import HfEngine
+from stages.play.transitions import episode_rows
 from stages.training import of_step, trainable
-from stages.transitions import episode_rows
 
 TURNS = [("Action: check photo", "photo done."), ("Action: close phone", "phone done.")]
 

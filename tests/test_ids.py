@@ -18,7 +18,7 @@ from stages import collect, critic, distill, grpo, refine, rft, targets
 from stages.frame.types import Completion, Request
 from stages.llm.roles import check_student, history_text
 from stages.llm.scripted import END_ID
-from stages.transitions import transitions
+from stages.play.transitions import transitions
 
 Row = tuple[tuple[int, ...], tuple[int, ...]]
 

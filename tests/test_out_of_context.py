@@ -23,7 +23,6 @@ from test_targets import bench_of as targets_bench
 
 from stages import collect, evaluate, targets
 from stages.collect import CollectConfig
-from stages.environment import environment
 from stages.evaluate import EvaluateConfig
 from stages.frame.contract import Config
 from stages.frame.sections import TaskConfig
@@ -31,8 +30,9 @@ from stages.frame.types import Message, Outcome, TurnwiseError, UsageError
 from stages.llm.metered import Metered
 from stages.llm.roles import NO_ROOM, ask
 from stages.llm.scripted import ScriptedEngine
-from stages.rollout import rollout
-from stages.tally import check_environment, summary
+from stages.play.environment import environment
+from stages.play.rollout import rollout
+from stages.play.tally import check_environment, summary
 from stages.targets import TargetsConfig
 
 CONTEXT = 20_000

@@ -20,8 +20,8 @@ from stages.collect import CollectConfig
 from stages.frame.types import Completion, MissingInput, Outcome, Request, UsageError
 from stages.llm.roles import Roles, load_roles
 from stages.llm.scripted import GARBAGE
+from stages.play.transitions import transitions
 from stages.refine import RefineConfig, Refinement, cap_yes
-from stages.transitions import transitions
 
 
 def test_no_teaches_the_refined_action_as_the_engine_produced_it(base: Path, tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from stages import rft
 from stages.frame.contract import Config, Outputs
 from stages.frame.types import Outcome
 from stages.learn.adapter import save_adapter
+from stages.play.transitions import episode_rows
 from stages.rft import RftConfig
 from stages.training import trainable
-from stages.transitions import episode_rows
 
 WIN = [("Action: check photo", "photo done."), ("mumble", "what?"), ("Action: close phone", "phone done. pass.")]
 LOSS = [("Action: check passport", "passport done."), ("Action: close email", "email done. fail.")]

@@ -17,7 +17,7 @@ from stages.frame.types import Request, Scenario
 from stages.learn.value_head import new_head
 from stages.llm.roles import load_roles
 from stages.llm.scripted import ScriptedEngine
-from stages.rollout import RolloutSettings, rollout
+from stages.play.rollout import RolloutSettings, rollout
 from stages.search import (
     Found,
     Place,

@@ -19,9 +19,9 @@ from stages import self_ac
 from stages.actor_critic import SelfAcConfig
 from stages.frame.contract import Outputs
 from stages.frame.types import Episode, Outcome
+from stages.play.transitions import episode_rows
 from stages.store.replay import Replay
 from stages.store.tracking import Tracking
-from stages.transitions import episode_rows
 
 
 def episode(**changes: Any) -> dict[str, Any]:

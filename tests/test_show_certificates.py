@@ -14,9 +14,9 @@ from flows import cli
 from stages.frame.types import Outcome, Row
 from stages.learn.certificate import certificates, with_gaps
 from stages.llm.scripted import ScriptedEngine
+from stages.play.transitions import episode_rows
 from stages.store.replay import Replay
 from stages.store.tracking import Tracking
-from stages.transitions import episode_rows
 
 TURNS = [("Action: check photo", "photo done."), ("Action: give cash", "cash done."), ("Action: close phone", "Mia audits: pass.")]
 

@@ -19,8 +19,8 @@ from stages.frame.contract import Config, Outputs
 from stages.frame.sections import RolesConfig, TaskConfig
 from stages.frame.types import MissingInput, Outcome, Request, TurnwiseError
 from stages.llm.roles import Roles, history_text, load_roles
+from stages.play.transitions import episode_rows, transitions
 from stages.targets import TargetsConfig, target_row
-from stages.transitions import episode_rows, transitions
 
 CHECK, CLOSE = ("Thought: t Action: check photo", "photo done."), ("Action: close phone", "phone done. Mia audits: fail. gold needs close email.")
 WON = ("Action: close email", "email done. Mia audits: pass.")

@@ -25,7 +25,7 @@ from stages.learn.statistics import spearman
 from stages.learn.value_head import episode_pass, state_values
 from stages.learn.value_use import explained_variance
 from stages.llm.roles import load_roles
-from stages.transitions import episode_rows
+from stages.play.transitions import episode_rows
 from stages.values import TABLE, Critic, Judged, best_of, judge_episodes, open_critic, report, values_of
 
 INPUTS = {"self_ac": ["self_ac0"]}

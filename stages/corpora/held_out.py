@@ -14,7 +14,7 @@ from stages.envs.math_answers import boxes
 from stages.frame.types import Episode
 from stages.llm.hf import HfEngine
 from stages.llm.roles import Roles, ask
-from stages.rollout import RolloutSettings, rollout
+from stages.play.rollout import RolloutSettings, rollout
 
 AGENTS: dict[str, tuple[dict[str, Any], Literal["react", "cot"]]] = {
     "math": ({"levels": list(math_chains.LEVELS)}, "cot"),

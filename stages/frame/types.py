@@ -149,7 +149,7 @@ class Env(Protocol):
 class Turn:
     """One action and what came of it. `state_len` messages of `Episode.messages` were the state before it.
 
-    A turn may be a part of a reply (stages/agents.py). Then `state_len` is that of the reply, equal for all of its parts, and what was said
+    A turn may be a part of a reply (stages/play/agents.py). Then `state_len` is that of the reply, equal for all of its parts, and what was said
     of it before stands in `prompt_ids` alone.
     """
 

@@ -15,7 +15,7 @@ from stages.adapters.gymnasium_text import FromGymnasium, ToGymnasium, as_gymnas
 from stages.frame.types import Env, Malformed, Message, Outcome, Scenario, SimulatorError, Step, UsageError
 from stages.llm.roles import Roles
 from stages.llm.scripted import ScriptedEngine
-from stages.rollout import RolloutSettings, rollout
+from stages.play.rollout import RolloutSettings, rollout
 
 SETTINGS = RolloutSettings(adapter=None, temperature=0.0, max_tokens=100, max_turns=9, malformed_allowance=1, slots=4, attempts=2, seed=0)
 

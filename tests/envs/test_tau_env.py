@@ -21,7 +21,7 @@ from stages.frame.sections import TaskConfig
 from stages.frame.types import Ask, EngineUnavailable, Malformed, Message, Outcome, Request, Scenario, SimulatorError, Step
 from stages.llm.roles import Roles
 from stages.llm.scripted import ScriptedEngine
-from stages.rollout import RolloutSettings, rollout
+from stages.play.rollout import RolloutSettings, rollout
 
 CALLS = {"return": acted(RETURN["name"], **RETURN["kwargs"]), "cancel": acted(CANCEL["name"], **CANCEL["kwargs"])}
 THINK = acted("think", thought="hm")

@@ -16,7 +16,7 @@ from stages.frame.types import Outcome, UsageError
 from stages.learn.shadow import pack, without_shadows
 from stages.learn.shadow_attention import body_pass
 from stages.learn.shadow_flex import flex_layout_of
-from stages.transitions import episode_rows
+from stages.play.transitions import episode_rows
 
 
 def states(kind: str, turns: list[int], device: str) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -19,7 +19,6 @@ from rich.console import Console
 from flows import presets
 from flows.show import transcript
 from stages import envs, grpo, rft, self_ac
-from stages.agents import cut_at_blank_lines, turns_of
 from stages.corpora.tokenizers import byte_tokenizer
 from stages.frame.contract import Config, Outputs
 from stages.frame.sections import TaskConfig
@@ -28,9 +27,10 @@ from stages.grpo import GrpoConfig
 from stages.learn.shadow import EpisodeIds, unbroken
 from stages.llm.roles import Roles
 from stages.llm.scripted import END_ID, ScriptedEngine, log_prob
+from stages.play.agents import cut_at_blank_lines, turns_of
+from stages.play.rollout import RolloutSettings, rollout, rollout_settings
+from stages.play.transitions import episode_rows, transitions
 from stages.rft import RftConfig
-from stages.rollout import RolloutSettings, rollout, rollout_settings
-from stages.transitions import episode_rows, transitions
 
 ROLES = Roles("toy", {"policy": ""})
 COT = RolloutSettings(adapter=None, temperature=1.0, max_tokens=400, max_turns=4, malformed_allowance=1, slots=8, attempts=3, seed=5, agent="cot")

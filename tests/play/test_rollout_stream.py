@@ -16,7 +16,7 @@ from stages.frame.types import EngineUnavailable, Message, More, Outcome, Replie
 from stages.llm.metered import Metered
 from stages.llm.scripted import ScriptedEngine
 from stages.llm.tokens import OUT_OF_CONTEXT
-from stages.rollout import GIVEN_UP, rollout
+from stages.play.rollout import GIVEN_UP, rollout
 
 
 class Restless(ScriptedEngine):

@@ -10,12 +10,12 @@ from models import Bench, Recorder
 
 from stages import collect, refine, targets
 from stages.collect import CollectConfig
-from stages.environment import environment
 from stages.frame.react import opened_thought, without_thought
 from stages.frame.sections import RolesConfig, TaskConfig
 from stages.frame.types import Completion, Malformed, Message, Request, SimulatorError
 from stages.llm.roles import history_text, spoken, thought_opened
 from stages.llm.scripted import END_ID, ScriptedEngine, play
+from stages.play.environment import environment
 from stages.refine import RefineConfig
 from stages.targets import TargetsConfig
 

@@ -8,9 +8,9 @@ import time
 import pytest
 from openai_stub import Stub
 
-from stages.jobs import Jobs
 from stages.llm.endpoint import dropped_on_error
 from stages.llm.openai import chat
+from stages.play.jobs import Jobs
 
 
 def later(seconds: float, value: int) -> int:

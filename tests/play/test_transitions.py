@@ -13,8 +13,8 @@ import pytest
 from stages.frame.contract import Outputs
 from stages.frame.types import Episode, Outcome, Row
 from stages.llm.scripted import ScriptedEngine
+from stages.play.transitions import Transition, episode_rows, transitions
 from stages.store.replay import Replay
-from stages.transitions import Transition, episode_rows, transitions
 
 ENGINE = ScriptedEngine()
 CHECK, GIVE, CLOSE = (

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-from stages.agents import read_reply, turns_of
 from stages.frame.contract import Context
 from stages.frame.react import without_thought
 from stages.frame.sections import Agent
@@ -33,11 +32,12 @@ from stages.frame.types import (
     Turn,
     Wait,
 )
-from stages.jobs import Jobs
 from stages.llm.endpoint import dropped_on_error
 from stages.llm.roles import Roles, mix, thought_opened
 from stages.llm.streams import stream
 from stages.llm.tokens import OUT_OF_CONTEXT, has_room
+from stages.play.agents import read_reply, turns_of
+from stages.play.jobs import Jobs
 
 Ended = tuple[Outcome, str]
 """How an episode ended, and by which error."""

@@ -27,8 +27,8 @@ from stages.frame.types import (
 )
 from stages.llm.roles import Roles
 from stages.llm.scripted import ScriptedEngine, draw
-from stages.rollout import GIVEN_UP, RolloutSettings, rollout
-from stages.tally import check_environment, summary
+from stages.play.rollout import GIVEN_UP, RolloutSettings, rollout
+from stages.play.tally import check_environment, summary
 
 ROLES = Roles("toy", {"policy": ""})
 SETTINGS = RolloutSettings(adapter=None, temperature=1.0, max_tokens=100, max_turns=4, malformed_allowance=1, slots=8, attempts=3, seed=5)

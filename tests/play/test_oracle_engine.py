@@ -10,13 +10,13 @@ import models
 import pytest
 from openai_stub import Stub
 
-from stages.environment import environment
 from stages.frame.contract import Config
 from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig
 from stages.frame.types import EngineUnavailable, UsageError
 from stages.llm.openai import chat
 from stages.llm.roles import Roles
-from stages.rollout import RolloutSettings, rollout
+from stages.play.environment import environment
+from stages.play.rollout import RolloutSettings, rollout
 
 ROLES = Roles("toy", {"policy": ""})
 SETTINGS = RolloutSettings("mine", temperature=1.0, max_tokens=100, max_turns=4, malformed_allowance=1, slots=8, attempts=3, seed=5)

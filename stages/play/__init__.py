@@ -1,0 +1,1 @@
+"""Episodes: played, counted, and read back as transitions."""
