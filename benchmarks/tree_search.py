@@ -23,11 +23,11 @@ from flows.rerun import stage_run_of, stored_summary
 from flows.workspace import find_home, open_workspace
 from stages import envs
 from stages.frame.types import Engine, UsageError
+from stages.judge.search import Found, Score, at_random, breadth_first, by_truth, by_value, depth_first, policy_proposals, root_of, search
+from stages.judge.values import Critic, load_critic
 from stages.learn.statistics import wilson
 from stages.llm.roles import Roles, load_roles
-from stages.search import Found, Score, at_random, breadth_first, by_truth, by_value, depth_first, policy_proposals, root_of, search
 from stages.store.execute import Workspace
-from stages.values import Critic, load_critic
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 from flows.rerun import find_stage_run, prepare, stored_summary
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
+from stages.judge.values import TABLE
 from stages.learn.value_use import abort_table, abort_thresholds, choose_threshold
 from stages.store.execute import StageRun, Workspace, execute
-from stages.values import TABLE
 
 SHUFFLES = 20
 Judged = tuple[list[list[float]], list[list[int]], list[bool]]

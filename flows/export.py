@@ -65,8 +65,8 @@ def add_critic(workspace: Workspace, run_id: str, stored: Mapping[str, Any], fol
 
     In a folder of its own: a server that loads every *.safetensors beside the model would stumble over the head.
     """
+    from stages.judge.values import prompt_ids
     from stages.llm.roles import load_roles
-    from stages.values import prompt_ids
 
     shutil.copytree(workspace.tracking.artifact(run_id, HEAD), folder)
     run = presets.resolve({**stored["config"], "seed": stored["seed"], "preset": f"export of {run_id[:8]}"})
@@ -94,7 +94,7 @@ def _no_engine(run: RunConfig) -> Any:
 
 def _critic_adapter(run_id: str, stored: Mapping[str, Any]) -> str:
     """The artifact with the adapter that values are read through: the critic's own, where it has one. Raises UsageError where none was trained."""
-    from stages.values import critic_adapter
+    from stages.judge.values import critic_adapter
 
     if (name := critic_adapter(stored["config"][CRITIC_STAGE])) is None:
         raise UsageError(f"--what critic: run {run_id[:8]} trained no critic, its {CRITIC_STAGE}.alpha is 0; train one with alpha above 0")

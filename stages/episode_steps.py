@@ -14,13 +14,13 @@ import torch
 from stages.actor_critic import Part, SelfAcConfig
 from stages.frame.contract import Context
 from stages.frame.types import MissingInput, Outcome, Row
+from stages.judge.values import prompt_ids
 from stages.learn.certificate import certificates, shown
 from stages.learn.credit import returns_of
 from stages.learn.losses import loss_normaliser
 from stages.learn.shadow import BadEpisode, EpisodeIds, NotAPrefix, bins, pack, unbroken
 from stages.llm.roles import load_roles
 from stages.training import by_scenario, relative_advantages
-from stages.values import prompt_ids
 
 
 @dataclass(frozen=True)

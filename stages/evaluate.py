@@ -20,9 +20,10 @@ from typing import Any
 from pydantic import Field
 
 from stages import envs
-from stages.audit import audit
 from stages.frame.contract import POLICY_STAGES, Config, Context, Outputs, Stage
 from stages.frame.types import Episode, Row, UsageError
+from stages.judge.audit import audit
+from stages.judge.values import Critic, Values, best_of, judge_episodes, open_critic, report, values_of
 from stages.learn.statistics import wilson
 from stages.llm.roles import NO_ROOM, Roles, ask, load_roles, mix
 from stages.llm.tokens import nothing_fits
@@ -31,7 +32,6 @@ from stages.play.rollout import GIVEN_UP, rollout, rollout_settings
 from stages.play.tally import check_environment, summary
 from stages.play.transitions import episode_rows
 from stages.training import read_jsonl
-from stages.values import Critic, Values, best_of, judge_episodes, open_critic, report, values_of
 
 
 class EvaluateConfig(Config):

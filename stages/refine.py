@@ -18,11 +18,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from stages.critique import Judgement, judge
 from stages.frame.contract import Config, Context, Outputs, Stage
 from stages.frame.react import parse_react
 from stages.frame.types import Completion, Malformed, Message, MissingInput, Row, UsageError
-from stages.gate import no_worse
+from stages.judge.critique import Judgement, judge
+from stages.judge.gate import no_worse
 from stages.learn.statistics import leak_rate
 from stages.llm.roles import NO_ROOM, Roles, ask, check_student, history_text, load_roles, mix
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits

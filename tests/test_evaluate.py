@@ -13,12 +13,12 @@ import pytest
 
 from flows import presets
 from stages import evaluate
-from stages.audit import predicted
-from stages.critique import Judgement
 from stages.envs import service_desk as desk
 from stages.evaluate import EvaluateConfig
 from stages.frame.sections import RolesConfig, TaskConfig
 from stages.frame.types import Request, UsageError
+from stages.judge.audit import predicted
+from stages.judge.critique import Judgement
 from stages.learn.statistics import wilson
 from stages.llm.scripted import draw
 

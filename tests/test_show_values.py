@@ -12,11 +12,11 @@ from flows import cli
 from flows.pipeline import Summary
 from flows.report import ending, sparkline
 from stages.frame.types import Outcome
+from stages.judge.values import TABLE, Judged, write_values
 from stages.llm.scripted import ScriptedEngine
 from stages.play.transitions import episode_rows
 from stages.store.replay import Replay
 from stages.store.tracking import Tracking
-from stages.values import TABLE, Judged, write_values
 
 
 @pytest.fixture

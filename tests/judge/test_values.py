@@ -19,6 +19,7 @@ from stages.actor_critic import SelfAcConfig
 from stages.evaluate import EvaluateConfig
 from stages.frame.contract import Outputs
 from stages.frame.types import Episode, Outcome, Request, UsageError
+from stages.judge.values import TABLE, Critic, Judged, best_of, judge_episodes, open_critic, report, values_of
 from stages.learn.adapter import new_adapter, save_adapter
 from stages.learn.shadow import episode_ids, pack
 from stages.learn.statistics import spearman
@@ -26,7 +27,6 @@ from stages.learn.value_head import episode_pass, state_values
 from stages.learn.value_use import explained_variance
 from stages.llm.roles import load_roles
 from stages.play.transitions import episode_rows
-from stages.values import TABLE, Critic, Judged, best_of, judge_episodes, open_critic, report, values_of
 
 INPUTS = {"self_ac": ["self_ac0"]}
 ROLES = load_roles("service_desk")

@@ -20,8 +20,8 @@ from stages.envs import exact24, game24
 from stages.envs.game24_tree import Expand, Node, Tree, expanded, read_action
 from stages.frame.react import parse_react
 from stages.frame.types import Engine, Malformed, Message, Request, Scenario
+from stages.judge.values import Critic, values_of
 from stages.llm.roles import Roles, mix
-from stages.values import Critic, values_of
 
 
 @dataclass(frozen=True)

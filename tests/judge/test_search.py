@@ -14,11 +14,7 @@ from stages import envs
 from stages.envs import exact24, game24
 from stages.envs.game24_tree import Node, Tree, spaced
 from stages.frame.types import Request, Scenario
-from stages.learn.value_head import new_head
-from stages.llm.roles import load_roles
-from stages.llm.scripted import ScriptedEngine
-from stages.play.rollout import RolloutSettings, rollout
-from stages.search import (
+from stages.judge.search import (
     Found,
     Place,
     Score,
@@ -33,7 +29,11 @@ from stages.search import (
     root_of,
     search,
 )
-from stages.values import Critic, values_of
+from stages.judge.values import Critic, values_of
+from stages.learn.value_head import new_head
+from stages.llm.roles import load_roles
+from stages.llm.scripted import ScriptedEngine
+from stages.play.rollout import RolloutSettings, rollout
 
 ROLES = load_roles("service_desk")
 PUZZLES = envs.scenarios("game24", {}, "test", 40, 0)

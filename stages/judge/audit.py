@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.critique import Judgement, judge
 from stages.frame.contract import Context
 from stages.frame.react import parse_react
 from stages.frame.types import Episode, Malformed, Row, Turn
+from stages.judge.critique import Judgement, judge
 from stages.learn.statistics import auroc, calibration, spearman
 from stages.llm.roles import NO_ROOM, Roles, ask, mix
 from stages.llm.tokens import nothing_fits
