@@ -29,7 +29,6 @@ from flows import presets
 from flows.estimate import Machine, train_flops, training_memory
 from flows.shapes import DEVICES, GIB, KNOWN, Device, Shape
 from flows.workload import Rows, Work
-from stages.actor_critic import Part, SelfAcConfig, credited_pass, joint_loss
 from stages.learn.adapter import base_of, new_adapter
 from stages.learn.fit import adamw
 from stages.learn.losses import turn_ppo_clip
@@ -37,6 +36,7 @@ from stages.learn.shadow import EpisodeIds, pack
 from stages.learn.shadow_attention import body_pass, largest_difference, shadow_attention
 from stages.learn.shadow_flex import flex_layout_of
 from stages.learn.value_head import new_head
+from stages.train.actor_critic import Part, SelfAcConfig, credited_pass, joint_loss
 
 TINY = Shape(2, 64, 2, 1, 32, 96, 300, attention_bias=True, positions=512)
 SHAPES = {"tiny": TINY, "0.5b": KNOWN["Qwen/Qwen2.5-0.5B-Instruct"], "7b": KNOWN["Qwen/Qwen2.5-7B-Instruct"]}

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.actor_critic import Part, SelfAcConfig, credited_pass, joint_loss
 from stages.learn.adapter import base_of, new_adapter
 from stages.learn.losses import chunked_log_probs, turn_ppo_clip
 from stages.learn.shadow import EpisodeIds, pack
 from stages.learn.value_head import ValueHead
+from stages.train.actor_critic import Part, SelfAcConfig, credited_pass, joint_loss
 
 CONFIG = SelfAcConfig()
 RANK = 32

@@ -37,12 +37,12 @@ from benchmarks.passes import (
     table_row,
     with_log_probs,
 )
-from stages.actor_critic import Part, credited_pass
 from stages.learn.adapter import base_of
 from stages.learn.batches import pad_rows
 from stages.learn.ledger import step_targets
 from stages.learn.losses import chunked_log_probs, completion_states, turn_ppo_clip
 from stages.learn.value_head import ValueHead, new_head, values_of_batch
+from stages.train.actor_critic import Part, credited_pass
 
 ALLOWED = 1e-4  # fp32 sums in another order
 

@@ -36,11 +36,12 @@ from flows.pipeline import Call, run_pipeline
 from flows.shapes import DEVICES, read_shape
 from flows.workload import Rows, Work, workload
 from flows.workspace import open_workspace
-from stages import self_ac, training
+from stages import self_ac
 from stages.frame.types import Completion, Request
 from stages.learn.adapter import base_of
 from stages.llm.metered import Metered
 from stages.store.execute import StageRun, Workspace, execute
+from stages.train import training
 
 COUNTED = ("episodes", "prompts", "read", "generated", "trained", "predicted", "steps")
 SHIPPED = Path("data/base")

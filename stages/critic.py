@@ -22,7 +22,7 @@ from stages.learn.adapter import load_state, read_tensors, save_adapter, trainab
 from stages.learn.ema import ema_update
 from stages.learn.fit import adamw, fit
 from stages.play.transitions import transitions
-from stages.training import PassConfig, TrainRow, fit_metrics, general_rows, mixed_batches, mixed_nll, of_step, pad_id, target_rows, trainable
+from stages.train.training import PassConfig, TrainRow, fit_metrics, general_rows, mixed_batches, mixed_nll, of_step, pad_id, target_rows, trainable
 
 
 class CriticConfig(PassConfig):

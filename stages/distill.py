@@ -20,7 +20,19 @@ from stages.frame.contract import Context, Outputs, Stage
 from stages.learn.adapter import load_state, save_adapter, trainable_state
 from stages.learn.fit import adamw, fit
 from stages.learn.losses import kl_to_base
-from stages.training import PassConfig, fit_metrics, general_rows, half, mean_nll, mixed_batches, mixed_nll, of_step, pad_id, target_rows, trainable
+from stages.train.training import (
+    PassConfig,
+    fit_metrics,
+    general_rows,
+    half,
+    mean_nll,
+    mixed_batches,
+    mixed_nll,
+    of_step,
+    pad_id,
+    target_rows,
+    trainable,
+)
 
 
 class DistillConfig(PassConfig):

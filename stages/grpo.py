@@ -28,7 +28,7 @@ from stages.learn.certificate import Turn, cert_metrics, certificates, turn_gaps
 from stages.learn.fit import adamw, fit
 from stages.learn.losses import completion_log_probs, turn_ppo_clip
 from stages.play.transitions import trainable_episodes
-from stages.training import (
+from stages.train.training import (
     MAX_GAP,
     PassConfig,
     TrainRow,

@@ -18,7 +18,7 @@ from stages.frame.contract import Context, Outputs, Stage
 from stages.learn.adapter import save_adapter
 from stages.learn.fit import adamw, fit
 from stages.play.transitions import transitions
-from stages.training import PassConfig, TrainRow, fit_metrics, mixed_batches, mixed_nll, of_step, pad_id, trainable_policy
+from stages.train.training import PassConfig, TrainRow, fit_metrics, mixed_batches, mixed_nll, of_step, pad_id, trainable_policy
 
 
 class RftConfig(PassConfig):

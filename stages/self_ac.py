@@ -18,8 +18,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from stages.actor_critic import CRITIC, Part, SelfAcConfig, credited_pass, joint_loss, of_step, page
-from stages.episode_steps import critic_prompt, steps, trainable_rows
 from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.types import UsageError
 from stages.learn.adapter import add_adapter, base_of, save_adapter
@@ -31,7 +29,9 @@ from stages.learn.value_head import ValueHead, load_head, new_head, save_head
 from stages.llm.roles import mix
 from stages.play.transitions import trainable_episodes
 from stages.store.tables import write_parquet
-from stages.training import check_gap, check_temperature, fit_metrics, trainable_policy
+from stages.train.actor_critic import CRITIC, Part, SelfAcConfig, credited_pass, joint_loss, of_step, page
+from stages.train.episode_steps import critic_prompt, steps, trainable_rows
+from stages.train.training import check_gap, check_temperature, fit_metrics, trainable_policy
 
 CURVES = ("value_loss", "actor_loss", "explained_variance", "entropy", "grad_norm")
 

@@ -159,7 +159,8 @@ def rows_of(batch: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 
 def capture(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Every row that reaches a loss from now on, in whatever stage. Held-out rows do so with gradients off and are left out."""
-    from stages import grpo, training
+    from stages import grpo
+    from stages.train import training
 
     trained: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     for module, name in ((training, "completion_nll"), (grpo, "completion_log_probs")):

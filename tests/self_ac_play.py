@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 from stages import self_ac
-from stages.actor_critic import SelfAcConfig
 from stages.frame.contract import Outputs
 from stages.frame.types import Outcome
 from stages.play.transitions import episode_rows
+from stages.train.actor_critic import SelfAcConfig
 
 CHECK, GIVE = ("Thought: t Action: check photo", "photo done."), ("Action: give cash", "cash done.")
 CLOSE = ("Action: close phone", "phone done. Mia audits: fail.")

@@ -20,7 +20,7 @@ from test_grpo import group_rows
 from stages import critic, distill, grpo, rft
 from stages.frame.contract import Config, Outputs, Stage
 from stages.learn.losses import completion_log_probs
-from stages.training import OptimConfig, TrainRow, half, make_part, trainable
+from stages.train.training import OptimConfig, TrainRow, half, make_part, trainable
 
 Filled = Callable[[Path, Path], models.Bench]
 

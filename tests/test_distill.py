@@ -18,7 +18,7 @@ from stages.frame.contract import Config, Outputs
 from stages.learn.adapter import save_adapter, trainable_state
 from stages.learn.fit import fit
 from stages.learn.losses import kl_to_base
-from stages.training import make_part, mean_nll, pad_id, target_rows, trainable
+from stages.train.training import make_part, mean_nll, pad_id, target_rows, trainable
 
 REFINED = [models.successor_row(f"p{i}", f"Desk. {i}", f"Action: {'abc'[i % 3]}", role="policy") for i in range(20)]
 TARGETS = [models.successor_row(f"e{i}", f"Predict. {i}", f"Future: {i % 2}") for i in range(6)]

@@ -10,8 +10,8 @@ import torch
 from benchmarks import gpu_check
 from benchmarks.passes import grpo_log_probs, grpo_row, made_up, self_ac_part
 from flows.shapes import DEVICES
-from stages.actor_critic import SelfAcConfig, credited_pass
 from stages.learn.value_head import new_head
+from stages.train.actor_critic import SelfAcConfig, credited_pass
 
 
 def test_the_smoke_run_checks_packed_rows_and_times_every_step(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,6 @@ from safetensors.torch import load_file
 from self_ac_play import CHECK, CLOSE, GIVE
 
 from stages import grpo
-from stages.actor_critic import SelfAcConfig, credited_pass, joint_loss
-from stages.episode_steps import steps, trainable_rows
 from stages.frame.contract import Config, Outputs
 from stages.frame.sections import RolesConfig
 from stages.frame.types import Completion, MissingInput, Outcome, Request, UsageError
@@ -27,7 +25,9 @@ from stages.learn.losses import completion_log_probs, turn_ppo_clip
 from stages.learn.value_head import new_head
 from stages.llm.hf import HfEngine
 from stages.play.transitions import episode_rows
-from stages.training import of_step, trainable
+from stages.train.actor_critic import SelfAcConfig, credited_pass, joint_loss
+from stages.train.episode_steps import steps, trainable_rows
+from stages.train.training import of_step, trainable
 
 TURNS = [("Action: check photo", "photo done."), ("Action: close phone", "phone done.")]
 

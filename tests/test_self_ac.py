@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 from self_ac_play import keep_episodes, row, run, tensors
 
 from stages import self_ac
-from stages.actor_critic import Part, SelfAcConfig, credited_pass
 from stages.frame.contract import Outputs
 from stages.frame.sections import RolesConfig
 from stages.frame.types import MissingInput, Request, TurnwiseError, UsageError
 from stages.learn.checkpoint import save_checkpoint
 from stages.llm.hf import HfEngine
+from stages.train.actor_critic import Part, SelfAcConfig, credited_pass
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ from flows import cli
 from flows.ledger import turn_lines
 from flows.show import transcript
 from stages import self_ac
-from stages.actor_critic import SelfAcConfig
 from stages.frame.contract import Outputs
 from stages.frame.types import Episode, Outcome
 from stages.play.transitions import episode_rows
 from stages.store.replay import Replay
 from stages.store.tracking import Tracking
+from stages.train.actor_critic import SelfAcConfig
 
 
 def episode(**changes: Any) -> dict[str, Any]:

@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 
 from stages import evaluate, self_ac
-from stages.actor_critic import SelfAcConfig
 from stages.evaluate import EvaluateConfig
 from stages.frame.contract import Outputs
 from stages.frame.types import Episode, Outcome, Request, UsageError
@@ -27,6 +26,7 @@ from stages.learn.value_head import episode_pass, state_values
 from stages.learn.value_use import explained_variance
 from stages.llm.roles import load_roles
 from stages.play.transitions import episode_rows
+from stages.train.actor_critic import SelfAcConfig
 
 INPUTS = {"self_ac": ["self_ac0"]}
 ROLES = load_roles("service_desk")

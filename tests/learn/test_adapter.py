@@ -17,7 +17,7 @@ from stages.frame.types import UsageError
 from stages.learn.adapter import load_state, new_adapter, open_adapter, read_tensors, save_adapter, trainable_state
 from stages.learn.ema import ema_update
 from stages.llm.hf import check_adapter
-from stages.training import trainable
+from stages.train.training import trainable
 
 IDS = torch.tensor([[5, 9, 3, 8, 1]])
 

@@ -10,13 +10,13 @@ import shadows
 import torch
 
 from stages import self_ac
-from stages.actor_critic import SelfAcConfig
 from stages.frame.contract import Outputs
 from stages.frame.types import Outcome, UsageError
 from stages.learn.shadow import pack, without_shadows
 from stages.learn.shadow_attention import body_pass
 from stages.learn.shadow_flex import flex_layout_of
 from stages.play.transitions import episode_rows
+from stages.train.actor_critic import SelfAcConfig
 
 
 def states(kind: str, turns: list[int], device: str) -> list[tuple[torch.Tensor, torch.Tensor]]:

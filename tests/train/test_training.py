@@ -15,7 +15,7 @@ import torch
 from stages.frame.contract import Config
 from stages.frame.types import UsageError
 from stages.learn.adapter import new_adapter
-from stages.training import (
+from stages.train.training import (
     TrainRow,
     by_length,
     fit_metrics,

@@ -28,7 +28,7 @@ from stages.learn.shadow_attention import body_pass
 from stages.learn.shadow_flex import FlexLayout, flex_layout_of
 from stages.learn.shadow_layout import Layout, layout_of
 from stages.learn.value_head import ValueHead, episode_pass
-from stages.training import MAX_GAP, OptimConfig, half
+from stages.train.training import MAX_GAP, OptimConfig, half
 
 CRITIC = "critic"  # name of the second adapter, where actor and critic have one each
 

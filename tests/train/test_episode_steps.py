@@ -12,11 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from self_ac_play import CHECK, keep_episodes, row, run
 
-from stages import episode_steps, self_ac
-from stages.actor_critic import SelfAcConfig
-from stages.episode_steps import Trainable, steps
+from stages import self_ac
 from stages.learn.credit import LostCredit, returns_of
 from stages.learn.shadow import BadEpisode, EpisodeTooLong, pack, unbroken
+from stages.train import episode_steps
+from stages.train.actor_critic import SelfAcConfig
+from stages.train.episode_steps import Trainable, steps
 
 
 @pytest.fixture

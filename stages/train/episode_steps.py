@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from stages.actor_critic import Part, SelfAcConfig
 from stages.frame.contract import Context
 from stages.frame.types import MissingInput, Outcome, Row
 from stages.judge.values import prompt_ids
@@ -20,7 +19,8 @@ from stages.learn.credit import returns_of
 from stages.learn.losses import loss_normaliser
 from stages.learn.shadow import BadEpisode, EpisodeIds, NotAPrefix, bins, pack, unbroken
 from stages.llm.roles import load_roles
-from stages.training import by_scenario, relative_advantages
+from stages.train.actor_critic import Part, SelfAcConfig
+from stages.train.training import by_scenario, relative_advantages
 
 
 @dataclass(frozen=True)
