@@ -100,7 +100,7 @@ def _add_looking(commands: Any) -> None:
     runs.add_argument("--limit", type=int, default=20, metavar="N", help="how many (default: 20)")
     runs.add_argument("--stage", default="pipeline", metavar="STAGE", help="runs of this stage instead")
     what = "Show a run, or an episode with futures, critiques and refinements beside it."
-    show = _command(commands, "show", what, "turnwise show 3f9c", module="show")
+    show = _command(commands, "show", what, "turnwise show 3f9c", module="commands.show")
     show.add_argument("what", metavar="RUN|EPISODE", help="the start of its id is enough")
     ledger = "of a run of self_ac: what each turn of an episode of its first step earned, and its share of the loss"
     show.add_argument("--ledger", metavar="EPISODE", help=ledger)
@@ -112,7 +112,7 @@ def _add_looking(commands: Any) -> None:
     kinds = "rows as Parquet; the best adapter; the base model with it merged in; that model with its value head, of self_ac (default: rows)"
     export.add_argument("--what", choices=("rows", "adapter", "merged", "critic"), default="rows", help=kinds)
     what = "Fetch the published data of a task into a folder, or list what there is."
-    data = _command(commands, "data", what, "turnwise data fetch game24", module="data")
+    data = _command(commands, "data", what, "turnwise data fetch game24", module="commands.data")
     data.add_argument("action", choices=("fetch", "list"), help="fetch one task's data, or list all tasks")
     data.add_argument("task", metavar="TASK", nargs="?", help="which task, to fetch")
     data.add_argument("--from", dest="source", type=Path, metavar="PATH", help="a folder that holds the files, instead of the network")
@@ -129,7 +129,7 @@ def _add_serving(commands: Any) -> None:
     _command(commands, "init", "Create the stores of this folder; what is there stays.", "turnwise init")
 
 
-def _command(commands: Any, name: str, sentence: str, example: str, *, module: str = "commands") -> argparse.ArgumentParser:
+def _command(commands: Any, name: str, sentence: str, example: str, *, module: str = "commands.runs") -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=sentence, description=sentence, epilog=f"example: {example}")
     parser.set_defaults(function=f"flows.{module}:{name}")
     parser.add_argument("--home", type=Path, metavar="FOLDER", help="project folder (default: the nearest one with data/ and mlflow/)")

@@ -12,7 +12,7 @@ from argparse import Namespace
 from collections.abc import Callable
 
 from flows import presets
-from flows.commands import emit
+from flows.commands.runs import emit
 from flows.leash import Leashed
 from flows.pipeline import EXPERIMENT
 from flows.server import Server, healthy, is_free, keep_server, use_server

@@ -26,9 +26,6 @@ import torch
 from commands import title_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: F401
 
-import flows.commands
-import flows.rerun
-import flows.show  # noqa: F401
 from flows import cli, presets
 from stages.envs.service_desk import ServiceDesk
 from stages.frame.types import EngineUnavailable

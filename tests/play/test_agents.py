@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from flows import presets
-from flows.show import transcript
+from flows.commands.show import transcript
 from stages import envs, grpo, rft, self_ac
 from stages.corpora.tokenizers import byte_tokenizer
 from stages.frame.contract import Config, Outputs

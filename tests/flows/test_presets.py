@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from shared_data import DATA
 
 from flows import presets
-from flows.describe import SOURCE, describe
+from flows.commands.describe import SOURCE, describe
 from flows.lengths import assumed
 from flows.registry import METHODS, STAGES, WIRING, load_stage
 from flows.workload import workload

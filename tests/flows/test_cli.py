@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from fakes import Stages, fake_stages
 
-from flows import cli, commands
+from flows import cli
+from flows.commands import runs as commands
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "mlflow", "prefect", "duckdb", "pydantic", "requests", "rich")
 Turnwise = Callable[..., tuple[int, str, str]]
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flows.commands import emit
+from flows.commands.runs import emit
 from flows.report import Display
 from flows.workspace import find_home
 from stages.frame.types import UsageError

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from flows import cli
-from flows.ledger import turn_lines
-from flows.show import transcript
+from flows.commands.ledger import turn_lines
+from flows.commands.show import transcript
 from stages import self_ac
 from stages.frame.contract import Outputs
 from stages.frame.types import Episode, Outcome

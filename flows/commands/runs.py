@@ -36,7 +36,7 @@ def run(args: Namespace) -> int:
 
 
 def _dry_run(args: Namespace, home: Path) -> int:
-    from flows.plan import plan
+    from flows.commands.dry_run import plan
 
     config = presets.load(args.preset, args.set)
     planned = plan(config, open_workspace(home))
@@ -54,7 +54,7 @@ def _dry_run(args: Namespace, home: Path) -> int:
 
 def rerun(args: Namespace) -> int:
     """turnwise rerun STAGE --of RUN"""
-    from flows.plan import reusable
+    from flows.commands.dry_run import reusable
     from flows.rerun import prepare
 
     home = find_home(args.home)
@@ -108,7 +108,7 @@ def runs(args: Namespace) -> int:
 
 def stages(args: Namespace) -> int:
     """turnwise stages"""
-    from flows.describe import describe, describe_text
+    from flows.commands.describe import describe, describe_text
 
     described = describe(args.name)
     if args.json:
@@ -120,7 +120,7 @@ def stages(args: Namespace) -> int:
 
 def pretrain(args: Namespace) -> int:
     """turnwise pretrain"""
-    from flows.export import pretrain_to
+    from flows.commands.export import pretrain_to
 
     home = find_home(args.home)
     config = presets.resolve({"preset": "pretrain"}, args.set)
@@ -137,7 +137,7 @@ def pretrain(args: Namespace) -> int:
 
 def export(args: Namespace) -> int:
     """turnwise export RUN FOLDER"""
-    from flows.export import export_run
+    from flows.commands.export import export_run
 
     folder = args.folder.resolve()
     written = export_run(open_workspace(find_home(args.home)), args.run, folder, args.what)

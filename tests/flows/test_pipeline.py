@@ -13,8 +13,8 @@ import pytest
 from fakes import Stages, fake_stages
 
 from flows import pipeline, presets, rerun
+from flows.commands.dry_run import plan
 from flows.launch import Launcher, launch_run
-from flows.plan import plan
 from flows.report import Display
 from stages.frame.types import EngineUnavailable, UsageError
 from stages.store.execute import StageRun, Workspace, silent

@@ -20,9 +20,9 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from flows.certificate import all_clear, difference
-from flows.commands import emit
-from flows.ledger import ledger_table, read_ledger
+from flows.commands.certificate import all_clear, difference
+from flows.commands.ledger import ledger_table, read_ledger
+from flows.commands.runs import emit
 from flows.pipeline import EXPERIMENT, Iteration
 from flows.report import ending, header, sparkline, table_row
 from flows.rerun import stored_summary
