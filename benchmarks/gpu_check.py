@@ -5,7 +5,7 @@
 
 First table: a packed row against separate passes, and FlexAttention against sdpa, largest difference in shares of the largest entry, forward and of
 the adapter's gradient. Second: whole steps (forward, backward, AdamW) of Self-AC and of GRPO on the same episodes, adapter of rank 32, layers worked out
-again. share of peak: work by flows/estimate.py / seconds / the device's peak on its data sheet; memory: the largest that was allocated,
+again. share of peak: work by flows/cost/estimate.py / seconds / the device's peak on its data sheet; memory: the largest that was allocated,
 beside what `turnwise plan` would have said. Exit status 1 where there is no CUDA device, or a packed row is off.
 """
 
@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from benchmarks.passes import RANK, GrpoRow, grpo_log_probs, grpo_row, made_up, self_ac_part, shake, table_head, table_row
 from flows import presets
-from flows.estimate import Machine, train_flops, training_memory
-from flows.shapes import DEVICES, GIB, KNOWN, Device, Shape
-from flows.workload import Rows, Work
+from flows.cost.estimate import Machine, train_flops, training_memory
+from flows.cost.shapes import DEVICES, GIB, KNOWN, Device, Shape
+from flows.cost.workload import Rows, Work
 from stages.learn.adapter import base_of, new_adapter
 from stages.learn.fit import adamw
 from stages.learn.losses import turn_ppo_clip

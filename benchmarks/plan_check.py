@@ -30,11 +30,11 @@ import torch
 from benchmarks.counts import causal_pairs, matmul_flops
 from benchmarks.passes import RANK, backward, grpo_loss, grpo_row, made_up, random_policy, table_head, table_row, with_log_probs
 from flows import presets
-from flows.estimate import Machine, train_flops
-from flows.lengths import assumed
+from flows.cost.estimate import Machine, train_flops
+from flows.cost.lengths import assumed
+from flows.cost.shapes import DEVICES, read_shape
+from flows.cost.workload import Rows, Work, workload
 from flows.pipeline import Call, run_pipeline
-from flows.shapes import DEVICES, read_shape
-from flows.workload import Rows, Work, workload
 from flows.workspace import open_workspace
 from stages import self_ac
 from stages.frame.types import Completion, Request

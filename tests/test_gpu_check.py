@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import gpu_check
 from benchmarks.passes import grpo_log_probs, grpo_row, made_up, self_ac_part
-from flows.shapes import DEVICES
+from flows.cost.shapes import DEVICES
 from stages.learn.value_head import new_head
 from stages.train.actor_critic import SelfAcConfig, credited_pass
 

@@ -12,9 +12,9 @@ from shared_data import DATA
 
 from flows import presets
 from flows.commands.describe import SOURCE, describe
-from flows.lengths import assumed
+from flows.cost.lengths import assumed
+from flows.cost.workload import workload
 from flows.registry import METHODS, STAGES, WIRING, load_stage
-from flows.workload import workload
 from stages import envs
 from stages.frame.types import UsageError
 from stages.llm.roles import load_roles

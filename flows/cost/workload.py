@@ -1,7 +1,7 @@
 """What a run of a config would do, counted before it runs: episodes, prompts, tokens read, generated and trained, optimiser steps.
 
 Counts of rows, batches and steps are the stages' own arithmetic. What only a run can tell (turns of an episode, tokens of a reply, how often
-the critic says Yes) is assumed: `flows/lengths.py`. Pools grow over the iterations as they do in a run. [ours]
+the critic says Yes) is assumed: `flows/cost/lengths.py`. Pools grow over the iterations as they do in a run. [ours]
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows.lengths import Lengths
+from flows.cost.lengths import Lengths
 from flows.registry import METHODS
 
 FACTOR = 40.0  # tokens of one thought in a chain of thought

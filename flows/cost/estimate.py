@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from flows import presets
-from flows.lengths import Lengths, assumed
-from flows.shapes import GIB, KNOWN, Device, Shape, device_of, shape_of
-from flows.workload import Prompts, Rows, Work, workload
+from flows.cost.lengths import Lengths, assumed
+from flows.cost.shapes import GIB, KNOWN, Device, Shape, device_of, shape_of
+from flows.cost.workload import Prompts, Rows, Work, workload
 from stages.frame.types import UsageError
 
 # Shares of the peak that are assumed: of arithmetic in training and in reading prompts, of bandwidth in decoding.

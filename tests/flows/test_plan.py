@@ -13,15 +13,15 @@ from benchmarks.counts import attention_flops, causal_pairs, matmul_flops
 from benchmarks.passes import RANK, backward, grpo_loss, grpo_row, made_up, random_policy, with_log_probs
 from benchmarks.plan_check import saved_bytes
 from flows import cli, presets
-from flows.estimate import Machine, estimate, lines, train_flops
-from flows.lengths import assumed
+from flows.cost.estimate import Machine, estimate, lines, train_flops
+from flows.cost.lengths import assumed
+from flows.cost.shapes import DEVICES, KNOWN, read_shape, shape_of
+from flows.cost.workload import OF_STAGE, Rows, workload
 from flows.registry import METHODS
-from flows.shapes import DEVICES, KNOWN, read_shape, shape_of
-from flows.workload import OF_STAGE, Rows, workload
 from stages.frame.types import UsageError
 from stages.learn.adapter import base_of
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)

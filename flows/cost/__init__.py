@@ -1,0 +1,1 @@
+"""What a run would cost: work, memory and hours, counted from its config before it runs."""
