@@ -121,10 +121,16 @@ def _add_looking(commands: Any) -> None:
 
 
 def _add_serving(commands: Any) -> None:
-    ui = _command(commands, "ui", "Serve MLflow's page and a Prefect server on loopback until Ctrl-C.", "turnwise ui --port 5001", module="services")
+    ui = _command(
+        commands,
+        "ui",
+        "Serve MLflow's page and a Prefect server on loopback until Ctrl-C.",
+        "turnwise ui --port 5001",
+        module="orchestration.services",
+    )
     ui.add_argument("--port", type=int, default=5000, metavar="N", help="port of MLflow's page (default: 5000)")
     what = "Serve the presets as Prefect deployments, with their schedules, until Ctrl-C."
-    serve = _command(commands, "serve", what, "turnwise serve", module="services")
+    serve = _command(commands, "serve", what, "turnwise serve", module="orchestration.services")
     serve.add_argument("--preset", action="append", metavar="PRESET", help="only these (repeatable; default: all)")
     _command(commands, "init", "Create the stores of this folder; what is there stays.", "turnwise init")
 

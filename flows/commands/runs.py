@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flows import launch, presets
+from flows import presets
+from flows.orchestration import launch
 from flows.report import Display, ending, rate_text
 from flows.workspace import find_home, open_workspace
 
@@ -163,7 +164,7 @@ def verify(args: Namespace) -> int:
 
 def init(args: Namespace) -> int:
     """turnwise init"""
-    from flows.server import make_database
+    from flows.orchestration.server import make_database
 
     home = find_home(args.home)
     for folder in ("data", "mlflow"):

@@ -14,7 +14,7 @@ from fakes import Stages, fake_stages
 
 from flows import pipeline, presets, rerun
 from flows.commands.dry_run import plan
-from flows.launch import Launcher, launch_run
+from flows.orchestration.launch import Launcher, launch_run
 from flows.report import Display
 from stages.frame.types import EngineUnavailable, UsageError
 from stages.store.execute import StageRun, Workspace, silent

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stages import envs
 
 if TYPE_CHECKING:
+    from flows.orchestration.server import Server
     from flows.pipeline import Step, Summary
     from flows.presets import RunConfig
     from flows.report import Display
     from flows.rerun import Rerun
-    from flows.server import Server
     from stages.store.execute import StageRun, Workspace
 
 T = TypeVar("T")
@@ -56,10 +56,10 @@ class Launcher:
     def _prefect(self) -> ModuleType:
         """The module that imports Prefect, once the server answers: Prefect reads its address when it is imported."""
         if self.server is not None:
-            from flows.server import use_server
+            from flows.orchestration.server import use_server
 
             use_server(self.server.wait(), self.home)
-        return importlib.import_module("flows.orchestrate")
+        return importlib.import_module("flows.orchestration.flow")
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def launcher(home: Path, *, plain: bool) -> Iterator[Launcher]:
     if plain:
         yield Launcher(home, None)
         return
-    from flows.server import begin_server
+    from flows.orchestration.server import begin_server
 
     server = begin_server(home)
     try:

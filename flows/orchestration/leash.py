@@ -1,6 +1,6 @@
 """Runs a command that must not outlive its owner.
 
-    python -m flows.leash COMMAND ARGUMENT ...
+    python -m flows.orchestration.leash COMMAND ARGUMENT ...
 
 The owner holds the write end of this process's standard input. When that closes, because the owner let go or was killed
 with -9, the command and all that it started are stopped. It works on every POSIX system and needs no help of the owner.
@@ -29,7 +29,7 @@ class Leashed:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "flows.leash", *command],
+                [sys.executable, "-m", "flows.orchestration.leash", *command],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

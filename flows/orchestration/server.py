@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.leash import Leashed
+from flows.orchestration.leash import Leashed
 from stages.frame.types import TurnwiseError
 
 DEFAULT_PORT = 4200

@@ -17,11 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows import server
-from flows.leash import Leashed
+from flows.orchestration import server
+from flows.orchestration.leash import Leashed
 from stages.frame.types import TurnwiseError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 
 
@@ -105,7 +105,7 @@ def test_a_command_on_the_leash_ends_when_it_is_stopped(tmp_path: Path) -> None:
 
 def test_a_command_on_the_leash_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
     code = (
-        "import os, sys, time; from pathlib import Path; from flows.leash import Leashed\n"
+        "import os, sys, time; from pathlib import Path; from flows.orchestration.leash import Leashed\n"
         f"Leashed({SLEEP!r}, log=Path({str(tmp_path / 'log')!r}), env=os.environ); time.sleep(600)"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
@@ -123,7 +123,8 @@ UNDER_PREFECT = """
 import json, os, signal, sys
 from pathlib import Path
 import fakes, pytest
-from flows import cli, server
+from flows import cli
+from flows.orchestration import server
 home, how = Path(sys.argv[1]), sys.argv[2]
 server.DEFAULT_PORT = server.free_port()
 stop = server.Server.stop
@@ -216,11 +217,11 @@ def _take_interrupts() -> None:
 
 
 def test_every_preset_is_a_deployment_that_does_not_overlap_with_itself() -> None:
-    from flows.deployments import deployments
+    from flows.orchestration.deployments import deployments
 
     tiny, rerun = deployments(["tiny"])
-    assert (tiny.name, tiny.parameters, tiny.entrypoint) == ("tiny", {"preset": "tiny", "sets": []}, "flows.deployments.pipeline")
+    assert (tiny.name, tiny.parameters, tiny.entrypoint) == ("tiny", {"preset": "tiny", "sets": []}, "flows.orchestration.deployments.pipeline")
     assert tiny.concurrency_limit == 1
     assert tiny.concurrency_options is not None
     assert tiny.concurrency_options.collision_strategy == "CANCEL_NEW"
-    assert (rerun.name, rerun.entrypoint) == ("rerun", "flows.deployments.rerun")
+    assert (rerun.name, rerun.entrypoint) == ("rerun", "flows.orchestration.deployments.rerun")

@@ -21,8 +21,8 @@ from prefect.deployments.runner import RunnerDeployment
 from prefect.types.entrypoint import EntrypointType
 
 from flows import presets
-from flows.launch import Launcher, launch_rerun, launch_run
-from flows.orchestrate import FLOW_NAME
+from flows.orchestration.flow import FLOW_NAME
+from flows.orchestration.launch import Launcher, launch_rerun, launch_run
 from flows.report import Display
 from flows.workspace import open_workspace
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 from flows import presets
 from flows.commands.runs import emit
-from flows.leash import Leashed
+from flows.orchestration.leash import Leashed
+from flows.orchestration.server import Server, healthy, is_free, keep_server, use_server
 from flows.pipeline import EXPERIMENT
-from flows.server import Server, healthy, is_free, keep_server, use_server
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import TurnwiseError, UsageError
 
@@ -58,7 +58,7 @@ def serve(args: Namespace) -> int:
         def start_worker() -> Leashed:
             log = home / "data" / "prefect" / "deployments.log"
             # Not `-m`: the flows would then belong to `__main__`, where a run in a process of its own does not find them.
-            command = [sys.executable, "-c", "import sys; from flows.deployments import work; work(sys.argv[1:])", *chosen]
+            command = [sys.executable, "-c", "import sys; from flows.orchestration.deployments import work; work(sys.argv[1:])", *chosen]
             return Leashed(command, log=log, env=os.environ, cwd=home)
 
         schedule = {f"turnwise/{preset}": cron or "by hand" for preset, cron in crons.items()}

@@ -1,0 +1,1 @@
+"""Prefect: runs as flows, servers, deployments and schedules."""
