@@ -30,7 +30,9 @@ def examples(role: str, n_steps: int, step: int, n: int, rng: random.Random) -> 
             tool, option = v.chosen[step]
             later = corpus.future(v.chosen[step + 1 :], v.broken())
             fields = {"observation": f"{option} done.", "reward": "none", "future": later}
-            prompt = roles.prompt("combine", history=corpus.history(v, step), action=f"{tool} {option}", thought="", **fields)
+            prompt = roles.prompt(
+                "combine", history=corpus.history(v, step), action=f"{tool} {option}", thought="", **fields
+            )
         else:
             prompt = roles.prompt("corrector", text=rest)
         found.append(Example(role, tuple(prompt), rest))
@@ -48,7 +50,9 @@ def main() -> None:
         for n_steps in (3, 4):
             for step in range(n_steps - 1):
                 asked = examples(role, n_steps, step, args.n, random.Random(f"{role} {n_steps} {step}"))
-                replies = ask(engine, [list(e.messages) for e in asked], adapter=None, temperature=0.0, max_tokens=64, seed=0)
+                replies = ask(
+                    engine, [list(e.messages) for e in asked], adapter=None, temperature=0.0, max_tokens=64, seed=0
+                )
                 right = sum(reply.text == e.reply for (_, reply), e in zip(replies, asked, strict=True))
                 print(f"| {role} | {n_steps} | {step + 1} | {right / len(asked):.2f} |")
 

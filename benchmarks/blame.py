@@ -24,7 +24,9 @@ def complains(text: str, key: str, tool: str) -> bool:
     return any(f"{key} {word} {tool} " in text for word in ("needs", "may need"))
 
 
-def cells(targets: list[Any], by_key: dict[Any, Transition], options: desk.Options, tool: str) -> dict[str, dict[bool, list[bool]]]:
+def cells(
+    targets: list[Any], by_key: dict[Any, Transition], options: desk.Options, tool: str
+) -> dict[str, dict[bool, list[bool]]]:
     """Tool of the target's own step -> was the action of `tool` right? -> does the target complain of it?"""
     book, kind = desk.rule_book(options), {name: kind for name, kind, _ in desk.steps_of(options)}[tool]
     found: dict[str, dict[bool, list[bool]]] = defaultdict(lambda: defaultdict(list))
@@ -52,7 +54,10 @@ def main() -> None:
     table_head("iteration", *(f"{tool}: right, wrong" for tool in tools))
     for number, runs in enumerate(rows):
         by_step = cells(replay.rows("targets", [runs["targets"]]), by_key, options, args.tool)
-        shares = [[sum(x) / len(x) if (x := by_step[tool][right]) else float("nan") for right in (True, False)] for tool in tools]
+        shares = [
+            [sum(x) / len(x) if (x := by_step[tool][right]) else float("nan") for right in (True, False)]
+            for tool in tools
+        ]
         table_row(number, *(f"{right:.2f}, {wrong:.2f}" for right, wrong in shares))
 
 

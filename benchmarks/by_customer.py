@@ -20,7 +20,9 @@ from stages.envs import service_desk as desk
 Customer = tuple[str, str]
 
 
-def visits(episodes: list[Any], turns: list[Any]) -> tuple[dict[Customer, list[float]], dict[tuple[Customer, str], Counter[str]]]:
+def visits(
+    episodes: list[Any], turns: list[Any]
+) -> tuple[dict[Customer, list[float]], dict[tuple[Customer, str], Counter[str]]]:
     """Rewards of each (request, tier), and the options that it was given by each tool."""
     rewards: dict[Customer, list[float]] = defaultdict(list)
     options: dict[tuple[Customer, str], Counter[str]] = defaultdict(Counter)

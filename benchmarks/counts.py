@@ -48,7 +48,9 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         if not func.is_view and not name.startswith("empty"):
-            self.bytes[name] += sum(size_bytes(x) for x in tree_leaves((args, kwargs, out)) if isinstance(x, torch.Tensor))
+            self.bytes[name] += sum(
+                size_bytes(x) for x in tree_leaves((args, kwargs, out)) if isinstance(x, torch.Tensor)
+            )
         return out
 
 

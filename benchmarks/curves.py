@@ -29,7 +29,9 @@ def by_arm(runs: list[Run]) -> dict[str, list[Run]]:
 
 def reached(run: Run, level: float) -> dict[str, float] | None:
     """The first point of the curve whose validation win rate reached the level."""
-    return next((point for point in run["curve"] if point["iteration"] >= 0 and (point["win_rate"] or 0.0) >= level), None)
+    return next(
+        (point for point in run["curve"] if point["iteration"] >= 0 and (point["win_rate"] or 0.0) >= level), None
+    )
 
 
 def table_row(name: str, runs: list[Run]) -> str:
@@ -65,7 +67,9 @@ def draw(arms: dict[str, list[Run]], path: Path) -> None:
             lines = [([p[key] for p in curve], [p["win_rate"] for p in curve]) for curve in curves]
             for x, y in lines:
                 axes.plot(x, y, color=f"C{number}", linewidth=0.6, alpha=0.35)
-            mean_x, mean_y = ([statistics.mean(column) for column in zip(*part, strict=True)] for part in zip(*lines, strict=True))
+            mean_x, mean_y = (
+                [statistics.mean(column) for column in zip(*part, strict=True)] for part in zip(*lines, strict=True)
+            )
             axes.plot(mean_x, mean_y, color=f"C{number}", linewidth=2, label=f"{name} ({len(runs)})")
         axes.set(xlabel=label, ylim=(0, 1.02))
         axes.grid(color="0.9")

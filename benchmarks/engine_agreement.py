@@ -67,7 +67,9 @@ class Played:
     def adapter(self) -> Path:
         """Of the policy that the last iteration trained."""
         runs = self.summary.iterations[-1]["runs"]
-        return self.workspace.tracking.artifact(next(runs[stage] for stage in POLICY_STAGES if stage in runs), "adapter")
+        return self.workspace.tracking.artifact(
+            next(runs[stage] for stage in POLICY_STAGES if stage in runs), "adapter"
+        )
 
 
 def played(preset: str, sets: Sequence[str], engine: Engine, home: Path) -> Played:
@@ -85,8 +87,14 @@ def prompts(run: Played, n: int) -> list[Request]:
     """n greedy requests of each kind: the policy as it collected first, the roles of targets, and the trained policy, whose adapter is named "trained"."""
     rng = random.Random(0)
     acting = [Request(tuple(row["prompt_ids"]), ROLE_TOKENS, 0.0, 0) for row in run.rows("turns", "collect", 1)]
-    role = [Request(tuple(row[key]), ROLE_TOKENS, 0.0, 0) for row in run.rows("targets", "targets", 1) for key in ("student_ids", "teacher_ids")]
-    trained = [Request(tuple(row["prompt_ids"]), ROLE_TOKENS, 0.0, 0, "trained") for row in run.rows("turns", "evaluate", -1)]
+    role = [
+        Request(tuple(row[key]), ROLE_TOKENS, 0.0, 0)
+        for row in run.rows("targets", "targets", 1)
+        for key in ("student_ids", "teacher_ids")
+    ]
+    trained = [
+        Request(tuple(row["prompt_ids"]), ROLE_TOKENS, 0.0, 0, "trained") for row in run.rows("turns", "evaluate", -1)
+    ]
     return [one for kind in (acting, role, trained) for one in rng.sample(kind, min(n, len(kind)))]
 
 
@@ -104,8 +112,13 @@ def difference(model: Any, turns: Sequence[Row]) -> list[float]:
     found: list[float] = []
     for start in range(0, len(turns), 64):
         part = turns[start : start + 64]
-        log_probs, _ = completion_log_probs(model, pad_rows([t["prompt_ids"] for t in part], [t["action_ids"] for t in part], pad_id=0))
-        found += [abs(one - other) for one, other in zip(log_probs.tolist(), (p for t in part for p in t["log_probs"]), strict=True)]
+        log_probs, _ = completion_log_probs(
+            model, pad_rows([t["prompt_ids"] for t in part], [t["action_ids"] for t in part], pad_id=0)
+        )
+        found += [
+            abs(one - other)
+            for one, other in zip(log_probs.tolist(), (p for t in part for p in t["log_probs"]), strict=True)
+        ]
     return found
 
 
@@ -147,7 +160,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     paths = {"hf": str(SHIPPED), "vllm": str(SHIPPED), "openai": args.model}
-    settings = {name: [f"model.engine={name}", f"model.path={path}", f"model.url={args.url}"] for name, path in paths.items()}
+    settings = {
+        name: [f"model.engine={name}", f"model.path={path}", f"model.url={args.url}"] for name, path in paths.items()
+    }
     engines = {name: make_engine(presets.load("demo", settings[name])) for name in ("hf", *args.engines)}
     table_head(
         "preset", "engine", "collect", "start", "end", "curve", "turns", "malformed", "generated tokens", "same ids", "gap: mean, largest", "seconds",
@@ -161,7 +176,9 @@ def main() -> None:
             for name, engine in engines.items():
                 run = reference if name == "hf" else played(preset, sets, engine, home(f"{preset}-{name}"))
                 engine.load_adapter(f"{preset}-trained", reference.adapter)
-                greedy = engine.generate([replace(one, adapter=one.adapter and f"{preset}-{one.adapter}") for one in asked])
+                greedy = engine.generate(
+                    [replace(one, adapter=one.adapter and f"{preset}-{one.adapter}") for one in asked]
+                )
                 expected = expected or greedy
                 report(preset, name, run, (expected, greedy))
 

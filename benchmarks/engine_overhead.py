@@ -94,18 +94,29 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if args.width:
             write_random_base(Path(folder), args.width, args.layers, positions=256)
-        engine = make_engine(presets.load("tiny", [f"model.engine={args.engine}", f"model.path={folder if args.width else SHIPPED}"]))
+        engine = make_engine(
+            presets.load("tiny", [f"model.engine={args.engine}", f"model.path={folder if args.width else SHIPPED}"])
+        )
     noting = Noting(engine)
     tokens = collect(noting, args.episodes, args.max_tokens)
     again = bare(engine, noting.talks.values())
     if not tokens == noting.tokens == again:
-        raise SystemExit(f"the two did not do the same work: {tokens} tokens in rows, {noting.tokens} generated, {again} of the bare engine")
+        raise SystemExit(
+            f"the two did not do the same work: {tokens} tokens in rows, {noting.tokens} generated, {again} of the bare engine"
+        )
     by_clock, processor = (
-        in_turn(lambda: collect(engine, args.episodes, args.max_tokens), lambda: bare(engine, noting.talks.values()), args.pairs, clock)
+        in_turn(
+            lambda: collect(engine, args.episodes, args.max_tokens),
+            lambda: bare(engine, noting.talks.values()),
+            args.pairs,
+            clock,
+        )
         for clock in (time.perf_counter, time.process_time)
     )
     model = f"random, width {args.width}, {args.layers} layers" if args.width else "shipped base"
-    table_head("engine", "model", "turns", "tokens", "collect, tokens/s", "bare, tokens/s", "ratio", "of processor time")
+    table_head(
+        "engine", "model", "turns", "tokens", "collect, tokens/s", "bare, tokens/s", "ratio", "of processor time"
+    )
     speeds = (f"{tokens / seconds:.0f}" for seconds in (by_clock.first_s, by_clock.second_s))
     table_row(args.engine, model, sum(map(len, noting.talks.values())), tokens, *speeds, by_clock, processor)
 

@@ -10,7 +10,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.theory.test_gate import FAMILIES, Reads, exact_critic, fresh_error, lasting_error, no_critic, run, sampled_futures
+from tests.theory.test_gate import (
+    FAMILIES,
+    Reads,
+    exact_critic,
+    fresh_error,
+    lasting_error,
+    no_critic,
+    run,
+    sampled_futures,
+)
 from tests.theory.worlds import random_worlds
 
 CRITICS: dict[str, Reads] = {
@@ -25,7 +34,11 @@ GATES = (0, 8, 64)
 
 
 def main() -> None:
-    print("| critic | " + " | ".join(f"{family}, {f'gate {gate}' if gate else 'no gate'}" for family in FAMILIES for gate in GATES) + " |")
+    print(
+        "| critic | "
+        + " | ".join(f"{family}, {f'gate {gate}' if gate else 'no gate'}" for family in FAMILIES for gate in GATES)
+        + " |"
+    )
     print("|---" * (1 + len(FAMILIES) * len(GATES)) + "|")
     for name, reads in CRITICS.items():
         cells = []

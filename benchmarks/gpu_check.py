@@ -24,7 +24,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.passes import RANK, GrpoRow, grpo_log_probs, grpo_row, made_up, self_ac_part, shake, table_head, table_row
+from benchmarks.passes import (
+    RANK,
+    GrpoRow,
+    grpo_log_probs,
+    grpo_row,
+    made_up,
+    self_ac_part,
+    shake,
+    table_head,
+    table_row,
+)
 from flows import presets
 from flows.cost.estimate import Machine, train_flops, training_memory
 from flows.cost.shapes import DEVICES, GIB, KNOWN, Device, Shape
@@ -66,7 +76,9 @@ def equivalence(shape: Shape, dtype: torch.dtype, device: str, *, flex: bool) ->
         found = [largest_difference(model.eval(), CRITIC, 200)]
     if flex:
         row = pack(made_up(3, 4, 40, 40, 40, shape.vocabulary), CRITIC, max_positions=None).to(device)
-        states, gradients = zip(*(states_and_gradient(model, row, layout) for layout in (None, flex_layout_of(row))), strict=True)
+        states, gradients = zip(
+            *(states_and_gradient(model, row, layout) for layout in (None, flex_layout_of(row))), strict=True
+        )
         found += [off(*states), off(*gradients)]
     del model
     return found
@@ -76,7 +88,9 @@ def states_and_gradient(model: Any, row: Any, layout: Any) -> tuple[Tensor, Tens
     model.zero_grad(set_to_none=True)
     states = body_pass(model, row, layout=layout)
     states.float().square().mean().backward()  # type: ignore[no-untyped-call]
-    return states.detach().float(), torch.cat([p.grad.float().flatten() for p in model.parameters() if p.grad is not None])
+    return states.detach().float(), torch.cat(
+        [p.grad.float().flatten() for p in model.parameters() if p.grad is not None]
+    )
 
 
 def off(x: Tensor, y: Tensor) -> float:
@@ -88,7 +102,10 @@ def episodes_of(args: argparse.Namespace, shape: Shape) -> list[EpisodeIds]:
     [one] = made_up(1, args.turns, args.length, args.length, args.length, shape.vocabulary)
     n = max(1, args.row_tokens // (len(one.ids) + (args.turns + 1) * len(CRITIC)))
     old = tuple((-log(shape.vocabulary),) * args.length for _ in range(args.turns))
-    return [replace(e, old_log_probs=old) for e in made_up(n, args.turns, args.length, args.length, args.length, shape.vocabulary)]
+    return [
+        replace(e, old_log_probs=old)
+        for e in made_up(n, args.turns, args.length, args.length, args.length, shape.vocabulary)
+    ]
 
 
 def grpo_on(device: str, row: GrpoRow) -> GrpoRow:
@@ -113,7 +130,9 @@ def grpo_step(model: Any, row: GrpoRow, config: SelfAcConfig) -> Callable[[], Te
     return loss
 
 
-def timed(loss: Callable[[], Tensor], model: Any, modules: nn.ModuleList, device: str, repeats: int) -> tuple[float, float]:
+def timed(
+    loss: Callable[[], Tensor], model: Any, modules: nn.ModuleList, device: str, repeats: int
+) -> tuple[float, float]:
     """(median seconds of a step, GiB allocated at most); the first step, which compiles and fills the allocator, is left out."""
     optimiser = adamw(modules, lr=1e-5)
     cuda = device == "cuda"
@@ -165,7 +184,9 @@ def steps(name: str, device: str, peak: Device | None, args: argparse.Namespace)
             try:
                 seconds, memory = timed(loss, model, both, device, args.repeats)
             except torch.OutOfMemoryError:
-                table_row(name, method, kernel, "yes" if autocast else "no", n, "out of memory", "", "", "", f"{planned:.1f}")
+                table_row(
+                    name, method, kernel, "yes" if autocast else "no", n, "out of memory", "", "", "", f"{planned:.1f}"
+                )
                 continue
             work = sum(train_flops(machine, rows, autocast=autocast))
             share = f"{work / seconds / (1e12 * peak.bf16):.2f}" if peak else "-"
@@ -193,7 +214,10 @@ def main(argv: list[str] | None = None) -> int:
     elif torch.cuda.is_available():
         device = "cuda"
     else:
-        print(f"gpu-check wants a CUDA device, torch {torch.__version__} sees none; --smoke runs the same code on the CPU.", file=sys.stderr)
+        print(
+            f"gpu-check wants a CUDA device, torch {torch.__version__} sees none; --smoke runs the same code on the CPU.",
+            file=sys.stderr,
+        )
         return 1
     found = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     peak = peak_of(found)
@@ -207,13 +231,18 @@ def main(argv: list[str] | None = None) -> int:
         cells = [f"{x:.1e}" for x in offs] + ["-"] * (3 - len(offs))
         table_row(str(dtype).removeprefix("torch."), *cells, f"{ALLOWED[dtype]:g}")
     print()
-    table_head("shape", "method", "kernel", "autocast", "tokens", "ms", "tokens/s", "share of peak", "GiB", "planned GiB")
+    table_head(
+        "shape", "method", "kernel", "autocast", "tokens", "ms", "tokens/s", "share of peak", "GiB", "planned GiB"
+    )
     for name in args.shapes:
         steps(name, device, peak, args)
         if device == "cuda":
             torch.cuda.empty_cache()
     if wrong:
-        print("a packed row is off by more than is allowed: do not train Self-AC with this kernel and dtype here.", file=sys.stderr)
+        print(
+            "a packed row is off by more than is allowed: do not train Self-AC with this kernel and dtype here.",
+            file=sys.stderr,
+        )
     return int(wrong)
 
 

@@ -36,7 +36,9 @@ PROMPT_TOKENS = 32
 def write_random_base(folder: Path, width: int, layers: int, positions: int) -> None:
     """A random Llama with the shipped base's tokenizer."""
     tokenizer = [SHIPPED / name for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")]
-    random_base(width, layers, positions, vocabulary=load_base(str(SHIPPED), "float32")[0].config.vocab_size).save_pretrained(folder)
+    random_base(
+        width, layers, positions, vocabulary=load_base(str(SHIPPED), "float32")[0].config.vocab_size
+    ).save_pretrained(folder)
     for file in tokenizer:
         shutil.copy(file, folder)
 
@@ -47,7 +49,10 @@ def parameters_and_logits(name: str, base: Path, folder: Path) -> None:
     model = load_base(str(base), "float32")[0]
     n_base = count(model.parameters())
     model = shake(new_adapter(model, rank=RANK, alpha=2 * RANK, seed=0)).eval()
-    n_lora, n_head = count(p for p in model.parameters() if p.requires_grad), count(new_head(model, seed=0).parameters())
+    n_lora, n_head = (
+        count(p for p in model.parameters() if p.requires_grad),
+        count(new_head(model, seed=0).parameters()),
+    )
     save_adapter(model, folder / "adapter", engine.model_hash)
     merge(str(base), folder / "adapter", folder / "merged")
     merged = load_base(str(folder / "merged"), "float32")[0]
@@ -60,7 +65,14 @@ def parameters_and_logits(name: str, base: Path, folder: Path) -> None:
         exact = model.double()(ids).logits
         rounding = share(exact - model.merge_and_unload()(ids).logits, exact)
     added_row(
-        name, n_base, n_lora, n_head, count(merged.parameters()) - n_base, share(adapted - alone, adapted), rounding, share(adapted - before, adapted)
+        name,
+        n_base,
+        n_lora,
+        n_head,
+        count(merged.parameters()) - n_base,
+        share(adapted - alone, adapted),
+        rounding,
+        share(adapted - before, adapted),
     )
 
 
@@ -81,7 +93,13 @@ def parameters_of_shape(name: str) -> None:
     """A row for a model that is not here: its config's shape is enough to count."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    shape = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4}
+    shape = {
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+    }
     with torch.device("meta"):
         model = Qwen2ForCausalLM(Qwen2Config(vocab_size=152064, tie_word_embeddings=False, **shape))
         n_base = count(model.parameters())

@@ -47,7 +47,9 @@ def report(name: str, pairs: Sequence[Pair], args: argparse.Namespace, expected:
     began = time.perf_counter()
     found = verdicts(pairs, args.workers, args.timeout)
     counts = Counter(found)
-    print(f"| {name} | {len(pairs)} | {counts['right']} | {counts['wrong']} | {counts['undecided']} | {time.perf_counter() - began:.0f} |")
+    print(
+        f"| {name} | {len(pairs)} | {counts['right']} | {counts['wrong']} | {counts['undecided']} | {time.perf_counter() - began:.0f} |"
+    )
     for (gold, reply), verdict in zip(pairs, found, strict=True):
         if verdict not in (expected, "undecided"):
             print(f"    {name}: {verdict}: gold {gold!r}, reply ...{reply[-60:]!r}")
@@ -61,7 +63,11 @@ def main() -> None:
     args = parser.parse_args()
     rows = [row for _, row in read_rows(args.path / "test.jsonl", "Fetch it: turnwise data fetch math")]
     golds = [str(row["answer"]) for row in rows]
-    neighbours = [(gold, f"\\boxed{{{other}}}") for gold, other in zip(golds, [*golds[1:], golds[0]], strict=True) if gold != other]
+    neighbours = [
+        (gold, f"\\boxed{{{other}}}")
+        for gold, other in zip(golds, [*golds[1:], golds[0]], strict=True)
+        if gold != other
+    ]
     print("| reply | pairs | right | wrong | undecided | s |\n| --- | --- | --- | --- | --- | --- |")
     report("boxed", [(gold, f"\\boxed{{{gold}}}") for gold in golds], args, "right")
     report("solution", [(gold, str(row["solution"])) for gold, row in zip(golds, rows, strict=True)], args, "right")

@@ -59,8 +59,15 @@ def estimators(episodes: Episodes, exact: Tensor) -> None:
         for name, values in (("exact", exact_values(LOGITS)), ("wrong", wrong_values())):
             if kind == "group" and name == "wrong":
                 continue  # it reads no values
-            cells = [cell(expected_gradient(episodes, kind, values, normalisation), exact) for normalisation in NORMALISATIONS]
-            wide = "" if kind == "group" else f"{spread(episodes, gradients(episodes, kind, values)) / float(exact.norm()):.1f}"
+            cells = [
+                cell(expected_gradient(episodes, kind, values, normalisation), exact)
+                for normalisation in NORMALISATIONS
+            ]
+            wide = (
+                ""
+                if kind == "group"
+                else f"{spread(episodes, gradients(episodes, kind, values)) / float(exact.norm()):.1f}"
+            )
             row("group of 2" if kind == "group" else kind, "-" if kind == "group" else name, *cells, wide)
 
 
@@ -80,7 +87,9 @@ def choices(episodes: Episodes, exact: Tensor) -> None:
     head("bias", "exact values", "wrong values", "spread, exact values")
     for kind in ("td1", "td_mean", "gae"):
         for known_end, name in ((False, "V_N"), (True, "r_N")):
-            cells = [cell(expected_gradient(episodes, kind, v, known_end=known_end), exact) for v in (values, wrong_values())]
+            cells = [
+                cell(expected_gradient(episodes, kind, v, known_end=known_end), exact) for v in (values, wrong_values())
+            ]
             wide = spread(episodes, gradients(episodes, kind, values, known_end)) / float(exact.norm())
             row(f"{kind}, {name} at the end", *cells, f"{wide:.2f}")
     for ratio in ("turn", "turn_mean", "token"):

@@ -67,20 +67,38 @@ def measure(args: argparse.Namespace, width: int, turns: int, length: int, last:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, nargs="+", default=[8])
-    parser.add_argument("--critic", nargs="+", default=["16", "4", "soft4", "soft1"], help="tokens of the critic prompt, or soft1 .. soft4")
-    parser.add_argument("--last", type=int, nargs="+", default=[0], help="tokens after the last action, read for V_N only")
-    parser.add_argument("--length", type=int, nargs="+", default=[100], help="tokens of an action, and of an observation")
+    parser.add_argument(
+        "--critic",
+        nargs="+",
+        default=["16", "4", "soft4", "soft1"],
+        help="tokens of the critic prompt, or soft1 .. soft4",
+    )
+    parser.add_argument(
+        "--last", type=int, nargs="+", default=[0], help="tokens after the last action, read for V_N only"
+    )
+    parser.add_argument(
+        "--length", type=int, nargs="+", default=[100], help="tokens of an action, and of an observation"
+    )
     parser.add_argument("--width", type=int, nargs="+", default=[256])
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--vocabulary", type=int, default=1000)
-    parser.add_argument("--row-tokens", type=int, default=4096, help="a row holds as many episodes as fit, at least one")
+    parser.add_argument(
+        "--row-tokens", type=int, default=4096, help="a row holds as many episodes as fit, at least one"
+    )
     parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--operations", type=int, default=0, help="also tell this many operations whose traffic grows most beyond the tokens")
+    parser.add_argument(
+        "--operations",
+        type=int,
+        default=0,
+        help="also tell this many operations whose traffic grows most beyond the tokens",
+    )
     args = parser.parse_args()
     one_thread()
     counted, timed = ["1 + (N+1) cp / T", "tokens", "work", "traffic"], ["ratio", "over tokens", "GRPO ms", "GFLOP/s"]
     table_head("width", "turns", "episodes", "last", "critic", *counted, *timed)
-    for width, turns, length, last, critic in itertools.product(args.width, args.turns, args.length, args.last, args.critic):
+    for width, turns, length, last, critic in itertools.product(
+        args.width, args.turns, args.length, args.last, args.critic
+    ):
         measure(args, width, turns, length, last, critic)
 
 

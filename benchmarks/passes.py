@@ -29,13 +29,20 @@ def random_base(width: int, layers: int, positions: int, vocabulary: int) -> Any
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    shape = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": layers, "num_attention_heads": max(1, width // 64)}
+    shape = {
+        "hidden_size": width,
+        "intermediate_size": 3 * width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": max(1, width // 64),
+    }
     return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, max_position_embeddings=positions, **shape)).eval()
 
 
 def random_policy(width: int, layers: int, positions: int, vocabulary: int) -> Any:
     """It, frozen, with a LoRA adapter of rank 32 on every linear layer, as the stages train one."""
-    return shake(new_adapter(random_base(width, layers, positions, vocabulary), rank=RANK, alpha=2 * RANK, seed=0)).train()
+    return shake(
+        new_adapter(random_base(width, layers, positions, vocabulary), rank=RANK, alpha=2 * RANK, seed=0)
+    ).train()
 
 
 def shake(model: Any) -> Any:
@@ -54,7 +61,15 @@ def made_up(n: int, turns: int, action: int, observation: int, last: int, vocabu
     length = starts[-1] + action + last
     ends, old = tuple(s + action - 1 for s in starts), tuple((0.0,) * action for _ in starts)
     return [
-        EpisodeIds(tuple((i * 31 + t * t * 7919) % vocabulary for t in range(length)), starts, ends, old, (*[0.0] * turns, float(i % 2)), False, (i,))
+        EpisodeIds(
+            tuple((i * 31 + t * t * 7919) % vocabulary for t in range(length)),
+            starts,
+            ends,
+            old,
+            (*[0.0] * turns, float(i % 2)),
+            False,
+            (i,),
+        )
         for i in range(n)
     ]
 
@@ -102,7 +117,11 @@ def grpo_row(episodes: Sequence[EpisodeIds]) -> GrpoRow:
     """Episodes of one length, so that nothing is padded. Advantages are +1 and -1 by turns of the episodes."""
     width = episodes[0].action_end[-1] + 1
     turns = [(b, k) for b, e in enumerate(episodes) for k in range(e.n_turns)]
-    places = [(b, t, z) for z, (b, k) in enumerate(turns) for t in range(episodes[b].action_start[k], episodes[b].action_end[k] + 1)]
+    places = [
+        (b, t, z)
+        for z, (b, k) in enumerate(turns)
+        for t in range(episodes[b].action_start[k], episodes[b].action_end[k] + 1)
+    ]
     return GrpoRow(
         ids=torch.tensor([e.ids[:width] for e in episodes]),
         source=torch.tensor([b * width + t - 1 for b, t, _ in places]),
@@ -117,7 +136,9 @@ def grpo_log_probs(model: Any, row: GrpoRow) -> Tensor:
     """(K,). The entropy is worked out and left, as Self-AC's step has it too."""
     base = base_of(model)
     states_TD = base.model(input_ids=row.ids, use_cache=False).last_hidden_state.flatten(0, 1)
-    return chunked_log_probs(states_TD.index_select(0, row.source), base.get_output_embeddings(), row.target_ids, entropy=True)[0]
+    return chunked_log_probs(
+        states_TD.index_select(0, row.source), base.get_output_embeddings(), row.target_ids, entropy=True
+    )[0]
 
 
 def grpo_loss(model: Any, row: GrpoRow) -> Tensor:
@@ -149,7 +170,9 @@ def one_thread() -> None:
         libc.mallopt(trim_threshold, 2**31 - 1)
 
 
-def in_turn(first: Callable[[], object], second: Callable[[], object], pairs: int, clock: Callable[[], float] = time.thread_time) -> Timing:
+def in_turn(
+    first: Callable[[], object], second: Callable[[], object], pairs: int, clock: Callable[[], float] = time.thread_time
+) -> Timing:
     """Both steps in turn, so that what slows the machine slows both. The first pair is a warm-up.
 
     clock: unless another is given, processor time of this thread: with one thread for PyTorch that is all the work, and time given to other

@@ -62,13 +62,24 @@ def states_of(model: Any, head: ValueHead, part: Part) -> list[State]:
     """Every state of the episodes, with the targets and advantages that the packed step has for them."""
     with torch.no_grad():
         found = credited_pass(model, head, part, CONFIG, value_grad_scale=1.0)
-    targets = torch.stack(step_targets(part.row, found.values_BM, gamma=CONFIG.gamma, n_max=CONFIG.td_steps, known_end=CONFIG.known_end), 2)
+    targets = torch.stack(
+        step_targets(part.row, found.values_BM, gamma=CONFIG.gamma, n_max=CONFIG.td_steps, known_end=CONFIG.known_end),
+        2,
+    )
     advantages, states = iter(found.advantages_J.tolist()), []
     for b, e in enumerate(part.episodes):
         for k, prefix in enumerate(e.prefixes):
             acts = k < e.n_turns
             action = e.ids[prefix : e.action_end[k] + 1] if acts else ()
-            states.append(State(e.ids[:prefix], targets[b, k], action, e.old_log_probs[k] if acts else (), next(advantages) if acts else 0.0))
+            states.append(
+                State(
+                    e.ids[:prefix],
+                    targets[b, k],
+                    action,
+                    e.old_log_probs[k] if acts else (),
+                    next(advantages) if acts else 0.0,
+                )
+            )
     return states
 
 
@@ -78,7 +89,9 @@ def batches(states: Sequence[State], size: int) -> Iterator[list[State]]:
     yield from ([*order[i : i + size]] for i in range(0, len(order), size))
 
 
-def critic_loss(model: Any, head: ValueHead, batch: Sequence[State], critic_ids: Sequence[int], n_states: float) -> Tensor:
+def critic_loss(
+    model: Any, head: ValueHead, batch: Sequence[State], critic_ids: Sequence[int], n_states: float
+) -> Tensor:
     values_B = values_of_batch(model, head, [s.ids for s in batch], critic_ids)
     targets_BN = torch.stack([s.targets for s in batch])
     return (values_B[:, None] - targets_BN).square().mean(1).sum() / n_states
@@ -87,13 +100,19 @@ def critic_loss(model: Any, head: ValueHead, batch: Sequence[State], critic_ids:
 def actor_loss(model: Any, batch: Sequence[State], n_turns: float) -> Tensor:
     rows = pad_rows([s.ids for s in batch], [s.action for s in batch], pad_id=0)
     states_KD, row_K, column_K = completion_states(model, rows)
-    log_probs_K, _ = chunked_log_probs(states_KD, base_of(model).get_output_embeddings(), rows.ids[row_K, column_K], entropy=True)
+    log_probs_K, _ = chunked_log_probs(
+        states_KD, base_of(model).get_output_embeddings(), rows.ids[row_K, column_K], entropy=True
+    )
     old_K = torch.tensor([p for s in batch for p in s.old_log_probs])
     advantages_J = torch.tensor([s.advantage for s in batch])
-    return turn_ppo_clip(log_probs_K, old_K, row_K, advantages_J, clip=CONFIG.ratio_clip, ratio=CONFIG.ratio, normaliser=n_turns)[0]
+    return turn_ppo_clip(
+        log_probs_K, old_K, row_K, advantages_J, clip=CONFIG.ratio_clip, ratio=CONFIG.ratio, normaliser=n_turns
+    )[0]
 
 
-def per_turn(model: Any, head: ValueHead, states: Sequence[State], critic_ids: Sequence[int], size: int, *, critic: bool = True) -> float:
+def per_turn(
+    model: Any, head: ValueHead, states: Sequence[State], critic_ids: Sequence[int], size: int, *, critic: bool = True
+) -> float:
     """Forward and backward pass over all batches; returns the loss. The gradients add up in the parameters."""
     model.zero_grad(set_to_none=True)
     head.zero_grad(set_to_none=True)
@@ -110,11 +129,18 @@ def per_turn(model: Any, head: ValueHead, states: Sequence[State], critic_ids: S
     return total
 
 
-def largest_difference(model: Any, head: ValueHead, part: Part, states: Sequence[State], critic_ids: Sequence[int], size: int) -> tuple[float, float]:
+def largest_difference(
+    model: Any, head: ValueHead, part: Part, states: Sequence[State], critic_ids: Sequence[int], size: int
+) -> tuple[float, float]:
     """Of the two losses, and of the gradients in shares of the largest entry of any."""
 
     def gradients() -> list[Tensor]:
-        return [p.grad.clone() for module in (model, head) for p in module.parameters() if p.requires_grad and p.grad is not None]
+        return [
+            p.grad.clone()
+            for module in (model, head)
+            for p in module.parameters()
+            if p.requires_grad and p.grad is not None
+        ]
 
     loss = per_turn(model, head, states, critic_ids, size)
     slow = gradients()
@@ -122,7 +148,9 @@ def largest_difference(model: Any, head: ValueHead, part: Part, states: Sequence
     backward(lambda: fast_loss, model, head)()
     fast = gradients()
     largest = max(float(g.abs().max()) for g in slow)
-    return abs(loss - float(fast_loss.detach())), max(float((a - b).abs().max()) for a, b in zip(slow, fast, strict=True)) / largest
+    return abs(loss - float(fast_loss.detach())), max(
+        float((a - b).abs().max()) for a, b in zip(slow, fast, strict=True)
+    ) / largest
 
 
 def measure(args: argparse.Namespace, turns: int) -> None:
@@ -144,7 +172,10 @@ def measure(args: argparse.Namespace, turns: int) -> None:
 
     lengths = [len(s.ids) + args.critic for s in states] + [len(s.ids) + len(s.action) for s in states if s.action]
     pairs = causal_pairs([len(e.ids) for e in part.episodes]) + shadow_pairs(part.row)[0]
-    work = [matmul_flops(step) + attention_flops(n, args.width, args.layers) for step, n in ((slow, causal_pairs(lengths)), (packed, pairs))]
+    work = [
+        matmul_flops(step) + attention_flops(n, args.width, args.layers)
+        for step, n in ((slow, causal_pairs(lengths)), (packed, pairs))
+    ]
     counted = [sum(lengths) / len(part.row.ids), work[0] / work[1]]
     timed = ["-"] * 4
     if args.pairs:
@@ -159,14 +190,29 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=100, help="tokens of an action, and of an observation")
     parser.add_argument("--critic", type=int, default=16, help="tokens of the critic prompt")
     parser.add_argument("--episodes", type=int, default=2, help="in Self-AC's one row")
-    parser.add_argument("--batch", type=int, default=2, help="rows of a batch of the per-turn passes; with as many episodes nothing is padded")
+    parser.add_argument(
+        "--batch",
+        type=int,
+        default=2,
+        help="rows of a batch of the per-turn passes; with as many episodes nothing is padded",
+    )
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--vocabulary", type=int, default=1000)
     parser.add_argument("--pairs", type=int, default=3)
     args = parser.parse_args()
     one_thread()
-    table_head("turns", "tokens", "off: loss, gradient", "by tokens", "by work", "ratio", "ratio / turns", "actor alone", "Self-AC ms")
+    table_head(
+        "turns",
+        "tokens",
+        "off: loss, gradient",
+        "by tokens",
+        "by work",
+        "ratio",
+        "ratio / turns",
+        "actor alone",
+        "Self-AC ms",
+    )
     for turns in args.turns:
         measure(args, turns)
 

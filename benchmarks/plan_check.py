@@ -28,7 +28,17 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.counts import causal_pairs, matmul_flops
-from benchmarks.passes import RANK, backward, grpo_loss, grpo_row, made_up, random_policy, table_head, table_row, with_log_probs
+from benchmarks.passes import (
+    RANK,
+    backward,
+    grpo_loss,
+    grpo_row,
+    made_up,
+    random_policy,
+    table_head,
+    table_row,
+    with_log_probs,
+)
 from flows import presets
 from flows.cost.estimate import Machine, train_flops
 from flows.cost.lengths import assumed
@@ -120,7 +130,9 @@ def means(run: Any, workspace: Workspace, runs: Mapping[str, Sequence[StageRun]]
     }  # fmt: skip
     if run.method == "nlac":
         made = workspace.replay.rows("targets", [one.run_id for one in runs["targets"]])
-        asked = {k: [len(row["student_ids"]) for row in made if row["turn"] == k] for k in {row["turn"] for row in made}}
+        asked = {
+            k: [len(row["student_ids"]) for row in made if row["turn"] == k] for k in {row["turn"] for row in made}
+        }
         first, last = min(asked), max(asked)
         growth = (statistics.mean(asked[last]) - statistics.mean(asked[first])) / max(last - first, 1)
         found["act"] = max(0.0, growth - found["observation"])
@@ -163,7 +175,9 @@ def tokens(preset: str, sets: Sequence[str], home: Path) -> None:
 
 def saved_bytes(forward: Callable[[], Any], model: Any) -> int:
     """Bytes that autograd keeps after a forward pass, each piece of memory once, without the model's own weights."""
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()} | {b.untyped_storage().data_ptr() for b in model.buffers()}
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()} | {
+        b.untyped_storage().data_ptr() for b in model.buffers()
+    }
     kept: dict[int, torch.UntypedStorage] = {}
 
     def keep(x: torch.Tensor) -> torch.Tensor:
@@ -183,7 +197,9 @@ def one_step(checkpointing: bool, dtype: torch.dtype, args: argparse.Namespace) 
     for parameter in model.parameters():
         if not parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
-    row = grpo_row(with_log_probs(model, made_up(2, args.turns, args.length, args.length, args.length, args.vocabulary)))
+    row = grpo_row(
+        with_log_probs(model, made_up(2, args.turns, args.length, args.length, args.length, args.vocabulary))
+    )
     name = str(dtype).removeprefix("torch.")
     run = presets.load("demo", [f"model.gradient_checkpointing={str(checkpointing).lower()}", f"model.dtype={name}"])
     m = Machine(run, read_shape(base_of(model).config.to_dict(), "config"), DEVICES["h100"], 1)
@@ -194,7 +210,9 @@ def one_step(checkpointing: bool, dtype: torch.dtype, args: argparse.Namespace) 
     counted = matmul_flops(backward(lambda: grpo_loss(model, row), model))
     length = row.ids.shape[1]
     said = sum(train_flops(m, Rows(2, length, len(row.target_ids) / 2), autocast=False))
-    said -= m.shape.attention_flops(causal_pairs([length] * 2), 9 if checkpointing else 7)  # which PyTorch's counter leaves out on a CPU
+    said -= m.shape.attention_flops(
+        causal_pairs([length] * 2), 9 if checkpointing else 7
+    )  # which PyTorch's counter leaves out on a CPU
     held = f"{memory / 1e6:.1f} MB: {(kept + again) * row.ids.numel() / memory:.3f}" if not checkpointing else ""
     table_row(name, "yes" if checkpointing else "no", f"{counted / 1e9:.2f} GFLOP: {said / counted:.3f}", held)
 
@@ -202,7 +220,13 @@ def one_step(checkpointing: bool, dtype: torch.dtype, args: argparse.Namespace) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--presets", nargs="*", default=["tiny", "demo", "self_ac_demo"])
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="of every preset, on top of iterations=2")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="of every preset, on top of iterations=2",
+    )
     parser.add_argument("--width", type=int, default=256, help="of the random Llama whose step is counted")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--length", type=int, default=100, help="tokens of an action, and of an observation")

@@ -58,9 +58,21 @@ class Patient:
 def play(engine: Engine, episodes: int, slots: int, workers: int, wait_s: float) -> Sequence[tuple[int, ...]]:
     """The ids of each turn."""
     make = envs.make_env(ENV, {})
-    settings = RolloutSettings(None, 1.0, 20, max_turns=8, malformed_allowance=1, slots=slots, attempts=1, seed=0, workers=workers if wait_s else 1)
+    settings = RolloutSettings(
+        None,
+        1.0,
+        20,
+        max_turns=8,
+        malformed_allowance=1,
+        slots=slots,
+        attempts=1,
+        seed=0,
+        workers=workers if wait_s else 1,
+    )
     scenarios = envs.scenarios(ENV, {}, "train", episodes, 0)
-    played = rollout(engine, (lambda: Patient(make(), wait_s)) if wait_s else make, scenarios, load_roles(ENV), settings)
+    played = rollout(
+        engine, (lambda: Patient(make(), wait_s)) if wait_s else make, scenarios, load_roles(ENV), settings
+    )
     return [turn.completion.token_ids for episode in played for turn in episode.turns]
 
 
@@ -77,7 +89,9 @@ def main() -> None:
     engine = make_engine(presets.load("tiny", [f"model.engine={args.engine}", f"model.path={SHIPPED}"]))
     table_head("engine", "a customer's answer, s", "turns", "tokens", "stream, tokens/s", "ticks, tokens/s", "ratio")
     for wait_s in args.wait:
-        as_stream, in_ticks = (partial(play, each, args.episodes, args.slots, args.customers, wait_s) for each in (engine, InTicks(engine)))
+        as_stream, in_ticks = (
+            partial(play, each, args.episodes, args.slots, args.customers, wait_s) for each in (engine, InTicks(engine))
+        )
         turns = as_stream()
         if turns != in_ticks():
             raise SystemExit("the two ways did not play the same episodes")

@@ -38,7 +38,9 @@ def row(summary: dict[str, Any], preset: str, seed: int, sets: Sequence[str]) ->
     for point in summary["iterations"]:
         costs = {name: round(point["metrics"].get(f"pipeline/{name}", 0.0), 1) for name in COSTS}
         curve.append({"iteration": point["iteration"], "win_rate": point["win_rate"], **costs})
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, text=True, check=False
+    ).stdout.strip()
     ends = {"base": summary["base"]["win_rate"], "final": summary["final"]["win_rate"]}
     return {"preset": preset, "seed": seed, "sets": list(sets), "commit": commit, **ends, "curve": curve}
 
@@ -48,7 +50,9 @@ def main() -> None:
     parser.add_argument("--presets", nargs="+", required=True)
     parser.add_argument("--seeds", nargs="+", type=int, default=[30, 31, 32, 33, 34])
     parser.add_argument("--set", action="append", default=[], dest="sets", metavar="SECTION.KEY=VALUE")
-    parser.add_argument("--into", type=Path, help="JSONL file that gets a line a run; without it the line is only printed")
+    parser.add_argument(
+        "--into", type=Path, help="JSONL file that gets a line a run; without it the line is only printed"
+    )
     args = parser.parse_args()
     kept = [json.loads(line) for line in args.into.read_text().splitlines()] if args.into and args.into.exists() else []
     known = {(one["preset"], one["seed"], tuple(one["sets"])) for one in kept}

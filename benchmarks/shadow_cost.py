@@ -63,7 +63,11 @@ def main() -> None:
     torch.manual_seed(0)
     episodes = made_up(args.episodes, args.turns, args.length, args.length, 0, 1000)
     row, lengths = pack(episodes, [1] * args.critic, max_positions=None), [len(e.ids) for e in episodes]
-    layout, plain, packed = layout_of(row), random_inputs(len(lengths), lengths[0], args.heads), random_inputs(1, len(row.ids), args.heads)
+    layout, plain, packed = (
+        layout_of(row),
+        random_inputs(len(lengths), lengths[0], args.heads),
+        random_inputs(1, len(row.ids), args.heads),
+    )
 
     def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).contiguous()
@@ -85,7 +89,10 @@ def main() -> None:
     rounds = [{name: seconds(run) for name, (run, _) in variants.items()} for _ in range(args.rounds + 1)][1:]
     table_head("variant", "pairs, ratio", "ms", "ratio")
     for name, (_, pairs) in variants.items():
-        median_s, ratio = statistics.median(one[name] for one in rounds), statistics.median(one[name] / one["plain"] for one in rounds)
+        median_s, ratio = (
+            statistics.median(one[name] for one in rounds),
+            statistics.median(one[name] / one["plain"] for one in rounds),
+        )
         table_row(name, f"{pairs / seen:.2f}", f"{1000 * median_s:.1f}", f"{ratio:.2f}")
 
 

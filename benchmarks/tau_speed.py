@@ -69,7 +69,9 @@ def main() -> None:
         fast.append(timed(partial(ours, domain, task)))
         slow.append(timed(partial(plain, domain, task, wanted)))
     ratio = statistics.median(b / a for a, b in zip(fast, slow, strict=True))
-    print(f"{options.domain}: {len(fast)} tasks, ours {statistics.median(fast):.2f} ms, plain {statistics.median(slow):.0f} ms, ratio {ratio:.0f}")
+    print(
+        f"{options.domain}: {len(fast)} tasks, ours {statistics.median(fast):.2f} ms, plain {statistics.median(slow):.0f} ms, ratio {ratio:.0f}"
+    )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,18 @@ from flows.rerun import stage_run_of, stored_summary
 from flows.workspace import find_home, open_workspace
 from stages import envs
 from stages.frame.types import Engine, UsageError
-from stages.judge.search import Found, Score, at_random, breadth_first, by_truth, by_value, depth_first, policy_proposals, root_of, search
+from stages.judge.search import (
+    Found,
+    Score,
+    at_random,
+    breadth_first,
+    by_truth,
+    by_value,
+    depth_first,
+    policy_proposals,
+    root_of,
+    search,
+)
 from stages.judge.values import Critic, load_critic
 from stages.learn.statistics import wilson
 from stages.llm.roles import Roles, load_roles
@@ -47,7 +58,9 @@ def opened(workspace: Workspace, run: str) -> Player:
     final = stored_summary(workspace, run_id)["final"] if tracking.experiment(run_id) == EXPERIMENT else {}
     found = str(final["adapter"]) if final else stage_run_of("self_ac", run_id, workspace)
     if found is None or tracking.experiment(found) != "self_ac":
-        raise UsageError(f"wanted a run of self_ac, or a pipeline run with one, found {run!r}. See: turnwise runs --stage self_ac")
+        raise UsageError(
+            f"wanted a run of self_ac, or a pipeline run with one, found {run!r}. See: turnwise runs --stage self_ac"
+        )
     stored = json.loads(tracking.artifact(found, "config.json").read_text(encoding="utf-8"))
     config: Any = presets.resolve({**stored["config"], "seed": stored["seed"], "preset": "tree_search"})
     if config.task.env != "game24":
@@ -102,7 +115,9 @@ def main() -> None:
         print(table_row(name, runs))
     for name in ("breadth first", "depth first", "chance"):
         pairs = [(mine.won, other.won) for mine, other in zip(found["V"], found[name], strict=True)]
-        print(f"V against {name}: V alone solves {pairs.count((True, False))}, {name} alone {pairs.count((False, True))}")
+        print(
+            f"V against {name}: V alone solves {pairs.count((True, False))}, {name} alone {pairs.count((False, True))}"
+        )
 
 
 if __name__ == "__main__":

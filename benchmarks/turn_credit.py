@@ -61,7 +61,11 @@ def measure(n: int, reward: str, kinds: tuple[AdvantageKind, ...]) -> list[str]:
     flat = torch.cat([torch.full_like(exact[:, :-1], mean_return), exact[:, -1:]], 1)
     for values in (exact, flat):
         for kind in kinds:
-            found.append(episodes_needed(weight, score, advantages(kind, rewards, values, n_turns, truncated, gamma=1.0)[:, :n], exact_N))
+            found.append(
+                episodes_needed(
+                    weight, score, advantages(kind, rewards, values, n_turns, truncated, gamma=1.0)[:, :n], exact_N
+                )
+            )
     return ["-" if one is None else f"{one:.1f}" for one in found]
 
 

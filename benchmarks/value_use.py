@@ -33,16 +33,25 @@ def evaluated(workspace: Workspace, run: str, split: str, episodes: int, best_of
     summary = stored_summary(workspace, workspace.tracking.find(run))
     if not summary["final"]:
         raise UsageError(f"wanted a finished pipeline run, found {run!r}; its final adapter is what is measured")
-    sets = [f"evaluate.split={split}", f"evaluate.episodes={episodes}", f"evaluate.best_of={best_of}", "evaluate.audit_turns=0"]
+    sets = [
+        f"evaluate.split={split}",
+        f"evaluate.episodes={episodes}",
+        f"evaluate.best_of={best_of}",
+        "evaluate.audit_turns=0",
+    ]
     again = prepare("evaluate", find_stage_run("evaluate", summary["final"]["run_id"], workspace), workspace, sets=sets)
     call = again.call
-    return execute(call.stage, run=call.run, inputs=call.inputs, iteration=call.iteration, workspace=workspace, tags=again.tags)
+    return execute(
+        call.stage, run=call.run, inputs=call.inputs, iteration=call.iteration, workspace=workspace, tags=again.tags
+    )
 
 
 def judged_of(workspace: Workspace, run_id: str) -> Judged:
     """(V of states 0 .. N-1, tokens of actions 0 .. N-1, won) of every episode whose values were read."""
     values: dict[str, list[float]] = {}
-    for row in pq.read_table(workspace.tracking.artifact(run_id, TABLE), filters=[("terminal", "=", False)]).to_pylist():
+    for row in pq.read_table(
+        workspace.tracking.artifact(run_id, TABLE), filters=[("terminal", "=", False)]
+    ).to_pylist():
         values.setdefault(row["episode_id"], []).append(row["value"])
     tokens: dict[str, list[int]] = {}
     for turn in workspace.replay.rows("turns", [run_id]):
@@ -73,22 +82,41 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("--episodes", type=int, default=200, help="scenarios of each split")
     parser.add_argument("--best-of", type=int, default=4)
-    parser.add_argument("--lost", type=float, default=0.05, help="share of the wins that early abort may lose, on validation")
+    parser.add_argument(
+        "--lost", type=float, default=0.05, help="share of the wins that early abort may lose, on validation"
+    )
     args = parser.parse_args()
     workspace = open_workspace(find_home())
-    runs = {split: evaluated(workspace, args.run, split, args.episodes, args.best_of) for split in ("validation", "test")}
+    runs = {
+        split: evaluated(workspace, args.run, split, args.episodes, args.best_of) for split in ("validation", "test")
+    }
     print("| metric | validation | test |\n|---|---|---|")
-    names = sorted({name for run in runs.values() for name in run.metrics if name.startswith(("value/", "best_of/"))} | {"evaluate/win_rate"})
+    names = sorted(
+        {name for run in runs.values() for name in run.metrics if name.startswith(("value/", "best_of/"))}
+        | {"evaluate/win_rate"}
+    )
     for name in names:
-        print(f"| {name} | {' | '.join(f'{run.metrics[name]:.3f}' if name in run.metrics else '' for run in runs.values())} |")
+        print(
+            f"| {name} | {' | '.join(f'{run.metrics[name]:.3f}' if name in run.metrics else '' for run in runs.values())} |"
+        )
     validation, test = (judged_of(workspace, run.run_id) for run in runs.values())
     rng = random.Random(0)
-    chance = [abort((dealt(validation[0], rng), *validation[1:]), (dealt(test[0], rng), *test[1:]), args.lost) for _ in range(SHUFFLES)]
-    rows = {"V": abort(validation, test, args.lost), "V dealt anew": {key: sum(row[key] for row in chance) / SHUFFLES for key in chance[0]}}
-    print(f"\n| early abort on test, at most {args.lost:g} of the wins lost on validation | threshold | aborted | tokens saved | wins lost |")
+    chance = [
+        abort((dealt(validation[0], rng), *validation[1:]), (dealt(test[0], rng), *test[1:]), args.lost)
+        for _ in range(SHUFFLES)
+    ]
+    rows = {
+        "V": abort(validation, test, args.lost),
+        "V dealt anew": {key: sum(row[key] for row in chance) / SHUFFLES for key in chance[0]},
+    }
+    print(
+        f"\n| early abort on test, at most {args.lost:g} of the wins lost on validation | threshold | aborted | tokens saved | wins lost |"
+    )
     print("|---|---|---|---|---|")
     for name, row in rows.items():
-        print(f"| {name} | {row['threshold']:.3f} | {row['aborted']:.2f} | {row['tokens_saved']:.2f} | {row['wins_lost']:.2f} |")
+        print(
+            f"| {name} | {row['threshold']:.3f} | {row['aborted']:.2f} | {row['tokens_saved']:.2f} | {row['wins_lost']:.2f} |"
+        )
 
 
 if __name__ == "__main__":

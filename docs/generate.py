@@ -33,7 +33,11 @@ Every command takes these options:
 def reference(parser: argparse.ArgumentParser) -> str:
     """The whole page as Markdown."""
     commands = subcommands(parser)
-    everywhere = [action for action in arguments(next(iter(commands.values()))) if all(has(command, action) for command in commands.values())]
+    everywhere = [
+        action
+        for action in arguments(next(iter(commands.values())))
+        if all(has(command, action) for command in commands.values())
+    ]
     shared = {name for action in everywhere for name in action.option_strings}
     parts = [HEAD.format(description=parser.description, common=table(everywhere))]
     for name, command in commands.items():
@@ -58,7 +62,10 @@ def arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 def has(parser: argparse.ArgumentParser, wanted: argparse.Action) -> bool:
     """Whether the parser has the same option, with the same help."""
-    return any(action.option_strings and (action.option_strings, action.help) == (wanted.option_strings, wanted.help) for action in arguments(parser))
+    return any(
+        action.option_strings and (action.option_strings, action.help) == (wanted.option_strings, wanted.help)
+        for action in arguments(parser)
+    )
 
 
 def name_of(action: argparse.Action) -> str:
@@ -76,7 +83,10 @@ def usage_of(action: argparse.Action) -> str:
 
 
 def table(actions: Iterable[argparse.Action]) -> str:
-    rows = [f"| `{name_of(action).replace('|', chr(92) + '|')}` | {(action.help or '').replace('|', chr(92) + '|')} |" for action in actions]
+    rows = [
+        f"| `{name_of(action).replace('|', chr(92) + '|')}` | {(action.help or '').replace('|', chr(92) + '|')} |"
+        for action in actions
+    ]
     return "\n".join(["| argument | meaning |", "|---|---|", *rows, ""])
 
 

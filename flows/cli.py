@@ -60,7 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"turnwise: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("turnwise: interrupted; nothing is half-written, and the same command goes on from the last finished stage.", file=sys.stderr)
+        print(
+            "turnwise: interrupted; nothing is half-written, and the same command goes on from the last finished stage.",
+            file=sys.stderr,
+        )
         return 1
     except BrokenPipeError:  # the reader of our output went away, as in `turnwise runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -70,31 +73,68 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _add_running(commands: Any) -> None:
-    run = _command(commands, "run", "Run a preset: every stage, over its iterations; finished stages are reused.", "turnwise run demo --set seed=1")
-    run.add_argument("preset", metavar="PRESET", help="name of a preset (demo, tiny, ...), or a path that ends in .toml")
+    run = _command(
+        commands,
+        "run",
+        "Run a preset: every stage, over its iterations; finished stages are reused.",
+        "turnwise run demo --set seed=1",
+    )
+    run.add_argument(
+        "preset", metavar="PRESET", help="name of a preset (demo, tiny, ...), or a path that ends in .toml"
+    )
     _add_set(run)
     _add_run_options(run)
     what = "Estimate a run before it runs: steps, tokens, GPU memory and hours of every stage, and whether it fits."
     plan = _command(commands, "plan", what, "turnwise plan demo --device h100", module="cost.estimate")
     plan.add_argument("preset", metavar="PRESET", help="name of a preset, or a path that ends in .toml")
     _add_set(plan)
-    plan.add_argument("--device", default="h100", metavar="NAME", help="a100, a100-40, b200, h100, h20, h200, l40s or rtx4090 (default: h100)")
+    plan.add_argument(
+        "--device",
+        default="h100",
+        metavar="NAME",
+        help="a100, a100-40, b200, h100, h20, h200, l40s or rtx4090 (default: h100)",
+    )
     plan.add_argument("--devices", type=int, default=1, metavar="N", help="how many of them (default: 1)")
-    plan.add_argument("--assume", action="append", default=[], metavar="NAME=NUMBER", help="what only a run can tell, like turns=10 (repeatable)")
-    rerun = _command(commands, "rerun", "Run one stage again from its stored inputs.", "turnwise rerun critic --of 3f9c --set critic.lr=1e-4")
+    plan.add_argument(
+        "--assume",
+        action="append",
+        default=[],
+        metavar="NAME=NUMBER",
+        help="what only a run can tell, like turns=10 (repeatable)",
+    )
+    rerun = _command(
+        commands,
+        "rerun",
+        "Run one stage again from its stored inputs.",
+        "turnwise rerun critic --of 3f9c --set critic.lr=1e-4",
+    )
     rerun.add_argument("stage", metavar="STAGE", help=STAGE_NAMES)
-    rerun.add_argument("--of", metavar="RUN", required=True, help="pipeline run, or run of the stage; the start of its id is enough")
-    rerun.add_argument("--iteration", type=int, metavar="N", help="of a pipeline run: this iteration instead of the last")
+    rerun.add_argument(
+        "--of", metavar="RUN", required=True, help="pipeline run, or run of the stage; the start of its id is enough"
+    )
+    rerun.add_argument(
+        "--iteration", type=int, metavar="N", help="of a pipeline run: this iteration instead of the last"
+    )
     _add_set(rerun)
     _add_run_options(rerun)
-    pretrain = _command(commands, "pretrain", "Make the base model that ships with the project.", "turnwise pretrain --set pretrain.steps=900")
+    pretrain = _command(
+        commands,
+        "pretrain",
+        "Make the base model that ships with the project.",
+        "turnwise pretrain --set pretrain.steps=900",
+    )
     pretrain.add_argument("--out", type=Path, metavar="FOLDER", help="where the model goes (default: data/base)")
     pretrain.add_argument("--force", action="store_true", help="make it again even if a finished run made the same")
     _add_set(pretrain)
 
 
 def _add_looking(commands: Any) -> None:
-    stages = _command(commands, "stages", "List the stages: inputs, outputs, config with defaults, units and sources.", "turnwise stages critic")
+    stages = _command(
+        commands,
+        "stages",
+        "List the stages: inputs, outputs, config with defaults, units and sources.",
+        "turnwise stages critic",
+    )
     stages.add_argument("name", metavar="STAGE", nargs="?", help="this one only")
     runs = _command(commands, "runs", "List pipeline runs, newest first.", "turnwise runs --limit 5")
     runs.add_argument("--limit", type=int, default=20, metavar="N", help="how many (default: 20)")
@@ -105,7 +145,10 @@ def _add_looking(commands: Any) -> None:
     ledger = "of a run of self_ac: what each turn of an episode of its first step earned, and its share of the loss"
     show.add_argument("--ledger", metavar="EPISODE", help=ledger)
     export = _command(
-        commands, "export", "Write a run's rows, adapter, merged model or critic to a folder.", "turnwise export 3f9c out --what adapter"
+        commands,
+        "export",
+        "Write a run's rows, adapter, merged model or critic to a folder.",
+        "turnwise export 3f9c out --what adapter",
     )
     export.add_argument("run", metavar="RUN", help="pipeline or stage run; the start of its id is enough")
     export.add_argument("folder", metavar="FOLDER", type=Path, help="a new folder")
@@ -115,9 +158,15 @@ def _add_looking(commands: Any) -> None:
     data = _command(commands, "data", what, "turnwise data fetch game24", module="commands.data")
     data.add_argument("action", choices=("fetch", "list"), help="fetch one task's data, or list all tasks")
     data.add_argument("task", metavar="TASK", nargs="?", help="which task, to fetch")
-    data.add_argument("--from", dest="source", type=Path, metavar="PATH", help="a folder that holds the files, instead of the network")
-    data.add_argument("--into", type=Path, metavar="FOLDER", help="where a folder of the task's name is made (default: data/tasks)")
-    _command(commands, "verify", "List stored rows that belong to no finished run; they are never read.", "turnwise verify")
+    data.add_argument(
+        "--from", dest="source", type=Path, metavar="PATH", help="a folder that holds the files, instead of the network"
+    )
+    data.add_argument(
+        "--into", type=Path, metavar="FOLDER", help="where a folder of the task's name is made (default: data/tasks)"
+    )
+    _command(
+        commands, "verify", "List stored rows that belong to no finished run; they are never read.", "turnwise verify"
+    )
 
 
 def _add_serving(commands: Any) -> None:
@@ -135,17 +184,25 @@ def _add_serving(commands: Any) -> None:
     _command(commands, "init", "Create the stores of this folder; what is there stays.", "turnwise init")
 
 
-def _command(commands: Any, name: str, sentence: str, example: str, *, module: str = "commands.runs") -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=sentence, description=sentence, epilog=f"example: {example}")
+def _command(
+    commands: Any, name: str, sentence: str, example: str, *, module: str = "commands.runs"
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=sentence, description=sentence, epilog=f"example: {example}"
+    )
     parser.set_defaults(function=f"flows.{module}:{name}")
-    parser.add_argument("--home", type=Path, metavar="FOLDER", help="project folder (default: the nearest one with data/ and mlflow/)")
+    parser.add_argument(
+        "--home", type=Path, metavar="FOLDER", help="project folder (default: the nearest one with data/ and mlflow/)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON value")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     return parser
 
 
 def _add_set(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change a config key (repeatable)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change a config key (repeatable)"
+    )
 
 
 def _add_run_options(parser: argparse.ArgumentParser) -> None:

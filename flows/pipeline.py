@@ -89,7 +89,14 @@ Watcher = Callable[[Iteration], None]
 """Is told of every iteration when it is done, of the base model first (iteration -1)."""
 
 
-def plain_step(workspace: Workspace, bar: Bar, parent: str | None = None, *, force: bool = False, tags: Mapping[str, str] | None = None) -> Step:
+def plain_step(
+    workspace: Workspace,
+    bar: Bar,
+    parent: str | None = None,
+    *,
+    force: bool = False,
+    tags: Mapping[str, str] | None = None,
+) -> Step:
     """Run stages right here, as runs below the pipeline run `parent` where there is one, with `tags` on each."""
     from stages.store.execute import execute
 
@@ -156,7 +163,9 @@ def _inputs(stage: Stage, history: dict[str, list[str]]) -> dict[str, list[str]]
     return {name: runs for name, runs in select_inputs(stage.name, history).items() if name in stage.inputs}
 
 
-def run_pipeline(run: RunConfig, workspace: Workspace, make_step: Callable[[str], Step], watch: Watcher = lambda row: None) -> Summary:
+def run_pipeline(
+    run: RunConfig, workspace: Workspace, make_step: Callable[[str], Step], watch: Watcher = lambda row: None
+) -> Summary:
     """The whole run. make_step: from the id of the parent run to how stages are run.
 
     Finished stages are reused, so after a kill the same call goes on from the last one that finished. Raises what a
@@ -167,11 +176,17 @@ def run_pipeline(run: RunConfig, workspace: Workspace, make_step: Callable[[str]
     book = _Book(workspace, Summary(run_id, run.preset, "RUNNING", 0.0))
     with book.closing():
         workspace.tracking.write_json(run_id, "config.json", run.model_dump(mode="json"))
-        workspace.tracking.params(run_id, {"preset": run.preset, "method": run.method, "seed": run.seed, "iterations": run.iterations})
+        workspace.tracking.params(
+            run_id, {"preset": run.preset, "method": run.method, "seed": run.seed, "iterations": run.iterations}
+        )
         step = make_step(run_id)
         base, start = evaluate_base(run, step)
         book.put(base={**_outcome(base), "run_id": base.run_id})
-        rows = [Iteration(-1, {"evaluate": start.run_id}, start.metrics, start.seconds, ("evaluate",) if start.reused else ())]
+        rows = [
+            Iteration(
+                -1, {"evaluate": start.run_id}, start.metrics, start.seconds, ("evaluate",) if start.reused else ()
+            )
+        ]
         book.add(rows[0])
         watch(rows[0])
         for row in iterate(run, step):
@@ -202,12 +217,23 @@ class _Book:
     def put(self, **changes: Any) -> None:
         self.summary = replace(self.summary, seconds=round(time.perf_counter() - self._started, 3), **changes)
         self._tracking.write_json(self.summary.run_id, SUMMARY, asdict(self.summary))
-        numbers = {f"{part}/{key}": value for part in ("base", "final") for key, value in changes.get(part, {}).items() if isinstance(value, float)}
+        numbers = {
+            f"{part}/{key}": value
+            for part in ("base", "final")
+            for key, value in changes.get(part, {}).items()
+            if isinstance(value, float)
+        }
         self._tracking.log(self.summary.run_id, numbers)
 
     def add(self, row: Iteration) -> None:
         """An iteration's metrics at step iteration + 1, with running totals, so that win rates can be drawn against cost."""
-        plain = {"iteration": row.iteration, **_outcome_of(row), "seconds": round(row.seconds, 3), "reused": list(row.reused), "runs": dict(row.runs)}
+        plain = {
+            "iteration": row.iteration,
+            **_outcome_of(row),
+            "seconds": round(row.seconds, 3),
+            "reused": list(row.reused),
+            "runs": dict(row.runs),
+        }
         self._totals["stages_s"] += row.seconds if row.iteration >= 0 else 0.0  # the base model's is an evaluation
         self._totals["cpu_s"] += row.cpu_s
         for key, value in row.metrics.items():

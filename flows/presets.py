@@ -29,12 +29,18 @@ class RunConfig(Config):
 
     preset: str = Field("", description="Name of the preset that the run was made from. [ours]")
     seed: int = Field(0, ge=0, description="Mixed with stage name and iteration into every stage's seed. [ours]")
-    iterations: int = Field(4, ge=0, description="Rounds of collecting and learning; more of them continue a finished run. [ours]")
+    iterations: int = Field(
+        4, ge=0, description="Rounds of collecting and learning; more of them continue a finished run. [ours]"
+    )
     method: Literal["nlac", "self_ac", "rft", "grpo"] = Field(
         "nlac", description="Which stages an iteration runs: NLAC, Self-AC or a baseline. [ours]"
     )
-    evaluate_every: int = Field(1, ge=1, description="Iterations between two evaluations; the last one is always evaluated. [ours]")
-    cron: str = Field("", description="When `turnwise serve` starts the preset, like '0 3 * * *'; empty = by hand only. [ours]")
+    evaluate_every: int = Field(
+        1, ge=1, description="Iterations between two evaluations; the last one is always evaluated. [ours]"
+    )
+    cron: str = Field(
+        "", description="When `turnwise serve` starts the preset, like '0 3 * * *'; empty = by hand only. [ours]"
+    )
     task: TaskConfig = Field(default_factory=TaskConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     roles: RolesConfig = Field(default_factory=RolesConfig)
@@ -62,7 +68,9 @@ def check_exists(preset: str) -> Path:
     if path.is_file():
         return path
     if preset.endswith(".toml"):
-        raise UsageError(f"There is no preset file {preset}. Give a file that exists, or one of the presets {', '.join(names())}.")
+        raise UsageError(
+            f"There is no preset file {preset}. Give a file that exists, or one of the presets {', '.join(names())}."
+        )
     raise UsageError(f"There is no preset {preset!r}{nearest(preset, names()) or '.'} Presets: {', '.join(names())}.")
 
 

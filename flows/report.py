@@ -8,7 +8,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 if TYPE_CHECKING:
     from flows.pipeline import Call, Iteration, Step, Summary
@@ -68,7 +77,9 @@ class Display:
         self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._live.stop()
 
     def bar(self, what: str, total: int) -> contract.Progress:
@@ -115,7 +126,9 @@ def remarks(metrics: Mapping[str, float]) -> list[str]:
         )
     states, dropped = metrics.get("refine/states", 0.0), metrics.get("refine/dropped", 0.0)
     if states and not metrics["refine/rows"] and dropped >= states:
-        found.append(f"nothing to distil: refine could read no action, critique or rewrite in any of {states:.0f} states")
+        found.append(
+            f"nothing to distil: refine could read no action, critique or rewrite in any of {states:.0f} states"
+        )
     return found
 
 
@@ -150,12 +163,18 @@ def ending(summary: Summary) -> list[str]:
     if rates:
         lines.append(f"validation  {sparkline(rates)}  {rates[0]:.2f} -> {rates[-1]:.2f}, best {max(rates):.2f}")
     if summary.base and summary.final:
-        lines.append(f"test        base {rate_text(summary.base)} -> iteration {summary.final['iteration']} {rate_text(summary.final)}")
+        lines.append(
+            f"test        base {rate_text(summary.base)} -> iteration {summary.final['iteration']} {rate_text(summary.final)}"
+        )
     told = [one["metrics"][EXPLAINED] for one in summary.iterations if EXPLAINED in one.get("metrics", {})]
     if told:
-        lines.append(f"value       {sparkline(told)}  {told[0]:.2f} -> {told[-1]:.2f} of the returns' variance explained")
+        lines.append(
+            f"value       {sparkline(told)}  {told[0]:.2f} -> {told[-1]:.2f} of the returns' variance explained"
+        )
     short = summary.run_id[:8]
-    lines.append(f"run {short} in {summary.seconds:.0f} s. Look: turnwise show {short}; curves in the browser: turnwise ui")
+    lines.append(
+        f"run {short} in {summary.seconds:.0f} s. Look: turnwise show {short}; curves in the browser: turnwise ui"
+    )
     return lines
 
 
@@ -163,7 +182,11 @@ def rate_text(outcome: Mapping[str, Any]) -> str:
     """Win rate with its interval, as far as they are known."""
     if outcome.get("win_rate") is None:
         return "-"
-    interval = f" ({outcome['win_low']:.2f}-{outcome['win_high']:.2f})" if "win_low" in outcome and "win_high" in outcome else ""
+    interval = (
+        f" ({outcome['win_low']:.2f}-{outcome['win_high']:.2f})"
+        if "win_low" in outcome and "win_high" in outcome
+        else ""
+    )
     return f"{outcome['win_rate']:.2f}{interval}"
 
 

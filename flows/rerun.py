@@ -36,7 +36,9 @@ class Rerun:
         return {"rerun_of": self.old}
 
 
-def prepare(stage: str, of: str, workspace: Workspace, *, sets: Sequence[str] = (), iteration: int | None = None) -> Rerun:
+def prepare(
+    stage: str, of: str, workspace: Workspace, *, sets: Sequence[str] = (), iteration: int | None = None
+) -> Rerun:
     """Find the stored run and read back its config and inputs.
 
     of: a pipeline run (then of its last iteration that has the stage, or of `iteration`) or a run of the stage itself.
@@ -45,7 +47,9 @@ def prepare(stage: str, of: str, workspace: Workspace, *, sets: Sequence[str] = 
     from stages.store.execute import lineage_inputs
 
     if stage not in STAGES:
-        raise UsageError(f"There is no stage {stage!r}{nearest(stage, list(STAGES)) or '.'} Stages: {', '.join(STAGES)}.")
+        raise UsageError(
+            f"There is no stage {stage!r}{nearest(stage, list(STAGES)) or '.'} Stages: {', '.join(STAGES)}."
+        )
     old = find_stage_run(stage, of, workspace, iteration)
     stored = json.loads(workspace.tracking.artifact(old, "config.json").read_text(encoding="utf-8"))
     loaded = load_stage(stage)
@@ -54,7 +58,9 @@ def prepare(stage: str, of: str, workspace: Workspace, *, sets: Sequence[str] = 
         if (section := item.split("=")[0].split(".")[0]) not in read:
             raise UsageError(f"--set {item}: {stage} does not read {section!r}. It reads {', '.join(sorted(read))}.")
     values: dict[str, Any] = {**stored["config"], "seed": stored["seed"], "preset": f"rerun of {old[:8]}"}
-    return Rerun(old, Call(loaded, presets.resolve(values, sets), lineage_inputs(workspace, old), stored["iteration"], "rerun"))
+    return Rerun(
+        old, Call(loaded, presets.resolve(values, sets), lineage_inputs(workspace, old), stored["iteration"], "rerun")
+    )
 
 
 def find_stage_run(stage: str, of: str, workspace: Workspace, iteration: int | None = None) -> str:
@@ -62,11 +68,15 @@ def find_stage_run(stage: str, of: str, workspace: Workspace, iteration: int | N
     run_id = workspace.tracking.find(of)
     experiment = workspace.tracking.experiment(run_id)
     if experiment not in (stage, EXPERIMENT):
-        raise UsageError(f"--of {of}: wanted a pipeline run or a run of {stage}, found a run of {experiment}. See: turnwise runs")
+        raise UsageError(
+            f"--of {of}: wanted a pipeline run or a run of {stage}, found a run of {experiment}. See: turnwise runs"
+        )
     if found := stage_run_of(stage, run_id, workspace, iteration):
         return found
     where = "no finished iteration" if iteration is None else f"no finished iteration {iteration}"
-    raise UsageError(f"--of {of}: this pipeline run has {where} with the stage {stage}. See: turnwise show {run_id[:8]}")
+    raise UsageError(
+        f"--of {of}: this pipeline run has {where} with the stage {stage}. See: turnwise show {run_id[:8]}"
+    )
 
 
 def stage_run_of(stage: str, run_id: str, workspace: Workspace, iteration: int | None = None) -> str | None:
@@ -74,7 +84,10 @@ def stage_run_of(stage: str, run_id: str, workspace: Workspace, iteration: int |
     experiment = workspace.tracking.experiment(run_id)
     if experiment == EXPERIMENT:
         rows = reversed(stored_summary(workspace, run_id)["iterations"])
-        return next((str(row["runs"][stage]) for row in rows if stage in row["runs"] and iteration in (None, row["iteration"])), None)
+        return next(
+            (str(row["runs"][stage]) for row in rows if stage in row["runs"] and iteration in (None, row["iteration"])),
+            None,
+        )
     return run_id if experiment == stage else None
 
 

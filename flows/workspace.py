@@ -26,7 +26,10 @@ def find_home(given: Path | None = None) -> Path:
             raise UsageError(f"--home: wanted a folder that holds data/ and mlflow/, but {given} does not exist.")
         return given.resolve()
     here = Path.cwd()
-    return next((folder for folder in (here, *here.parents) if (folder / "data").is_dir() and (folder / "mlflow").is_dir()), here)
+    return next(
+        (folder for folder in (here, *here.parents) if (folder / "data").is_dir() and (folder / "mlflow").is_dir()),
+        here,
+    )
 
 
 def open_workspace(home: Path) -> Workspace:
@@ -90,7 +93,9 @@ def prompt_hashes(run: RunConfig) -> dict[str, str]:
 
 def model_hash(run: RunConfig) -> str:
     """Hash of the base model's files, or of its name where there are no files here."""
-    return _folder_hash(run.model.path) if run.model.engine in ("hf", "vllm") else f"{run.model.engine}:{run.model.path}"
+    return (
+        _folder_hash(run.model.path) if run.model.engine in ("hf", "vllm") else f"{run.model.engine}:{run.model.path}"
+    )
 
 
 @cache

@@ -22,7 +22,9 @@ class CollectConfig(Config):
     episodes: int = Field(64, ge=1, description="Episodes an iteration. [ours]")
     first_episodes: int = Field(64, ge=1, description="Episodes of iteration 0, when the replay is empty. [ours]")
     split: str = Field("train", description="Scenarios to act in. [ours]")
-    group: int = Field(1, ge=1, description="Episodes a scenario, side by side; GRPO compares within such a group. [paper: 4 for GRPO]")
+    group: int = Field(
+        1, ge=1, description="Episodes a scenario, side by side; GRPO compares within such a group. [paper: 4 for GRPO]"
+    )
     slots: int = Field(256, ge=1, description="Episodes that run side by side. [ours]")
     attempts: int = Field(3, ge=1, description="Tries of an episode whose environment or simulator failed. [ours]")
 
@@ -35,10 +37,16 @@ def run(context: Context) -> Outputs:
     scenarios = envs.scenarios(task.env, task.options, config.split, max(1, wanted // config.group), context.seed)
     scenarios = [s for s in scenarios for _ in range(config.group)]
     bar = context.progress("collect episodes", len(scenarios))
-    settings = rollout_settings(context, context.policy_adapter(), seed=context.seed, slots=config.slots, attempts=config.attempts)
-    episodes = rollout(context.engine, environment(context), scenarios, load_roles(roles.prompts), settings, done=bar.advance)
+    settings = rollout_settings(
+        context, context.policy_adapter(), seed=context.seed, slots=config.slots, attempts=config.attempts
+    )
+    episodes = rollout(
+        context.engine, environment(context), scenarios, load_roles(roles.prompts), settings, done=bar.advance
+    )
     check_environment(episodes)
     return Outputs(summary(episodes, "collect"), episode_rows(episodes, context.iteration))
 
 
-STAGE = Stage("collect", 1, CollectConfig, inputs=POLICY_STAGES, roles=("policy",), run=run, outputs=("episodes", "turns"))
+STAGE = Stage(
+    "collect", 1, CollectConfig, inputs=POLICY_STAGES, roles=("policy",), run=run, outputs=("episodes", "turns")
+)

@@ -22,7 +22,18 @@ from stages.learn.adapter import load_state, read_tensors, save_adapter, trainab
 from stages.learn.ema import ema_update
 from stages.learn.fit import adamw, fit
 from stages.play.transitions import transitions
-from stages.train.training import PassConfig, TrainRow, fit_metrics, general_rows, mixed_batches, mixed_nll, of_step, pad_id, target_rows, trainable
+from stages.train.training import (
+    PassConfig,
+    TrainRow,
+    fit_metrics,
+    general_rows,
+    mixed_batches,
+    mixed_nll,
+    of_step,
+    pad_id,
+    target_rows,
+    trainable,
+)
 
 
 class CriticConfig(PassConfig):
@@ -30,16 +41,26 @@ class CriticConfig(PassConfig):
 
     epochs: int = Field(1, ge=0, description="Passes over the iteration's targets; 0 freezes the successor. [ours]")
     batch: int = Field(48, ge=1, description="Targets a step. [ours]")
-    policy_rows: int = Field(16, ge=0, description="Policy rows in every step, from the last refinements or, at first, its own actions. [ours]")
-    general_rows: int = Field(0, ge=0, description="General rows in every step. [paper: general instruction data against forgetting]")
+    policy_rows: int = Field(
+        16,
+        ge=0,
+        description="Policy rows in every step, from the last refinements or, at first, its own actions. [ours]",
+    )
+    general_rows: int = Field(
+        0, ge=0, description="General rows in every step. [paper: general instruction data against forgetting]"
+    )
     general_path: str = Field("data/base/general.jsonl", description="JSONL file of general rows. [ours]")
-    ema_rate: float = Field(0.01, gt=0, le=1, description="EMA rate of the target network, a step. [paper: an EMA; rate ours]")
+    ema_rate: float = Field(
+        0.01, gt=0, le=1, description="EMA rate of the target network, a step. [paper: an EMA; rate ours]"
+    )
 
 
 def run(context: Context) -> Outputs:
     """Artifacts `adapter` and `target`, rows of `priorities`."""
     config: CriticConfig = context.config
-    rows = target_rows([r for r in context.replay.rows("targets", context.inputs["targets"]) if r["role"] == "successor"])
+    rows = target_rows(
+        [r for r in context.replay.rows("targets", context.inputs["targets"]) if r["role"] == "successor"]
+    )
     if not rows:
         raise MissingInput(f"critic needs successor targets of run {context.latest('targets')}, found 0; rerun targets")
     last_policy, last_critic = context.latest("distill"), context.latest("critic")
@@ -80,7 +101,10 @@ def run(context: Context) -> Outputs:
         fit_metrics("critic", history),
         {"priorities": priority_rows(losses)},
         {"adapter": context.workdir / "adapter", "target": context.workdir / "target"},
-        {f"critic/step_{name}": [h[name] for h in history if name in h] for name in ("nll/successor", "nll/policy", "grad_norm")},
+        {
+            f"critic/step_{name}": [h[name] for h in history if name in h]
+            for name in ("nll/successor", "nll/policy", "grad_norm")
+        },
     )
 
 
@@ -89,7 +113,11 @@ def policy_rows(context: Context) -> list[TrainRow]:
     run_id = context.latest("refine")
     if run_id and (refined := [r for r in context.replay.rows("targets", [run_id]) if r["role"] == "policy"]):
         return target_rows(refined)
-    return [TrainRow(t.prompt_ids, t.action_ids, key=t.key) for t in transitions(context.replay, context.inputs["collect"][-1:]) if not t.malformed]
+    return [
+        TrainRow(t.prompt_ids, t.action_ids, key=t.key)
+        for t in transitions(context.replay, context.inputs["collect"][-1:])
+        if not t.malformed
+    ]
 
 
 def priority_rows(losses: dict[tuple[Any, ...], tuple[float, int]]) -> list[Row]:

@@ -40,11 +40,17 @@ class DistillConfig(PassConfig):
 
     epochs: int = Field(1, ge=1, description="Passes over the iteration's refinements. [ours]")
     batch: int = Field(32, ge=1, description="Refined actions a step. [ours]")
-    successor_rows: int = Field(16, ge=0, description="Successor targets in every step: L1 : L2 share one adapter. [ours]")
-    general_rows: int = Field(0, ge=0, description="General rows in every step. [paper: general instruction data against forgetting]")
+    successor_rows: int = Field(
+        16, ge=0, description="Successor targets in every step: L1 : L2 share one adapter. [ours]"
+    )
+    general_rows: int = Field(
+        0, ge=0, description="General rows in every step. [paper: general instruction data against forgetting]"
+    )
     general_path: str = Field("data/base/general.jsonl", description="JSONL file of general rows. [ours]")
     held_out: float = Field(0.1, ge=0, lt=1, description="Share of the refinements held out for the peak rule. [ours]")
-    kl_coef: float = Field(0.0, ge=0, description="Weight of KL(pi_theta || pi_base) on the trained tokens. [ours; paper: none]")
+    kl_coef: float = Field(
+        0.0, ge=0, description="Weight of KL(pi_theta || pi_base) on the trained tokens. [ours; paper: none]"
+    )
 
 
 def run(context: Context) -> Outputs:
@@ -69,24 +75,46 @@ def run(context: Context) -> Outputs:
         nonlocal best
         bar.advance(1)
         if held_out and len(done) % steps_an_epoch == 0:
-            by_epoch.append(mean_nll(model, held_out, pad_id=pad_id(model), pass_tokens=config.pass_tokens, autocast=config.autocast))
+            by_epoch.append(
+                mean_nll(
+                    model, held_out, pad_id=pad_id(model), pass_tokens=config.pass_tokens, autocast=config.autocast
+                )
+            )
             if by_epoch[-1] < best[0]:
                 best = by_epoch[-1], trainable_state(model)
 
     batches = mixed_batches(
-        kinds, main="policy", epochs=config.epochs, rng=rng, pad_id=pad_id(model), device=model.device, pass_tokens=config.pass_tokens
+        kinds,
+        main="policy",
+        epochs=config.epochs,
+        rng=rng,
+        pad_id=pad_id(model),
+        device=model.device,
+        pass_tokens=config.pass_tokens,
     )
     optimiser = adamw(model, lr=config.rate(context.iteration))
     history = fit(
-        model, batches, with_kl(config.kl_coef, autocast=config.autocast), optimiser, clip=config.clip, after_step=after_step, merge=of_step
+        model,
+        batches,
+        with_kl(config.kl_coef, autocast=config.autocast),
+        optimiser,
+        clip=config.clip,
+        after_step=after_step,
+        merge=of_step,
     )
     if best[1]:
         load_state(model, best[1])
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
-    metrics = fit_metrics("distill", history) | {"distill/rows": float(len(rows)), "distill/held_out_rows": float(len(held_out))}
+    metrics = fit_metrics("distill", history) | {
+        "distill/rows": float(len(rows)),
+        "distill/held_out_rows": float(len(held_out)),
+    }
     if best[1]:
         metrics |= {"distill/held_out_nll": best[0], "distill/best_epoch": float(by_epoch.index(best[0]) + 1)}
-    curves = {f"distill/step_{name}": [h[name] for h in history if name in h] for name in ("nll/successor", "nll/policy", "grad_norm")}
+    curves = {
+        f"distill/step_{name}": [h[name] for h in history if name in h]
+        for name in ("nll/successor", "nll/policy", "grad_norm")
+    }
     return Outputs(metrics, {}, {"adapter": context.workdir / "adapter"}, curves)
 
 
@@ -106,4 +134,6 @@ def with_kl(coef: float, *, autocast: bool = False) -> Any:
     return loss
 
 
-STAGE = Stage("distill", 1, DistillConfig, inputs=("refine", "targets", "critic"), roles=(), run=run, outputs=("adapter/",))
+STAGE = Stage(
+    "distill", 1, DistillConfig, inputs=("refine", "targets", "critic"), roles=(), run=run, outputs=("adapter/",)
+)

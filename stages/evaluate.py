@@ -37,25 +37,37 @@ from stages.train.training import read_jsonl
 class EvaluateConfig(Config):
     """What is measured, and on how much."""
 
-    split: str = Field("validation", description="Scenarios: validation chooses the best adapter, test is reported. [ours]")
+    split: str = Field(
+        "validation", description="Scenarios: validation chooses the best adapter, test is reported. [ours]"
+    )
     episodes: int = Field(96, ge=1, description="Episodes. [ours]")
     test_options: dict[str, Any] = Field(
-        default_factory=dict, description="Options of the task that differ on the test split: harder problems, or another domain. [ours]"
+        default_factory=dict,
+        description="Options of the task that differ on the test split: harder problems, or another domain. [ours]",
     )
     temperature: float = Field(1.0, ge=0, description="Of the policy; 0 = greedy. [ours]")
     slots: int = Field(256, ge=1, description="Episodes that run side by side. [ours]")
     attempts: int = Field(3, ge=1, description="Tries of an episode whose environment or simulator failed. [ours]")
     audit_turns: int = Field(96, ge=0, description="Turns on which the critic is audited; 0 = none. [ours]")
     audit_futures: int = Field(1, ge=1, description="Futures a turn that the audit's evaluator reads. [ours]")
-    loss_words: tuple[str, ...] = Field(("fail", "lost"), description="Words by which a predicted future tells a loss, in the audit. [ours]")
-    probe_path: str = Field("", description='JSONL file of role rows whose replies are known, for the forgetting probe; "" = none. [ours]')
+    loss_words: tuple[str, ...] = Field(
+        ("fail", "lost"), description="Words by which a predicted future tells a loss, in the audit. [ours]"
+    )
+    probe_path: str = Field(
+        "", description='JSONL file of role rows whose replies are known, for the forgetting probe; "" = none. [ours]'
+    )
     probe_rows: int = Field(20, ge=1, description="Rows a role. [ours]")
-    value: bool = Field(True, description="Read the values of a self_ac policy on these episodes, by one pass a state. [ours]")
+    value: bool = Field(
+        True, description="Read the values of a self_ac policy on these episodes, by one pass a state. [ours]"
+    )
     best_of: int = Field(
-        1, ge=1, description="Episodes a scenario, of which V(s_{N-1}) chooses one; metrics named evaluate/ are of the first. [ours]"
+        1,
+        ge=1,
+        description="Episodes a scenario, of which V(s_{N-1}) chooses one; metrics named evaluate/ are of the first. [ours]",
     )
     abort_below: float | None = Field(
-        None, description="Give an episode up, from its second reply on, where V of its state is below this; it counts as not won. [ours]"
+        None,
+        description="Give an episode up, from its second reply on, where V of its state is below this; it counts as not won. [ours]",
     )
 
 
@@ -65,17 +77,27 @@ def run(context: Context) -> Outputs:
     context = on_test(context) if config.split == "test" and config.test_options else context
     task, shared = context.run.task, context.run.roles
     if config.best_of > 1 and config.temperature == 0:
-        raise UsageError(f"evaluate.best_of: {config.best_of} greedy episodes of a scenario are all the same; set evaluate.temperature above 0")
+        raise UsageError(
+            f"evaluate.best_of: {config.best_of} greedy episodes of a scenario are all the same; set evaluate.temperature above 0"
+        )
     roles, policy = load_roles(shared.prompts), context.policy_adapter()
     # The scenarios depend on the run's seed alone: every iteration, and every rerun, is judged on the same ones.
     scenarios = envs.scenarios(task.env, task.options, config.split, config.episodes, mix("evaluate", context.run.seed))
     bar = context.progress(f"evaluate on {config.split}", len(scenarios) * config.best_of)
     # Opened when it is first asked: before the episodes only where V may end one, since on a GPU it takes memory that the engine wants.
     critic = cache(lambda: open_critic(context, roles) if config.value else None)
-    settings = rollout_settings(context, policy, seed=context.seed, temperature=config.temperature, slots=config.slots, attempts=config.attempts)
+    settings = rollout_settings(
+        context, policy, seed=context.seed, temperature=config.temperature, slots=config.slots, attempts=config.attempts
+    )
     # The first round has the numbers, and with them the seeds, of an evaluation without others: its episodes are the same ones.
     played = rollout(
-        context.engine, environment(context), scenarios * config.best_of, roles, settings, hopeless=hopeless(config, critic), done=bar.advance
+        context.engine,
+        environment(context),
+        scenarios * config.best_of,
+        roles,
+        settings,
+        hopeless=hopeless(config, critic),
+        done=bar.advance,
     )
     rounds = [played[i : i + len(scenarios)] for i in range(0, len(played), max(len(scenarios), 1))]
     episodes = rounds[0] if rounds else []
@@ -85,7 +107,9 @@ def run(context: Context) -> Outputs:
     metrics = summary(episodes, "evaluate") | {"evaluate/win_low": low, "evaluate/win_high": high}
     if config.abort_below is not None:
         metrics["evaluate/given_up"] = float(sum(e.error == GIVEN_UP for e in episodes))
-    metrics |= {f"evaluate/{task.env}/{name}": value for name, value in envs.describe(task.env, task.options, scored).items()}
+    metrics |= {
+        f"evaluate/{task.env}/{name}": value for name, value in envs.describe(task.env, task.options, scored).items()
+    }
     rows: dict[str, Sequence[Row]] = dict(episode_rows(played, context.iteration))
     files: dict[str, Path] = {}
     if config.audit_turns and context.latest("critic"):
@@ -106,12 +130,16 @@ def on_test(context: Context) -> Context:
     return replace(context, run=context.run.model_copy(update={"task": changed}))
 
 
-def hopeless(config: EvaluateConfig, critic: Callable[[], Critic | None]) -> Callable[[Sequence[tuple[int, ...]]], list[bool]] | None:
+def hopeless(
+    config: EvaluateConfig, critic: Callable[[], Critic | None]
+) -> Callable[[Sequence[tuple[int, ...]]], list[bool]] | None:
     """States to whether V gives the episode up there; None where nothing is given up. Raises UsageError where there is no V."""
     if (threshold := config.abort_below) is None:
         return None
     if (opened := critic()) is None:
-        raise UsageError("evaluate.abort_below: values are read of a policy of self_ac that has a critic, with evaluate.value on; this run has none")
+        raise UsageError(
+            "evaluate.abort_below: values are read of a policy of self_ac that has a critic, with evaluate.value on; this run has none"
+        )
     return lambda states: [value < threshold for value in values_of(opened, states)]
 
 
@@ -119,7 +147,9 @@ def values(context: Context, roles: Roles, rounds: Sequence[Sequence[Episode]], 
     """The values of a self_ac policy on all episodes, and what one of n chosen by them would win; nothing of other policies' values."""
     judged, found = None, Values({}, {})
     if critic is not None:
-        judged = judge_episodes(critic, context.engine, roles, [e for one in rounds for e in one if e.outcome.trainable])
+        judged = judge_episodes(
+            critic, context.engine, roles, [e for one in rounds for e in one if e.outcome.trainable]
+        )
         found = report(judged, context.workdir)
     return Values(found.metrics | (best_of(rounds, judged) if context.config.best_of > 1 else {}), found.files)
 
@@ -132,7 +162,14 @@ def probe(context: Context, path: str, rows_a_role: int, adapter: str | None) ->
         by_role.setdefault(row["role"], []).append(row)
     rows = [row for group in by_role.values() for row in group[:rows_a_role]]
     limit = context.run.roles.future_room
-    replies = ask(context.engine, [r["messages"] for r in rows], adapter=adapter, temperature=0.0, max_tokens=limit, seed=context.seed)
+    replies = ask(
+        context.engine,
+        [r["messages"] for r in rows],
+        adapter=adapter,
+        temperature=0.0,
+        max_tokens=limit,
+        seed=context.seed,
+    )
     right: dict[str, list[bool]] = {}
     for row, (_, reply) in zip(rows, replies, strict=True):
         if reply != NO_ROOM:
@@ -141,7 +178,11 @@ def probe(context: Context, path: str, rows_a_role: int, adapter: str | None) ->
         raise nothing_fits("evaluate.probe_path", len(rows), context.engine.context)
     shares = {role: sum(found) / len(found) for role, found in right.items()}
     counts = {"evaluate/probe_out_of_context": float(sum(reply == NO_ROOM for _, reply in replies))}
-    return {f"evaluate/probe_{role}": share for role, share in shares.items()} | {"evaluate/probe": sum(shares.values()) / len(shares)} | counts
+    return (
+        {f"evaluate/probe_{role}": share for role, share in shares.items()}
+        | {"evaluate/probe": sum(shares.values()) / len(shares)}
+        | counts
+    )
 
 
 STAGE = Stage(

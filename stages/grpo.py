@@ -87,26 +87,48 @@ def run(context: Context) -> Outputs:
 
     batches = step_batches(turns, advantage, config, random.Random(context.seed), model)
     optimiser = adamw(model, lr=config.rate(context.iteration))
-    history = fit(model, batches, partial(clipped_loss, config=config, gaps=gaps), optimiser, clip=config.clip, after_step=after_step, merge=of_step)
+    history = fit(
+        model,
+        batches,
+        partial(clipped_loss, config=config, gaps=gaps),
+        optimiser,
+        clip=config.clip,
+        after_step=after_step,
+        merge=of_step,
+    )
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     mixed = len({t["episode_id"] for t in turns}) / len(episodes)
-    certified = [row for _, mine in groupby(turns, lambda t: t["episode_id"]) for row in certificates(list(mine), None, context.engine.decode)]
+    certified = [
+        row
+        for _, mine in groupby(turns, lambda t: t["episode_id"])
+        for row in certificates(list(mine), None, context.engine.decode)
+    ]
     certified = with_gaps(certified, gaps)
     metrics = fit_metrics("grpo", history) | {"grpo/used_frac": mixed} | cert_metrics("grpo", certified, config.max_gap)
     return Outputs(metrics, {"certificates": certified}, {"adapter": context.workdir / "adapter"})
 
 
-def clipped_loss(model: Any, part: Turns, config: GrpoConfig, gaps: dict[Turn, dict[str, float]]) -> tuple[Tensor, dict[str, float]]:
+def clipped_loss(
+    model: Any, part: Turns, config: GrpoConfig, gaps: dict[Turn, dict[str, float]]
+) -> tuple[Tensor, dict[str, float]]:
     """L of one pass, and its metrics with the tokens that each is a mean of; the losses of a step's passes add up to that of the step.
 
     gaps: takes in those of the turns of the stage's first step."""
     with half(part.batch.ids.device, config.autocast):
         log_probs_K, rows_K = completion_log_probs(model, part.batch)
     if part.first:
-        gaps.update(turn_gaps([part.first[row] for row in rows_K.tolist()], part.old_log_probs_K.tolist(), log_probs_K.tolist()))
+        gaps.update(
+            turn_gaps([part.first[row] for row in rows_K.tolist()], part.old_log_probs_K.tolist(), log_probs_K.tolist())
+        )
     # A row is a turn; divided by the number of tokens, the sum over them is their mean.
     value, metrics = turn_ppo_clip(
-        log_probs_K, part.old_log_probs_K, rows_K, part.advantage_B, clip=config.ratio_clip, ratio="token", normaliser=part.normaliser
+        log_probs_K,
+        part.old_log_probs_K,
+        rows_K,
+        part.advantage_B,
+        clip=config.ratio_clip,
+        ratio="token",
+        normaliser=part.normaliser,
     )
     return value, metrics | {f"count/{name}": float(len(log_probs_K)) for name in metrics}
 
@@ -115,11 +137,15 @@ def episode_advantages(episodes: list[Row]) -> dict[str, float]:
     """Group-relative advantage of every episode whose scenario has at least two."""
     groups = [members for members in by_scenario(episodes).values() if len(members) > 1]
     if not groups:
-        raise MissingInput("grpo compares episodes of one scenario, found none with two; set collect.group to 4 or more")
+        raise MissingInput(
+            "grpo compares episodes of one scenario, found none with two; set collect.group to 4 or more"
+        )
     return relative_advantages(groups)
 
 
-def step_batches(turns: list[Row], advantage: dict[str, float], config: GrpoConfig, rng: random.Random, model: Any) -> Iterator[list[Turns]]:
+def step_batches(
+    turns: list[Row], advantage: dict[str, float], config: GrpoConfig, rng: random.Random, model: Any
+) -> Iterator[list[Turns]]:
     """Steps in their passes: one, or as many as `pass_tokens` asks for."""
     by_key = {(t["episode_id"], t["turn"]): t for t in turns}
     rows = [TrainRow(tuple(t["prompt_ids"]), tuple(t["action_ids"]), key=key) for key, t in by_key.items()]
@@ -132,8 +158,12 @@ def step_batches(turns: list[Row], advantage: dict[str, float], config: GrpoConf
                 old = torch.tensor([lp for row in group for lp in by_key[row.key]["log_probs"]], device=model.device)
                 advantage_B = torch.tensor([advantage[row.key[0]] for row in group], device=model.device)
                 first = tuple((row.key[0], row.key[1]) for row in group) if epoch == start == 0 else ()
-                passes.append(Turns(make_part(group, pad_id(model), model.device).batch, advantage_B, old, normaliser, first))
+                passes.append(
+                    Turns(make_part(group, pad_id(model), model.device).batch, advantage_B, old, normaliser, first)
+                )
             yield passes
 
 
-STAGE = Stage("grpo", 2, GrpoConfig, inputs=("collect", "grpo"), roles=(), run=run, outputs=("certificates", "adapter/"))
+STAGE = Stage(
+    "grpo", 2, GrpoConfig, inputs=("collect", "grpo"), roles=(), run=run, outputs=("certificates", "adapter/")
+)

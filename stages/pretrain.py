@@ -30,28 +30,50 @@ if TYPE_CHECKING:
 
     from stages.learn.batches import Batch
 
-OF_AGENTS = {"layers": 4, "positions": 1024, "steps": 1800, "batch": 32, "parts": 4, "general_rows": 0, "probe_rows": 192}
+OF_AGENTS = {
+    "layers": 4,
+    "positions": 1024,
+    "steps": 1800,
+    "batch": 32,
+    "parts": 4,
+    "general_rows": 0,
+    "probe_rows": 192,
+}
 """Defaults where corpus = agents, whose examples are whole episodes."""
 
 
 class PretrainConfig(Config):
     """Shape and schedule of the base model. Some defaults are others for agents: see each."""
 
-    corpus: Literal["desk", "agents"] = Field("desk", description="What it is taught: the roles on the desk, or to act in three environments. [ours]")
+    corpus: Literal["desk", "agents"] = Field(
+        "desk", description="What it is taught: the roles on the desk, or to act in three environments. [ours]"
+    )
     width: int = Field(128, ge=16, description="Hidden size. [ours]")
     layers: int = Field(3, ge=1, description="Decoder layers; 4 for agents. [ours]")
     heads: int = Field(4, ge=1, description="Attention heads. [ours]")
-    positions: int = Field(256, ge=1, description="Longest text that the model takes, in tokens; 1024 for agents. [ours]")
-    vocabulary: int = Field(1000, ge=262, description="Tokens of the byte-level tokenizer, for agents; the desk has one a word. [ours]")
+    positions: int = Field(
+        256, ge=1, description="Longest text that the model takes, in tokens; 1024 for agents. [ours]"
+    )
+    vocabulary: int = Field(
+        1000, ge=262, description="Tokens of the byte-level tokenizer, for agents; the desk has one a word. [ours]"
+    )
     steps: int = Field(900, ge=1, description="Optimiser steps; 1800 for agents. [ours]")
     batch: int = Field(96, ge=1, description="Examples a step; 32 for agents. [ours]")
-    parts: int = Field(1, ge=1, description="Passes of like length that a step is cut into, against padding; 4 for agents. [ours]")
+    parts: int = Field(
+        1, ge=1, description="Passes of like length that a step is cut into, against padding; 4 for agents. [ours]"
+    )
     muon_lr: float = Field(0.02, gt=0, description="Learning rate of the matrices. [ours]")
     adam_lr: float = Field(3e-3, gt=0, description="Learning rate of embeddings and norms. [ours]")
     flat: float = Field(0.4, ge=0, le=1, description="Share of the steps before the linear decay to 3 %. [ours]")
-    general_rows: int = Field(3000, ge=0, description="Role rows written to general.jsonl, for mixing into later training; 0 for agents. [ours]")
+    general_rows: int = Field(
+        3000,
+        ge=0,
+        description="Role rows written to general.jsonl, for mixing into later training; 0 for agents. [ours]",
+    )
     probe_rows: int = Field(
-        40, ge=1, description="Held-out rows a role in probe.jsonl, for scores and the forgetting probe; for agents 192 episodes a task. [ours]"
+        40,
+        ge=1,
+        description="Held-out rows a role in probe.jsonl, for scores and the forgetting probe; for agents 192 episodes a task. [ours]",
     )
 
     @model_validator(mode="before")
@@ -66,7 +88,9 @@ class Material:
 
     tokenizer: Any
     draw: Callable[[random.Random], Example]
-    encode: Callable[[Any, Example], tuple[list[int], list[bool]]]  # (tokenizer, example) -> ids, and which of them are learned
+    encode: Callable[
+        [Any, Example], tuple[list[int], list[bool]]
+    ]  # (tokenizer, example) -> ids, and which of them are learned
 
 
 def desk_material(roles: Roles) -> Material:
@@ -74,12 +98,16 @@ def desk_material(roles: Roles) -> Material:
 
 
 def agents_material(prompts: Mapping[str, Roles], vocabulary: int) -> Material:
-    return Material(byte_tokenizer(agents.texts(prompts), vocabulary), lambda rng: agents.example(rng, prompts), encode_episode)
+    return Material(
+        byte_tokenizer(agents.texts(prompts), vocabulary), lambda rng: agents.example(rng, prompts), encode_episode
+    )
 
 
 def encode_reply(tokenizer: Any, example: Example) -> tuple[list[int], list[bool]]:
     """The last reply and its end token are learned."""
-    prompt = tokenizer.apply_chat_template(list(example.messages), add_generation_prompt=True, tokenize=True, return_dict=False)
+    prompt = tokenizer.apply_chat_template(
+        list(example.messages), add_generation_prompt=True, tokenize=True, return_dict=False
+    )
     reply = [*tokenizer(example.reply).input_ids, tokenizer.eos_token_id]
     return [*prompt, *reply], [False] * len(prompt) + [True] * len(reply)
 
@@ -154,7 +182,14 @@ def train(model: Any, material: Material, config: PretrainConfig, seed: int, adv
         examples = [material.draw(rng) for _ in range(config.batch)]
         muon.zero_grad()
         adam.zero_grad()
-        losses.append(backward(model, [material.encode(material.tokenizer, e) for e in examples], config.parts, material.tokenizer.pad_token_id))
+        losses.append(
+            backward(
+                model,
+                [material.encode(material.tokenizer, e) for e in examples],
+                config.parts,
+                material.tokenizer.pad_token_id,
+            )
+        )
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         muon.step()  # type: ignore[no-untyped-call]
         adam.step()

@@ -41,10 +41,14 @@ class RefineConfig(Config):
     )
     futures: int = Field(1, ge=1, description="k, futures that the evaluator reads. [paper: 1]")
     refinements: int = Field(
-        1, ge=1, description="m, refinements of an action judged No; more than one needs roles.judge_temperature above 0. [paper: 1]"
+        1,
+        ge=1,
+        description="m, refinements of an action judged No; more than one needs roles.judge_temperature above 0. [paper: 1]",
     )
     correct: bool = Field(True, description="CoT correction of the refined action. [paper]")
-    yes_frac_max: float = Field(0.5, ge=0, le=1, description='Largest share of rows whose action was kept because of "Yes". [ours]')
+    yes_frac_max: float = Field(
+        0.5, ge=0, le=1, description='Largest share of rows whose action was kept because of "Yes". [ours]'
+    )
     critique: Literal["full", "verdict", "none"] = Field(
         "full",
         description="What the refiner sees: the whole critique; the bare verdict; none = every action is rewritten, no critic at all. [ours, ablation]",
@@ -80,7 +84,9 @@ def run(context: Context) -> Outputs:
     config: RefineConfig = context.config
     roles = load_roles(context.run.roles.prompts)
     if config.refinements > 1 and context.run.roles.judge_temperature == 0:
-        raise UsageError("refine.refinements is above 1 while roles.judge_temperature is 0: all of them would be equal; raise the temperature")
+        raise UsageError(
+            "refine.refinements is above 1 while roles.judge_temperature is 0: all of them would be equal; raise the temperature"
+        )
     if context.iteration < config.warmup:
         return Outputs({"refine/rows": 0.0})
     pool = transitions(context.replay, context.inputs["collect"], newest=config.replay_size)
@@ -102,7 +108,10 @@ def run(context: Context) -> Outputs:
     kept = cap_yes(refined, config.yes_frac_max, rng)
     return Outputs(
         metrics(judged, refined, kept),
-        {"judgements": [judgement_row(r) for r in refined], "targets": [target_row(context, roles, r, n) for n, r in enumerate(kept)]},
+        {
+            "judgements": [judgement_row(r) for r in refined],
+            "targets": [target_row(context, roles, r, n) for n, r in enumerate(kept)],
+        },
     )
 
 
@@ -154,10 +163,16 @@ def refine_all(context: Context, roles: Roles, judged: Sequence[Refinement]) -> 
     todo = [r for r in judged if not r.dropped and r.learned is None for _ in range(config.refinements)]
     prompts = [refiner_prompt(roles, r, config.critique) for r in todo]
     replies = ask(
-        context.engine, prompts, adapter=adapter, temperature=s.judge_temperature, max_tokens=s.action_room, seed=mix(context.seed, "refine")
+        context.engine,
+        prompts,
+        adapter=adapter,
+        temperature=s.judge_temperature,
+        max_tokens=s.action_room,
+        seed=mix(context.seed, "refine"),
     )
     rewritten = [
-        replace(r, teacher=(ids, tuple(prompt)), raw=reply, learned=reply) for r, prompt, (ids, reply) in zip(todo, prompts, replies, strict=True)
+        replace(r, teacher=(ids, tuple(prompt)), raw=reply, learned=reply)
+        for r, prompt, (ids, reply) in zip(todo, prompts, replies, strict=True)
     ]
     if config.correct:
         # Where there are no words to be corrected, a corrector would make some up.
@@ -182,7 +197,12 @@ def refiner_prompt(roles: Roles, r: Refinement, critique: str) -> list[Message]:
     evaluation = r.judgement.critique if critique == "full" else "Optimality: No."
     state = r.state.state
     return roles.prompt(
-        "refiner", system=str(state[0]["content"]), history=history_text(state), action=action, thought=thought, evaluation=evaluation
+        "refiner",
+        system=str(state[0]["content"]),
+        history=history_text(state),
+        action=action,
+        thought=thought,
+        evaluation=evaluation,
     )
 
 
@@ -196,7 +216,9 @@ def gated(context: Context, roles: Roles, refined: Sequence[Refinement]) -> list
     new = [(r, r.learned) for r in refined if not r.dropped and not r.kept_action and r.learned]
     if config.gate == "evaluate":
         pairs = [(r.state.state, parse_react(learned.text)[1]) for r, learned in new]
-        passes = [j.verdict == "yes" for j in judge(context, roles, pairs, k=config.futures, seed=mix(context.seed, "gate"))]
+        passes = [
+            j.verdict == "yes" for j in judge(context, roles, pairs, k=config.futures, seed=mix(context.seed, "gate"))
+        ]
     else:
         passes = no_worse(context, roles, [(r.state, r.action, learned) for r, learned in new], config.gate_rollouts)
     settled = {id(r.action) for (r, _), passed in zip(new, passes, strict=True) if passed}
@@ -205,7 +227,9 @@ def gated(context: Context, roles: Roles, refined: Sequence[Refinement]) -> list
         if passed:
             found.append(r)
         elif id(r.action) in settled:
-            found.append(replace(r, refused=learned.text, dropped="gate"))  # another rewrite stands for this action, or the fresh one does
+            found.append(
+                replace(r, refused=learned.text, dropped="gate")
+            )  # another rewrite stands for this action, or the fresh one does
         else:
             settled.add(id(r.action))
             found.append(replace(r, raw=r.action, learned=r.action, refused=learned.text))
@@ -220,7 +244,9 @@ def cap_yes(refined: Sequence[Refinement], most: float, rng: random.Random) -> l
     return no + (rng.sample(yes, allowed) if allowed < len(yes) else yes)
 
 
-def metrics(judged: Sequence[Refinement], refined: Sequence[Refinement], kept: Sequence[Refinement]) -> dict[str, float]:
+def metrics(
+    judged: Sequence[Refinement], refined: Sequence[Refinement], kept: Sequence[Refinement]
+) -> dict[str, float]:
     verdicts = [r.judgement.verdict for r in judged if r.judgement]
     new = [r for r in kept if not r.kept_action and r.raw and r.learned]
     told = [r.judgement.critique if r.judgement else "" for r in new]

@@ -18,7 +18,16 @@ from stages.frame.contract import Context, Outputs, Stage
 from stages.learn.adapter import save_adapter
 from stages.learn.fit import adamw, fit
 from stages.play.transitions import transitions
-from stages.train.training import PassConfig, TrainRow, fit_metrics, mixed_batches, mixed_nll, of_step, pad_id, trainable_policy
+from stages.train.training import (
+    PassConfig,
+    TrainRow,
+    fit_metrics,
+    mixed_batches,
+    mixed_nll,
+    of_step,
+    pad_id,
+    trainable_policy,
+)
 
 
 class RftConfig(PassConfig):
@@ -46,9 +55,13 @@ def run(context: Context) -> Outputs:
         pass_tokens=config.pass_tokens,
     )  # fmt: skip
     optimiser = adamw(model, lr=config.rate(context.iteration))
-    history = fit(model, batches, loss, optimiser, clip=config.clip, after_step=lambda done: bar.advance(1), merge=of_step)
+    history = fit(
+        model, batches, loss, optimiser, clip=config.clip, after_step=lambda done: bar.advance(1), merge=of_step
+    )
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
-    return Outputs(fit_metrics("rft", history) | {"rft/wins": float(len(won))}, {}, {"adapter": context.workdir / "adapter"})
+    return Outputs(
+        fit_metrics("rft", history) | {"rft/wins": float(len(won))}, {}, {"adapter": context.workdir / "adapter"}
+    )
 
 
 STAGE = Stage("rft", 1, RftConfig, inputs=("collect", "rft"), roles=(), run=run, outputs=("adapter/",))

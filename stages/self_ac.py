@@ -58,17 +58,25 @@ def run(context: Context) -> Outputs:
     if config.keep_moments and (last := context.latest("self_ac")):
         load_checkpoint(context.artifact(last, "moments.safetensors"), both, optimiser)
     history = learn(
-        context, both, optimiser, steps(found, critic_ids, config, rng=random.Random(context.seed), device=model.device), len(found.episodes)
+        context,
+        both,
+        optimiser,
+        steps(found, critic_ids, config, rng=random.Random(context.seed), device=model.device),
+        len(found.episodes),
     )
     files = save(context, model, head)
     save_checkpoint(files["moments.safetensors"], both, optimiser, weights=False)
     curves = {f"self_ac/step_{name}": [h[name] for h in history if name in h] for name in CURVES}
     certified = with_gaps(found.certificates, ledger_gaps(files["ledger.parquet"]))
     metrics = fit_metrics("self_ac", history) | {"self_ac/rows": float(sum(map(len, found.episodes))), **found.counts}
-    return Outputs(metrics | cert_metrics("self_ac", certified, config.max_gap), {"certificates": certified}, files, curves)
+    return Outputs(
+        metrics | cert_metrics("self_ac", certified, config.max_gap), {"certificates": certified}, files, curves
+    )
 
 
-def learn(context: Context, both: nn.ModuleList, optimiser: torch.optim.Optimizer, batches: Any, n_episodes: int) -> list[dict[str, float]]:
+def learn(
+    context: Context, both: nn.ModuleList, optimiser: torch.optim.Optimizer, batches: Any, n_episodes: int
+) -> list[dict[str, float]]:
     """All steps, or those that a killed run had not done yet. Leaves the ledger of the first step beside the checkpoint."""
     config: SelfAcConfig = context.config
     model, head = cast(tuple[Any, ValueHead], tuple(both))
@@ -110,7 +118,9 @@ def check_options(config: SelfAcConfig, *, checkpointing: bool) -> None:
             "self_ac.separate: layers that are worked out again would use the adapter of the other pass; set model.gradient_checkpointing to false"
         )
     if config.soft_prompt and config.separate:
-        raise UsageError("self_ac.separate: a critic with an adapter of its own reads the text prompt; set self_ac.soft_prompt to 0")
+        raise UsageError(
+            "self_ac.separate: a critic with an adapter of its own reads the text prompt; set self_ac.soft_prompt to 0"
+        )
 
 
 def longest(model: Any) -> int | None:
@@ -125,7 +135,14 @@ def open_policy(context: Context) -> Any:
     if context.config.separate:
         last, shape = context.latest("self_ac"), context.run.model
         start = context.artifact(last, CRITIC) if last else None
-        add_adapter(model, CRITIC, start, rank=shape.lora_rank, alpha=shape.lora_alpha, seed=mix(CRITIC, context.run.seed) % 2**31)
+        add_adapter(
+            model,
+            CRITIC,
+            start,
+            rank=shape.lora_rank,
+            alpha=shape.lora_alpha,
+            seed=mix(CRITIC, context.run.seed) % 2**31,
+        )
     return model
 
 

@@ -36,14 +36,25 @@ class TargetsConfig(Config):
 
     transitions: int = Field(256, ge=1, description="Targets made an iteration. [ours]")
     replay_size: int = Field(20000, ge=1, description="Newest transitions that can be drawn. [ours]")
-    alpha: float = Field(0.6, ge=0, description="Priority p ~ (loss + eps)^alpha. [paper: prioritised by the critic's loss; exponent ours]")
+    alpha: float = Field(
+        0.6,
+        ge=0,
+        description="Priority p ~ (loss + eps)^alpha. [paper: prioritised by the critic's loss; exponent ours]",
+    )
     eps: float = Field(0.01, gt=0, description="So that no transition is ever given up. [ours]")
-    beta: float = Field(0.0, ge=0, le=1, description="Importance weights (N p)^-beta undo the preference; 0 = none. [ours]")
+    beta: float = Field(
+        0.0, ge=0, le=1, description="Importance weights (N p)^-beta undo the preference; 0 = none. [ours]"
+    )
     terminal_frac: float | None = Field(
-        None, ge=0, le=1, description="Share of terminal transitions, by priority within each kind; None = as drawn. [ours]"
+        None,
+        ge=0,
+        le=1,
+        description="Share of terminal transitions, by priority within each kind; None = as drawn. [ours]",
     )
     steps: int = Field(
-        1, ge=1, description="Real steps of the episode that are merged before a future is sampled; many = to its end, off-policy. [ours; paper: 1]"
+        1,
+        ge=1,
+        description="Real steps of the episode that are merged before a future is sampled; many = to its end, off-policy. [ours; paper: 1]",
     )
     correct: bool = Field(True, description="CoT correction of the combined future. [paper]")
 
@@ -75,7 +86,9 @@ def run(context: Context) -> Outputs:
     roles = load_roles(context.run.roles.prompts)
     pool = usable(transitions(context.replay, context.inputs["collect"], newest=config.replay_size))
     if not pool:
-        raise MissingInput(f"targets needs transitions from collect, found none in its {len(context.inputs['collect'])} runs; collect more episodes")
+        raise MissingInput(
+            f"targets needs transitions from collect, found none in its {len(context.inputs['collect'])} runs; collect more episodes"
+        )
     drawn = draw(pool, known_losses(context), config, np.random.default_rng(context.seed))
     backups = bellman_backup(context, roles, drawn)
     kept, too_long = [b for b in backups if not b.dropped], sum(b.dropped == OUT_OF_CONTEXT for b in backups)
@@ -109,7 +122,9 @@ def nothing_readable(backups: Sequence[Backup]) -> TurnwiseError:
     else:
         advice = "Look at the engine's model (does model.path follow instructions?) and its prompts (roles.prompts)"
     wanted = f"targets wanted futures of {len(backups)} transitions"
-    return TurnwiseError(f"{wanted}, but no reply could be read ({counts}{found}). {advice}, then run the command again")
+    return TurnwiseError(
+        f"{wanted}, but no reply could be read ({counts}{found}). {advice}, then run the command again"
+    )
 
 
 def usable(pool: Sequence[Transition]) -> list[Transition]:
@@ -123,7 +138,9 @@ def known_losses(context: Context) -> dict[tuple[str, int], float]:
     return {(row["episode_id"], row["turn"]): row["loss"] for row in rows}
 
 
-def draw(pool: Sequence[Transition], losses: dict[tuple[str, int], float], config: TargetsConfig, rng: np.random.Generator) -> list[Backup]:
+def draw(
+    pool: Sequence[Transition], losses: dict[tuple[str, int], float], config: TargetsConfig, rng: np.random.Generator
+) -> list[Backup]:
     """A prioritised sample without replacement; with `terminal_frac` from terminal and other transitions apart."""
     terminal = [i for i, t in enumerate(pool) if t.terminal]
     other = [i for i, t in enumerate(pool) if not t.terminal]
@@ -140,7 +157,10 @@ def draw(pool: Sequence[Transition], losses: dict[tuple[str, int], float], confi
             p = priorities(np.array([losses.get(pool[i].key, math.nan) for i in members]), config.alpha, config.eps)
             picked = sample_without_replacement(rng, p, n)
             weights = importance_weights(p, picked, config.beta)
-            chosen += [Backup(following(pool[members[j]], by_key, config.steps), float(w)) for j, w in zip(picked, weights, strict=True)]
+            chosen += [
+                Backup(following(pool[members[j]], by_key, config.steps), float(w))
+                for j, w in zip(picked, weights, strict=True)
+            ]
     return chosen
 
 
@@ -174,7 +194,14 @@ def sampled_futures(context: Context, roles: Roles, drawn: Sequence[Backup]) -> 
     backups = list(drawn)
     open_ends = [i for i, b in enumerate(backups) if not b.chain[-1].terminal]
     prompts = [roles.policy(backups[i].chain[-1].next_state) for i in open_ends]
-    replies = ask(context.engine, prompts, adapter=policy, temperature=s.policy_temperature, max_tokens=s.action_room, seed=mix(seed, "a'"))
+    replies = ask(
+        context.engine,
+        prompts,
+        adapter=policy,
+        temperature=s.policy_temperature,
+        max_tokens=s.action_room,
+        seed=mix(seed, "a'"),
+    )
     for i, (_, reply) in zip(open_ends, replies, strict=True):
         try:
             backups[i] = replace(backups[i], next_action=parse_react(reply.text)[1])
@@ -183,7 +210,14 @@ def sampled_futures(context: Context, roles: Roles, drawn: Sequence[Backup]) -> 
 
     open_ends = [i for i in open_ends if not backups[i].dropped]
     prompts = [successor_prompt(roles, backups[i].chain[-1].next_state, backups[i].next_action) for i in open_ends]
-    replies = ask(context.engine, prompts, adapter=target, temperature=s.target_temperature, max_tokens=s.future_room, seed=mix(seed, "f'"))
+    replies = ask(
+        context.engine,
+        prompts,
+        adapter=target,
+        temperature=s.target_temperature,
+        max_tokens=s.future_room,
+        seed=mix(seed, "f'"),
+    )
     for i, (_, reply) in zip(open_ends, replies, strict=True):
         try:
             backups[i] = replace(backups[i], future=complete_future(reply))
@@ -205,7 +239,9 @@ def merged(context: Context, roles: Roles, backups: Sequence[Backup], depth: int
 
     def told(prompts: Sequence[list[Message]], what: str) -> list[tuple[tuple[int, ...], Completion]]:
         seed = mix(context.seed, what, depth)
-        return ask(context.engine, prompts, adapter=judge, temperature=s.judge_temperature, max_tokens=s.future_room, seed=seed)
+        return ask(
+            context.engine, prompts, adapter=judge, temperature=s.judge_temperature, max_tokens=s.future_room, seed=seed
+        )
 
     live = [i for i, b in enumerate(found) if depth < len(b.chain) and not b.dropped]
     prompts = [teacher_prompt(roles, found[i].chain[depth], found[i].future) for i in live]

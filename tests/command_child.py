@@ -132,7 +132,10 @@ def break_desk_twice() -> None:
         break_desk()
 
 
-ACTS = {each.__name__: each for each in (kill, interrupt, fill_the_disk, engine_down, talk_garbage, break_desk, break_desk_twice)}
+ACTS = {
+    each.__name__: each
+    for each in (kill, interrupt, fill_the_disk, engine_down, talk_garbage, break_desk, break_desk_twice)
+}
 
 
 def job(wanted: dict[str, Any], out: Path, err: Path) -> int:

@@ -31,9 +31,20 @@ SMALL = {
     "targets.transitions": 8, "refine.states": 16, "critic.batch": 4, "critic.policy_rows": 2, "distill.batch": 4, "distill.successor_rows": 2,
     "distill.held_out": 0.3, "distill.epochs": 2, "roles.judge_temperature": 1.0, "evaluate.episodes": 4, "evaluate.audit_turns": 4,
 }  # fmt: skip
-RUN = ("run", "tiny", "--plain", "--json", *(part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")))
+RUN = (
+    "run",
+    "tiny",
+    "--plain",
+    "--json",
+    *(part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")),
+)
 NLAC = ("collect", "targets", "critic", "refine", "distill", "evaluate")
-TITLES = ("evaluate base", "evaluate start", *(f"{name} {i}" for i in range(ITERATIONS) for name in NLAC), "evaluate final")
+TITLES = (
+    "evaluate base",
+    "evaluate start",
+    *(f"{name} {i}" for i in range(ITERATIONS) for name in NLAC),
+    "evaluate final",
+)
 """All stage runs of that command, in order."""
 
 
@@ -52,7 +63,9 @@ class Done:
     @property
     def told(self) -> list[str]:
         """The lines on stderr that are neither progress nor the table of iterations."""
-        return [line for line in self.err.splitlines() if ", run " not in line and not line.startswith((" ", "iteration "))]
+        return [
+            line for line in self.err.splitlines() if ", run " not in line and not line.startswith((" ", "iteration "))
+        ]
 
     @property
     def reused(self) -> list[str]:
@@ -122,12 +135,19 @@ def seen(home: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
     """All that readers see of a pipeline run, with titles for run ids and without times; JSON only."""
     tracking, replay = Tracking(home / "mlflow"), Replay(home / "data" / "turnwise.duckdb")
     runs = stage_runs(summary)
-    found: dict[str, Any] = {"pipeline": {"summary": _timeless(summary), "metrics": _metrics(tracking, summary["run_id"], curves="")}}
+    found: dict[str, Any] = {
+        "pipeline": {"summary": _timeless(summary), "metrics": _metrics(tracking, summary["run_id"], curves="")}
+    }
     for title, run_id in runs.items():
         folder = tracking.artifact(run_id, ".")
         rows = {table: [_timeless(row) for row in replay.rows(table, [run_id])] for table in TABLES}
         inputs = json.loads((folder / "inputs.json").read_text())
-        found[title] = {"rows": rows, "metrics": _metrics(tracking, run_id, curves="/step_"), "files": _files(folder), "inputs": inputs}
+        found[title] = {
+            "rows": rows,
+            "metrics": _metrics(tracking, run_id, curves="/step_"),
+            "files": _files(folder),
+            "inputs": inputs,
+        }
     text = json.dumps(found, sort_keys=True)
     for title, run_id in {"pipeline": summary["run_id"], **runs}.items():
         text = text.replace(run_id, title)
@@ -160,7 +180,11 @@ def title_of(tags: Mapping[str, str]) -> str:
 def _metrics(tracking: Tracking, run_id: str, *, curves: str) -> dict[str, Any]:
     """The last value of each metric, and all steps of those whose name holds `curves`."""
     last = {name: value for name, value in tracking.metrics(run_id).items() if not name.endswith("_s")}
-    every = {name: [(point.step, point.value) for point in tracking._client.get_metric_history(run_id, name)] for name in last if curves in name}
+    every = {
+        name: [(point.step, point.value) for point in tracking._client.get_metric_history(run_id, name)]
+        for name in last
+        if curves in name
+    }
     return last | every
 
 

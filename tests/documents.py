@@ -42,7 +42,9 @@ def spans(page: Path) -> list[str]:
 def commands(page: Path) -> list[str]:
     """Command lines: in code blocks, fenced or indented, and in backticks. A synopsis, which has brackets, is none."""
     text = text_of(page).replace("\\\n", " ")
-    code = [line for _, block in FENCE.findall(text) for line in block.splitlines()] + re.findall(r"^ {4,}(\S.*)$", text, re.MULTILINE)
+    code = [line for _, block in FENCE.findall(text) for line in block.splitlines()] + re.findall(
+        r"^ {4,}(\S.*)$", text, re.MULTILINE
+    )
     lines = [line.strip().removeprefix("$ ") for line in [*code, *spans(page)]]
     return [line for line in lines if re.match(r"turnwise [a-z]|make [a-z]", line) and "[" not in line]
 
@@ -63,7 +65,9 @@ def words_of_the_code() -> frozenset[str]:
 
 @cache
 def functions_of(path: Path) -> frozenset[str]:
-    return frozenset(node.name for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.FunctionDef))
+    return frozenset(
+        node.name for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.FunctionDef)
+    )
 
 
 @cache
@@ -80,7 +84,9 @@ def definitions(path: Path) -> frozenset[str]:
 def _defined(node: ast.stmt) -> Iterator[str]:
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         yield node.name
-    for target in [node.target] if isinstance(node, ast.AnnAssign) else node.targets if isinstance(node, ast.Assign) else []:
+    for target in (
+        [node.target] if isinstance(node, ast.AnnAssign) else node.targets if isinstance(node, ast.Assign) else []
+    ):
         yield from (one.id for one in ast.walk(target) if isinstance(one, ast.Name))
 
 

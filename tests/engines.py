@@ -54,7 +54,10 @@ class Subject:
     def chat(self, i: int) -> tuple[int, ...]:
         """Ids of a prompt of its own for each i."""
         said = " ".join(WORDS[(i // 10**k) % 10] for k in range(3))
-        messages: list[Message] = [{"role": "system", "content": "Service desk."}, {"role": "user", "content": f"Ana, gold, wants {said}."}]
+        messages: list[Message] = [
+            {"role": "system", "content": "Service desk."},
+            {"role": "user", "content": f"Ana, gold, wants {said}."},
+        ]
         return self.engine.encode(messages if i % 2 else messages[1:])
 
 
@@ -62,7 +65,9 @@ def save_adapters(folder: Path, n: int = 6, spread: float = 0.1) -> list[Path]:
     """Adapters of the base, each of which changes it in a way of its own. spread: how much."""
     found = []
     for seed in range(n):
-        model = shake(new_adapter(load_base(str(BASE), "float32")[0], rank=RANK, alpha=2.0 * RANK, seed=0), seed, spread=spread)
+        model = shake(
+            new_adapter(load_base(str(BASE), "float32")[0], rank=RANK, alpha=2.0 * RANK, seed=0), seed, spread=spread
+        )
         save_adapter(model, folder / str(seed), model_hash(str(BASE)))
         found.append(folder / str(seed))
     return found
@@ -71,11 +76,15 @@ def save_adapters(folder: Path, n: int = 6, spread: float = 0.1) -> list[Path]:
 def distributions(adapter: Path | None, request: Request, completion: Completion, temperature: float = 1.0) -> Tensor:
     """Log-probs of each token in each place of the completion, from one pass of transformers over the whole text, without cache, padding or batch."""
     with torch.no_grad():
-        logits: Tensor = _model(adapter)(input_ids=torch.tensor([[*request.prompt_ids, *completion.token_ids]])).logits[0].double()
+        logits: Tensor = (
+            _model(adapter)(input_ids=torch.tensor([[*request.prompt_ids, *completion.token_ids]])).logits[0].double()
+        )
     return (logits / temperature).log_softmax(1)[len(request.prompt_ids) - 1 : -1]
 
 
-def full_forward(adapter: Path | None, pairs: Sequence[tuple[Request, Completion]], *, best: bool = False) -> list[list[float]]:
+def full_forward(
+    adapter: Path | None, pairs: Sequence[tuple[Request, Completion]], *, best: bool = False
+) -> list[list[float]]:
     """Log-probs of each completion's tokens, or of the best ones in their places, by `distributions`."""
     found = []
     for request, completion in pairs:
@@ -135,7 +144,9 @@ def served(inner: Engine, name: str, context: int) -> Iterator[str]:
                 return 200, {}
             adapter = None if body["model"] == name else body["model"]
             if adapter is not None:
-                inner.load_adapter(adapter, held[adapter])  # again, where the inner engine has put it out for newer ones
+                inner.load_adapter(
+                    adapter, held[adapter]
+                )  # again, where the inner engine has put it out for newer ones
             request = Request(tuple(body["prompt"]), body["max_tokens"], body["temperature"], body["seed"], adapter)
             (done,) = inner.generate([request])
         choice = {
@@ -164,7 +175,11 @@ def vllm_server(log: Path) -> Iterator[str]:
     ]  # fmt: skip
     with log.open("w") as out:
         server = subprocess.Popen(
-            command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, env=os.environ | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+            command,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=os.environ | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"},
         )
     try:
         _wait_for(f"http://127.0.0.1:{port}/health", server, log)

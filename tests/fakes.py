@@ -71,7 +71,9 @@ def fake_stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
         def run(context: Context, name: str = name) -> Outputs:
             return stages.run(name, context)
 
-        module: Any = SimpleNamespace(STAGE=Stage(name, 1, FakeConfig, inputs=inputs, roles=(), run=run), __doc__=f"The fake {name}.")
+        module: Any = SimpleNamespace(
+            STAGE=Stage(name, 1, FakeConfig, inputs=inputs, roles=(), run=run), __doc__=f"The fake {name}."
+        )
         monkeypatch.setitem(sys.modules, f"fake_{name}", module)
     monkeypatch.setattr(registry, "STAGES", {name: f"fake_{name}" for name in INPUTS})
     presets.run_config.cache_clear()

@@ -88,13 +88,17 @@ def kill_in_transaction(stage: str, statement: str) -> None:
 
 
 POINTS: dict[str, Callable[[str], None]] = {
-    "start": lambda stage: kill_around(Tracking, "write_json", stage, before=True),  # the run is open, the stage not begun
+    "start": lambda stage: kill_around(
+        Tracking, "write_json", stage, before=True
+    ),  # the run is open, the stage not begun
     "run": kill_in_run,
     "artifacts": lambda stage: kill_around(Tracking, "record", stage, before=True),
     "metrics": lambda stage: kill_around(Tracking, "record", stage, before=False),
     "rows": lambda stage: kill_in_transaction(stage, "insert into commits"),
     "commit": lambda stage: kill_in_transaction(stage, "commit"),
-    "committed": lambda stage: kill_around(Tracking, "finish", stage, before=True),  # between DuckDB's commit and MLflow's end
+    "committed": lambda stage: kill_around(
+        Tracking, "finish", stage, before=True
+    ),  # between DuckDB's commit and MLflow's end
     "finished": lambda stage: kill_around(Tracking, "finish", stage, before=False),
 }
 

@@ -39,7 +39,9 @@ def tiny_llama(vocabulary: int = 40, seed: int = 0, **changes: Any) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
-    return LlamaForCausalLM(LlamaConfig(**(SMALL | {"vocab_size": vocabulary, "pad_token_id": 0, "eos_token_id": 1} | changes))).eval()
+    return LlamaForCausalLM(
+        LlamaConfig(**(SMALL | {"vocab_size": vocabulary, "pad_token_id": 0, "eos_token_id": 1} | changes))
+    ).eval()
 
 
 def tiny_qwen2(vocabulary: int = 40, seed: int = 0) -> Any:
@@ -47,7 +49,9 @@ def tiny_qwen2(vocabulary: int = 40, seed: int = 0) -> Any:
 
     torch.manual_seed(seed)
     # No padding token and no tied weights: as different from the shipped base as a Qwen2 can be.
-    return Qwen2ForCausalLM(Qwen2Config(**(SMALL | {"vocab_size": vocabulary, "eos_token_id": 1, "tie_word_embeddings": False}))).eval()
+    return Qwen2ForCausalLM(
+        Qwen2Config(**(SMALL | {"vocab_size": vocabulary, "eos_token_id": 1, "tie_word_embeddings": False}))
+    ).eval()
 
 
 def shake(model: Any, seed: int = 0, spread: float = 0.3) -> Any:
@@ -111,7 +115,11 @@ class Recorder(ScriptedEngine):
     def produced(self, *, adapter: str | None = None, head: str = "") -> list[tuple[Request, Completion]]:
         """Requests to the role whose prompt begins with `head`, by one adapter, and what came of them."""
         pairs = zip(self.requests, self.completions, strict=True)
-        return [(r, c) for r, c in pairs if r.adapter == adapter and self.decode(r.prompt_ids).removeprefix("<user>\n").startswith(head)]
+        return [
+            (r, c)
+            for r, c in pairs
+            if r.adapter == adapter and self.decode(r.prompt_ids).removeprefix("<user>\n").startswith(head)
+        ]
 
 
 @dataclass
@@ -127,11 +135,21 @@ class Bench:
     roles: RolesConfig = field(default_factory=lambda: RolesConfig(max_action_tokens=400, max_future_tokens=400))
     checkpointing: bool = False
 
-    def context(self, config: Config, inputs: Mapping[str, Sequence[str]], *, name: str = "run", iteration: int = 0, seed: int = 0) -> Context:
+    def context(
+        self,
+        config: Config,
+        inputs: Mapping[str, Sequence[str]],
+        *,
+        name: str = "run",
+        iteration: int = 0,
+        seed: int = 0,
+    ) -> Context:
         run = SimpleNamespace(
             seed=self.seed,
             task=self.task,
-            model=ModelConfig(path=str(self.base), lora_rank=2, lora_alpha=4.0, gradient_checkpointing=self.checkpointing),
+            model=ModelConfig(
+                path=str(self.base), lora_rank=2, lora_alpha=4.0, gradient_checkpointing=self.checkpointing
+            ),
             roles=self.roles,
         )
         workdir = self.workdir / name
@@ -141,7 +159,16 @@ class Bench:
             workdir, self.workdir / "checkpoints" / name, lambda what, total: NoBar(),
         )  # fmt: skip
 
-    def run(self, stage: Stage, config: Config, inputs: Mapping[str, Sequence[str]], *, name: str = "", iteration: int = 0, seed: int = 0) -> Outputs:
+    def run(
+        self,
+        stage: Stage,
+        config: Config,
+        inputs: Mapping[str, Sequence[str]],
+        *,
+        name: str = "",
+        iteration: int = 0,
+        seed: int = 0,
+    ) -> Outputs:
         name = name or f"{stage.name}{iteration}"
         outputs = stage.run(self.context(config, inputs, name=name, iteration=iteration, seed=seed))
         self.memory.keep(name, outputs)
@@ -153,7 +180,9 @@ def rows_of(batch: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     found = []
     for ids, completion in zip(batch.ids.tolist(), batch.completion.tolist(), strict=True):
         start = completion.index(True)
-        found.append((tuple(ids[:start]), tuple(token for token, chosen in zip(ids, completion, strict=True) if chosen)))
+        found.append(
+            (tuple(ids[:start]), tuple(token for token, chosen in zip(ids, completion, strict=True) if chosen))
+        )
     return found
 
 
@@ -195,11 +224,19 @@ def wrong_action(prompt: str, options: Mapping[str, Any]) -> str:
 
 def role_of(prompt: str) -> str:
     """Which role a prompt of service_desk is put to."""
-    heads = {"Predict": "successor", "Merge": "combine", "Judge": "evaluator", "Improve": "refiner", "Rewrite": "corrector"}
+    heads = {
+        "Predict": "successor",
+        "Merge": "combine",
+        "Judge": "evaluator",
+        "Improve": "refiner",
+        "Rewrite": "corrector",
+    }
     return "policy" if prompt.startswith("<system>") else heads[prompt.removeprefix("<user>\n").split(".")[0]]
 
 
-def successor_row(name: str, prompt: str, completion: str, *, weight: float = 1.0, role: str = "successor", turn: int = 0) -> Row:
+def successor_row(
+    name: str, prompt: str, completion: str, *, weight: float = 1.0, role: str = "successor", turn: int = 0
+) -> Row:
     """A row of table `targets` made of the scripted engine's bytes; its teacher's ids must never be trained on."""
     return {
         "target_id": name, "role": role, "episode_id": name, "turn": turn, "terminal": False, "student_ids": list(prompt.encode()),
@@ -209,10 +246,19 @@ def successor_row(name: str, prompt: str, completion: str, *, weight: float = 1.
 
 
 def make_episode(
-    engine: Engine, name: str, turns: Sequence[tuple[str, str]], outcome: Outcome, *, reward: float = 0.0, malformed: Sequence[int] = ()
+    engine: Engine,
+    name: str,
+    turns: Sequence[tuple[str, str]],
+    outcome: Outcome,
+    *,
+    reward: float = 0.0,
+    malformed: Sequence[int] = (),
 ) -> Episode:
     """An episode of Ana at the desk as rollout would have left it: (reply, observation) of each turn; the last one ends it."""
-    messages: list[Message] = [{"role": "system", "content": "Service desk."}, {"role": "user", "content": f"{name}, gold, wants refund for lamp."}]
+    messages: list[Message] = [
+        {"role": "system", "content": "Service desk."},
+        {"role": "user", "content": f"{name}, gold, wants refund for lamp."},
+    ]
     found = []
     for k, (text, observation) in enumerate(turns):
         prompt, ids = engine.encode(messages), (*text.encode(), 256)
@@ -234,7 +280,21 @@ def make_backup(**changes: Any) -> Backup:
     state = ({"role": "user", "content": "Ana wants refund."},)
     done = Completion("Future: then fail.", (70, 256), (-1.0, -1.0), "stop")
     t = Transition(
-        "e", 0, Scenario("service_desk", "train", "s", {}), state, state, "close phone", "", "Mia audits: fail.", 0.0, True, False, (), (), 0.0, ()
+        "e",
+        0,
+        Scenario("service_desk", "train", "s", {}),
+        state,
+        state,
+        "close phone",
+        "",
+        "Mia audits: fail.",
+        0.0,
+        True,
+        False,
+        (),
+        (),
+        0.0,
+        (),
     )
     return Backup((t,), 1.0, **({"combined": done, "target": done} | changes))
 

@@ -21,7 +21,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 GPU = torch.device("cuda", 0)
 _aten = torch.ops.aten
 _COPIES = {_aten.copy_.default, _aten._to_copy.default}
-_INDEXED = {_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default, _aten._unsafe_index.Tensor}
+_INDEXED = {
+    _aten.index.Tensor,
+    _aten.index_put.default,
+    _aten.index_put_.default,
+    _aten._index_put_impl_.default,
+    _aten._unsafe_index.Tensor,
+}
 _JOINED = {_aten.cat.default, _aten.stack.default}
 
 
@@ -117,7 +123,9 @@ class _Gpu(TorchFunctionMode):
         if name in ("to", "cpu", "cuda") and func is getattr(Tensor, name):
             return _moved(args, kwargs, name)
         if name in ("numpy", "__array__") and isinstance(args[0], OnGpu):
-            raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first.")
+            raise TypeError(
+                "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+            )
         if name == "_has_compatible_shallow_copy_type":  # whether a module may put the moved parameter into the old one
             return isinstance(args[0], OnGpu) == isinstance(args[1], OnGpu)
         if name in ("tolist", "storage", "untyped_storage", "data_ptr"):

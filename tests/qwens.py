@@ -68,12 +68,21 @@ def qwen_tokenizer(template: str) -> Any:
 
     blank = Tokenizer(models.BPE())
     blank.pre_tokenizer = Qwen2Tokenizer()._tokenizer.pre_tokenizer
-    trainer = trainers.BpeTrainer(vocab_size=2000, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=2000, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
     blank.train_from_iterator((path.read_text() for path in sorted(FOLDER.glob("*/*.md"))), trainer)
     learned = json.loads(blank.to_str())["model"]
-    tokenizer = Qwen2Tokenizer(vocab=learned["vocab"], merges=[tuple(pair) for pair in learned["merges"]], eos_token=END, pad_token=PAD)
+    tokenizer = Qwen2Tokenizer(
+        vocab=learned["vocab"], merges=[tuple(pair) for pair in learned["merges"]], eos_token=END, pad_token=PAD
+    )
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
-    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in ("<think>", "</think>", "<tool_call>", "</tool_call>")])
+    tokenizer.add_tokens(
+        [
+            AddedToken(tag, special=False, normalized=False)
+            for tag in ("<think>", "</think>", "<tool_call>", "</tool_call>")
+        ]
+    )
     tokenizer.chat_template = template
     return tokenizer
 
@@ -99,18 +108,31 @@ class Prompted(HfEngine):
     def _told(self, request: Request) -> Completion:
         prompt = self.tokenizer.decode(request.prompt_ids)
         text = self.script(role_of(prompt), prompt, random.Random(mix(request.prompt_ids, request.seed)))
-        ids = (*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id)[: request.max_tokens]
+        ids = (*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id)[
+            : request.max_tokens
+        ]
         with self._with_adapter(request.adapter) as model:
             out = model(input_ids=torch.tensor([[*request.prompt_ids, *ids]]), logits_to_keep=len(ids) + 1)
         log_probs = out.logits[0, :-1].float().log_softmax(1).gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
         stopped = ids[-1] in self._stops
-        return Completion(self.decode(ids[:-1] if stopped else ids), ids, tuple(log_probs), "stop" if stopped else "length")
+        return Completion(
+            self.decode(ids[:-1] if stopped else ids), ids, tuple(log_probs), "stop" if stopped else "length"
+        )
 
 
-ROLES = {"Predict": "successor", "Merge": "combine", "Write": "combine", "Judge": "evaluator", "Improve": "refiner", "Rewrite": "corrector"}
+ROLES = {
+    "Predict": "successor",
+    "Merge": "combine",
+    "Write": "combine",
+    "Judge": "evaluator",
+    "Improve": "refiner",
+    "Rewrite": "corrector",
+}
 
 
 def role_of(prompt: str) -> str:
     """The role of NLAC that a prompt is put to; the policy's begins with a longer system message."""
-    found = re.search(r"\A(?:<\|im_start\|>system\nYou are a helpful assistant\.<\|im_end\|>\n)?<\|im_start\|>user\n(\w+)", prompt)
+    found = re.search(
+        r"\A(?:<\|im_start\|>system\nYou are a helpful assistant\.<\|im_end\|>\n)?<\|im_start\|>user\n(\w+)", prompt
+    )
     return ROLES[found[1]] if found else "policy"

@@ -39,7 +39,11 @@ class Play:
             return self.verdict(prompt)
         kind = self.better if role == "refiner" else self.fresh if request.adapter == "critic0-adapter" else "right"
         action = self.action(prompt, kind)
-        return f"Thought: as told, x. Action: {action}" if role == "refiner" else f"Thought: {request.seed % 10}. Action: {action}"
+        return (
+            f"Thought: as told, x. Action: {action}"
+            if role == "refiner"
+            else f"Thought: {request.seed % 10}. Action: {action}"
+        )
 
     @staticmethod
     def action(prompt: str, kind: str) -> str:
@@ -78,9 +82,15 @@ def bench_of(base: Path, tmp_path: Path, play: Any, episodes: int = 12, **roles:
 INPUTS = {"collect": ["collect0"], "critic": ["critic0"]}
 
 
-def run(bench: models.Bench, seed: int = 0, **config: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, float]]:
+def run(
+    bench: models.Bench, seed: int = 0, **config: Any
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, float]]:
     outputs = bench.run(refine.STAGE, RefineConfig(**({"states": 20, "yes_frac_max": 1.0} | config)), INPUTS, seed=seed)
-    return [dict(r) for r in outputs.rows["targets"]], [dict(r) for r in outputs.rows["judgements"]], dict(outputs.metrics)
+    return (
+        [dict(r) for r in outputs.rows["targets"]],
+        [dict(r) for r in outputs.rows["judgements"]],
+        dict(outputs.metrics),
+    )
 
 
 def asked(bench: models.Bench) -> dict[str, list[tuple[str, Request, Completion]]]:

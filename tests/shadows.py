@@ -41,7 +41,9 @@ def tiny(kind: str, **changes: Any) -> Any:
         "eos_token_id": 1,
     }
     torch.manual_seed(0)
-    return getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**(config | changes))).eval()
+    return getattr(transformers, f"{kind}ForCausalLM")(
+        getattr(transformers, f"{kind}Config")(**(config | changes))
+    ).eval()
 
 
 def with_adapter(kind: str = "Llama", **changes: Any) -> Any:
@@ -63,7 +65,15 @@ def make_episode(n_turns: int, seed: int = 0, *, truncated: bool = False) -> Epi
         ends.append(len(ids) - 1)
         ids += [rng.randrange(VOCABULARY) for _ in range(rng.randint(0, 3))]
     log_probs = tuple(tuple(-rng.random() for _ in range(s, e + 1)) for s, e in zip(starts, ends, strict=True))
-    return EpisodeIds(tuple(ids), tuple(starts), tuple(ends), log_probs, tuple(rng.random() for _ in range(n_turns + 1)), truncated, (seed,))
+    return EpisodeIds(
+        tuple(ids),
+        tuple(starts),
+        tuple(ends),
+        log_probs,
+        tuple(rng.random() for _ in range(n_turns + 1)),
+        truncated,
+        (seed,),
+    )
 
 
 @dataclass
@@ -144,7 +154,14 @@ def interleaved(model: Any, head: ValueHead, episodes: Sequence[EpisodeIds], cri
 
 
 def action_ids(episodes: Sequence[EpisodeIds]) -> Tensor:
-    return torch.tensor([e.ids[t] for e in episodes for s, end in zip(e.action_start, e.action_end, strict=True) for t in range(s, end + 1)])
+    return torch.tensor(
+        [
+            e.ids[t]
+            for e in episodes
+            for s, end in zip(e.action_start, e.action_end, strict=True)
+            for t in range(s, end + 1)
+        ]
+    )
 
 
 def joint_loss(model: Any, found: Pass, episodes: Sequence[EpisodeIds]) -> Tensor:

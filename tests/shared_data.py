@@ -15,4 +15,6 @@ DATA = Path(os.environ.get("TURNWISE_DATA") or Path(__file__).resolve().parents[
 
 def needs(path: Path) -> pytest.MarkDecorator:
     """Skips a test, saying so, where the file or folder is not there."""
-    return pytest.mark.skipif(not path.exists(), reason=f"{path} is not there; TURNWISE_DATA names the folder of the task data")
+    return pytest.mark.skipif(
+        not path.exists(), reason=f"{path} is not there; TURNWISE_DATA names the folder of the task data"
+    )

@@ -17,9 +17,20 @@ def item(item_id: str, product_id: str, price: float) -> dict[str, Any]:
 
 
 def order(order_id: str, status: str, items: list[dict[str, Any]], method: str) -> dict[str, Any]:
-    paid = {"transaction_type": "payment", "amount": round(sum(i["price"] for i in items), 2), "payment_method_id": method}
+    paid = {
+        "transaction_type": "payment",
+        "amount": round(sum(i["price"] for i in items), 2),
+        "payment_method_id": method,
+    }
     address = {"address1": "1 Main St", "address2": "", "city": "Ulm", "country": "USA", "state": "TX", "zip": "10001"}
-    return {"order_id": order_id, "user_id": "ann_1", "address": address, "items": items, "status": status, "payment_history": [paid]}
+    return {
+        "order_id": order_id,
+        "user_id": "ann_1",
+        "address": address,
+        "items": items,
+        "status": status,
+        "payment_history": [paid],
+    }
 
 
 def person(first: str, last: str, methods: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -45,7 +56,10 @@ SHOP: dict[str, Any] = {
         "ann_1": person(
             "Ann",
             "Lee",
-            {"card_1": {"source": "credit_card", "id": "card_1"}, "gift_card_1": {"source": "gift_card", "balance": 20.0, "id": "gift_card_1"}},
+            {
+                "card_1": {"source": "credit_card", "id": "card_1"},
+                "gift_card_1": {"source": "gift_card", "balance": 20.0, "id": "gift_card_1"},
+            },
             orders=["#W1", "#W2"],
         ),
         "bob_2": person("Bob", "Lee", {"card_2": {"source": "credit_card", "id": "card_2"}}, orders=[]),
@@ -65,7 +79,11 @@ def flight(number: str, origin: str, destination: str, departure: str, arrival: 
         "destination": destination,
         "scheduled_departure_time_est": departure,
         "scheduled_arrival_time_est": arrival,
-        "dates": {"2024-05-16": day, "2024-05-17": day | {"prices": dict.fromkeys(day["prices"], 7)}, "2024-05-18": {"status": "delayed"}},
+        "dates": {
+            "2024-05-16": day,
+            "2024-05-17": day | {"prices": dict.fromkeys(day["prices"], 7)},
+            "2024-05-18": {"status": "delayed"},
+        },
     }
 
 
@@ -83,7 +101,9 @@ AIRLINE: dict[str, Any] = {
             "destination": "JFK",
             "flight_type": "one_way",
             "cabin": "economy",
-            "flights": [{"origin": "SFO", "destination": "JFK", "flight_number": "HAT001", "date": "2024-05-16", "price": 180}],
+            "flights": [
+                {"origin": "SFO", "destination": "JFK", "flight_number": "HAT001", "date": "2024-05-16", "price": 180}
+            ],
             "passengers": [{"first_name": "Ann", "last_name": "Lee", "dob": "1990-01-01"}],
             "payment_history": [{"payment_id": "card_1", "amount": 180}],
             "created_at": "2024-05-01T00:00:00",
@@ -107,7 +127,10 @@ AIRLINE: dict[str, Any] = {
 }
 DATA: dict[Name, dict[str, Any]] = {"retail": SHOP, "airline": AIRLINE}
 
-RETURN: dict[str, Any] = {"name": "return_delivered_order_items", "kwargs": {"order_id": "#W1", "item_ids": ["red"], "payment_method_id": "card_1"}}
+RETURN: dict[str, Any] = {
+    "name": "return_delivered_order_items",
+    "kwargs": {"order_id": "#W1", "item_ids": ["red"], "payment_method_id": "card_1"},
+}
 CANCEL: dict[str, Any] = {"name": "cancel_pending_order", "kwargs": {"order_id": "#W2", "reason": "no longer needed"}}
 
 
@@ -116,10 +139,18 @@ def task(name: str, instruction: str, actions: Sequence[dict[str, Any]], outputs
 
 
 TASKS: dict[str, list[dict[str, Any]]] = {
-    "retail/tasks_train.jsonl": [task("train-0", "You are Ann Lee. Return a red mug.", [RETURN]), task("train-1", "Cancel #W2.", [CANCEL])],
+    "retail/tasks_train.jsonl": [
+        task("train-0", "You are Ann Lee. Return a red mug.", [RETURN]),
+        task("train-1", "Cancel #W2.", [CANCEL]),
+    ],
     "retail/tasks_dev.jsonl": [task("dev-0", "Return a red mug and cancel #W2.", [RETURN, CANCEL])],
-    "retail/tasks_test.jsonl": [task("test-0", "Ask what a blue mug costs.", [], ["12.3"]), task("test-1", "Ask for a discount.", [])],
-    "airline/tasks_test.jsonl": [task("air-0", "Cancel ABC123.", [{"name": "cancel_reservation", "kwargs": {"reservation_id": "ABC123"}}])],
+    "retail/tasks_test.jsonl": [
+        task("test-0", "Ask what a blue mug costs.", [], ["12.3"]),
+        task("test-1", "Ask for a discount.", []),
+    ],
+    "airline/tasks_test.jsonl": [
+        task("air-0", "Cancel ABC123.", [{"name": "cancel_reservation", "kwargs": {"reservation_id": "ABC123"}}])
+    ],
 }
 
 
@@ -129,7 +160,10 @@ def write(folder: Path) -> str:
         (folder / name).mkdir(parents=True, exist_ok=True)
         for table, records in tables.items():
             (folder / name / f"{table}.json").write_text(json.dumps(records))
-        tools = [{"type": "function", "function": {"name": tool, "description": f"Do {tool}.", "parameters": {}}} for tool in TOOLS[name]]
+        tools = [
+            {"type": "function", "function": {"name": tool, "description": f"Do {tool}.", "parameters": {}}}
+            for tool in TOOLS[name]
+        ]
         (folder / name / "tools.json").write_text(json.dumps(tools))
         (folder / name / "policy.md").write_text(f"# {name}\nBe {{kind}}.\n")
     for file, rows in TASKS.items():

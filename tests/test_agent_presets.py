@@ -25,7 +25,9 @@ def test_a_preset_plays_what_its_base_model_was_shown(preset: str, options: dict
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["math_cot", "game24", "wiki_search"])
-def test_a_whole_loop_on_the_shipped_model(preset: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_loop_on_the_shipped_model(
+    preset: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Nearly every reply can be read, every episode is one row of turns, each with a value. An untrained model's replies cannot be read at all."""
     (home / "data").mkdir(exist_ok=True)
     (home / "data" / "base_agents").symlink_to(MODEL)
@@ -51,4 +53,7 @@ def test_the_shipped_model_is_small_and_holds_no_pickle() -> None:
 def test_the_shipped_tokenizer_is_the_one_of_the_corpus() -> None:
     """So the prompts that the model was made with are those of today: a changed word of a prompt wants a new model."""
     made = byte_tokenizer(agents.texts(agents.prompts()), 1000)
-    assert json.loads((MODEL / "tokenizer.json").read_text())["model"] == json.loads(made.backend_tokenizer.to_str())["model"]
+    assert (
+        json.loads((MODEL / "tokenizer.json").read_text())["model"]
+        == json.loads(made.backend_tokenizer.to_str())["model"]
+    )

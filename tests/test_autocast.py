@@ -34,14 +34,22 @@ def of_groups(base: Path, tmp_path: Path) -> models.Bench:
 # Each stage with rows to learn from, and a metric of its first step, worked out at the weights that came in.
 STAGES: dict[str, tuple[Stage, Filled, dict[str, list[str]], dict[str, Any], str]] = {
     "critic": (critic.STAGE, unwrap(test_critic.bench), test_critic.LATER, {}, "critic/nll/successor_first"),
-    "distill": (distill.STAGE, unwrap(test_distill.bench), test_distill.INPUTS, {"kl_coef": 0.5, "held_out": 0.2}, "distill/kl_first"),
+    "distill": (
+        distill.STAGE,
+        unwrap(test_distill.bench),
+        test_distill.INPUTS,
+        {"kl_coef": 0.5, "held_out": 0.2},
+        "distill/kl_first",
+    ),
     "rft": (rft.STAGE, unwrap(test_rft.bench), test_rft.INPUTS, {}, "rft/loss_first"),
     "grpo": (grpo.STAGE, of_groups, {"collect": ["collect0"]}, {"max_gap": 1e9}, "grpo/gap_mean_first"),
 }
 
 
 @pytest.mark.parametrize("name", list(STAGES))
-def test_a_stage_computes_in_16_bits_only_when_told_and_leaves_the_weights_in_32(base: Path, tmp_path: Path, name: str) -> None:
+def test_a_stage_computes_in_16_bits_only_when_told_and_leaves_the_weights_in_32(
+    base: Path, tmp_path: Path, name: str
+) -> None:
     stage, filled, inputs, options, metric = STAGES[name]
     bench = filled(base, tmp_path)
 
@@ -56,7 +64,9 @@ def test_a_stage_computes_in_16_bits_only_when_told_and_leaves_the_weights_in_32
     if name == "distill":
         assert rounded["distill/held_out_nll"] != exact["distill/held_out_nll"]
         assert rounded["distill/held_out_nll"] == pytest.approx(exact["distill/held_out_nll"], rel=0.02)
-    saved = {run: load_file(bench.memory.files[run, "adapter"] / "adapter_model.safetensors") for run in ("exact", "rounded")}
+    saved = {
+        run: load_file(bench.memory.files[run, "adapter"] / "adapter_model.safetensors") for run in ("exact", "rounded")
+    }
     assert {value.dtype for value in saved["rounded"].values()} == {torch.float32}
     assert any(not torch.equal(saved["exact"][key], value) for key, value in saved["rounded"].items())
 
@@ -76,6 +86,10 @@ def test_log_probs_leave_a_pass_in_fp32_and_gradients_reach_the_adapter(base: Pa
 
 
 def test_the_key_is_off_by_default_and_has_one_home() -> None:
-    homes = [kind for kind in (*(stage.config for stage, *_ in STAGES.values()), OptimConfig) if "autocast" in kind.__annotations__]
+    homes = [
+        kind
+        for kind in (*(stage.config for stage, *_ in STAGES.values()), OptimConfig)
+        if "autocast" in kind.__annotations__
+    ]
     assert homes == [OptimConfig]
     assert not OptimConfig().autocast

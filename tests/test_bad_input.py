@@ -30,9 +30,7 @@ pytestmark = pytest.mark.slow
 
 REST = ("--plain", "--json", "--quiet")
 FULL = r"turnwise: TurnwiseError: \S+ could not be written: the disk is full\. Free some space and run the same command again; nothing half-written is read"
-FULL_STORE = (
-    r"turnwise: TurnwiseError: the store \S+ could not be read or written \(.*disk I/O error\)\. Look whether the disk is full or failing, then .*"
-)
+FULL_STORE = r"turnwise: TurnwiseError: the store \S+ could not be read or written \(.*disk I/O error\)\. Look whether the disk is full or failing, then .*"
 STOPPED = "turnwise: interrupted; nothing is half-written, and the same command goes on from the last finished stage."
 DOWN = r"turnwise: EngineUnavailable: the engine at 127\.0\.0\.1:8000 did not answer in 5 tries of 300 s\."
 BROKEN = "turnwise: TurnwiseError: no episode could be scored: env_failed on all 6, first error: ZeroDivisionError: the desk has no such drawer"
@@ -79,7 +77,9 @@ def chain(command: Commands, empty_store: Path, base: Path, tmp_path_factory: py
     after = []
     for title, moment, act in [*(mishap[:3] for mishap in MISHAPS), ("", "", "")]:
         done = command(home, *RUN, title=title, moment=moment, act=act)
-        after.append(After(done, command(home, "runs", "--json").json, [path.name for path in (home / "data" / "tmp").iterdir()]))
+        after.append(
+            After(done, command(home, "runs", "--json").json, [path.name for path in (home / "data" / "tmp").iterdir()])
+        )
     return Chain(home, after)
 
 
@@ -103,22 +103,45 @@ def test_after_all_mishaps_the_result_is_that_of_an_undisturbed_run(chain: Chain
     assert_same_result(chain.home, done, undisturbed)
     marks = Counter((status, what) for title, _, _, _, status in MISHAPS for what in (title, "pipeline"))
     finished = Counter(("FINISHED", what) for what in ("pipeline", *TITLES))
-    assert Counter({(status, what): n for status, counts in titles_by_status(chain.home).items() for what, n in counts.items()}) == marks + finished
+    assert (
+        Counter(
+            {(status, what): n for status, counts in titles_by_status(chain.home).items() for what, n in counts.items()}
+        )
+        == marks + finished
+    )
 
 
 def test_what_a_failed_run_says_of_itself(chain: Chain, command: Commands) -> None:
     """The tag that MLflow's page and `show` have; of a process that could not write any more, that it is gone."""
-    runs = [info for name in ("targets", "critic", "collect") for info in Tracking(chain.home / "mlflow").runs(name, 99) if info.status != "FINISHED"]
+    runs = [
+        info
+        for name in ("targets", "critic", "collect")
+        for info in Tracking(chain.home / "mlflow").runs(name, 99)
+        if info.status != "FINISHED"
+    ]
     told = {info.tags["error"].split(":")[0] for info in runs}
     assert told == {"EngineUnavailable", "TurnwiseError", "KeyboardInterrupt", "its process is gone"}
     failed = next(info.run_id for info in runs if info.tags["error"].startswith("EngineUnavailable"))
-    assert "error: EngineUnavailable: the engine at 127.0.0.1:8000 did not answer" in command(chain.home, "show", failed).out
+    assert (
+        "error: EngineUnavailable: the engine at 127.0.0.1:8000 did not answer"
+        in command(chain.home, "show", failed).out
+    )
 
 
 def test_an_environment_that_raises_is_tried_again_and_counted(finished: Ended, command: Commands) -> None:
     """Three tries an episode; what it raised is no reward and no episode of its own."""
     home, ended = finished.home, finished.done
-    again = command(home, "rerun", "collect", "--of", ended.json["run_id"], *REST, title="collect 1", moment="environment", act="break_desk_twice")
+    again = command(
+        home,
+        "rerun",
+        "collect",
+        "--of",
+        ended.json["run_id"],
+        *REST,
+        title="collect 1",
+        moment="environment",
+        act="break_desk_twice",
+    )
     assert (again.status, again.told) == (0, [])
     metrics = again.json["metrics"]
     assert (metrics["collect/retries"], metrics["collect/env_failed"], metrics["collect/episodes"]) == (2, 0, 6)
@@ -130,17 +153,28 @@ def test_an_environment_that_raises_is_tried_again_and_counted(finished: Ended, 
 @pytest.mark.parametrize(
     ("sets", "told"),
     [
-        (["collect.episodes=many"], "collect.episodes: input should be a valid integer, unable to parse string as an integer; found 'many'."),
+        (
+            ["collect.episodes=many"],
+            "collect.episodes: input should be a valid integer, unable to parse string as an integer; found 'many'.",
+        ),
         (["critic.learning_rate=1"], "There is no key 'critic.learning_rate'.*"),
         (["task.env=service_dask"], "task.env: there is no environment 'service_dask'; did you mean 'service_desk'.*"),
         (["task.options.requets=2"], "task.options: service_desk has no option 'requets'; did you mean 'requests'.*"),
         (["roles.prompts=service_dusk"], "roles.prompts: no prompt folder named 'service_dusk'; known are .*"),
-        (["evaluate.probe_path=no.jsonl"], "wanted a JSONL file of role rows at 'no.jsonl', found none; make it with: turnwise pretrain"),
+        (
+            ["evaluate.probe_path=no.jsonl"],
+            "wanted a JSONL file of role rows at 'no.jsonl', found none; make it with: turnwise pretrain",
+        ),
         (["model.engine=hf", "model.path=data/bose"], "model.path: there is no folder 'data/bose'; .*"),
-        (["model.engine=openai", "model.url=localhost:8000"], "model.url: wanted a base URL such as http://127.0.0.1:8000/v1.*"),
+        (
+            ["model.engine=openai", "model.url=localhost:8000"],
+            "model.url: wanted a base URL such as http://127.0.0.1:8000/v1.*",
+        ),
     ],
 )
-def test_a_wrong_value_is_one_sentence_and_leaves_no_rows(fresh: Path, command: Commands, sets: list[str], told: str) -> None:
+def test_a_wrong_value_is_one_sentence_and_leaves_no_rows(
+    fresh: Path, command: Commands, sets: list[str], told: str
+) -> None:
     done = command(fresh, *RUN, *(part for one in sets for part in ("--set", one)))
     assert (done.status, done.out) == (2, "")
     assert len(done.told) == 1, done.err
@@ -150,12 +184,22 @@ def test_a_wrong_value_is_one_sentence_and_leaves_no_rows(fresh: Path, command: 
 
 
 def test_a_missing_file_is_found_by_its_stage_and_costs_no_other_stage(fresh: Path, command: Commands) -> None:
-    asked = (*RUN, "--set", "iterations=1", "--set", "distill.general_rows=1", "--set", "distill.general_path=rows.jsonl")
+    asked = (
+        *RUN,
+        "--set",
+        "iterations=1",
+        "--set",
+        "distill.general_rows=1",
+        "--set",
+        "distill.general_path=rows.jsonl",
+    )
     done = command(fresh, *asked)
     assert (done.status, done.told) == (
         2, ["turnwise: wanted a JSONL file of role rows at 'rows.jsonl', found none; make it with: turnwise pretrain"],
     )  # fmt: skip
-    (fresh / "rows.jsonl").write_text(json.dumps({"role": "policy", "messages": [{"role": "user", "content": "photo"}], "reply": "photo"}) + "\n")
+    (fresh / "rows.jsonl").write_text(
+        json.dumps({"role": "policy", "messages": [{"role": "user", "content": "photo"}], "reply": "photo"}) + "\n"
+    )
     following = command(fresh, *asked)
     assert (following.status, following.reused) == (0, list(TITLES[: TITLES.index("distill 0")]))
 
@@ -165,7 +209,18 @@ def test_an_adapter_of_another_base_model_is_refused(stage: str, finished: Ended
     """The stored adapters belong to the scripted engine's model; the model in data/base is another one."""
     home, ended = finished.home, finished.done
     before = titles_by_status(home)
-    refused = command(home, "rerun", stage, "--of", ended.json["run_id"], *REST, "--set", "model.engine=hf", "--set", "model.path=data/base")
+    refused = command(
+        home,
+        "rerun",
+        stage,
+        "--of",
+        ended.json["run_id"],
+        *REST,
+        "--set",
+        "model.engine=hf",
+        "--set",
+        "model.path=data/base",
+    )
     assert (refused.status, refused.out, len(refused.told)) == (2, "", 1)
     wanted = r"turnwise: the adapter belongs to base model \w{12}, the run uses \w{12}; set model.path to the adapter's own base"
     assert re.fullmatch(wanted, refused.told[0]), refused.told
@@ -180,7 +235,10 @@ def test_a_replay_of_a_newer_schema_is_refused_before_any_work(fresh: Path, comm
         connection.execute("update schema_version set version = 99")
     refused = command(fresh, *RUN)
     found = f"has schema 99, but this turnwise reads only up to {SCHEMA_VERSION}"
-    assert (refused.status, refused.told) == (2, [f"turnwise: the replay {file} {found}. Update turnwise, or use another folder"])
+    assert (refused.status, refused.told) == (
+        2,
+        [f"turnwise: the replay {file} {found}. Update turnwise, or use another folder"],
+    )
     assert titles_by_status(fresh) == {}
 
 
@@ -192,12 +250,16 @@ def test_a_store_of_a_newer_mlflow_is_refused_before_any_work(fresh: Path, comma
     before = file.read_bytes()
     refused = command(fresh, *RUN)
     assert (refused.status, len(refused.told)) == (2, 1), refused.err
-    assert re.fullmatch(r"turnwise: the store \S+ was wanted, but it was written by a newer MLflow than .*", refused.told[0]), refused.told
+    assert re.fullmatch(
+        r"turnwise: the store \S+ was wanted, but it was written by a newer MLflow than .*", refused.told[0]
+    ), refused.told
     assert file.read_bytes() == before
     assert not (fresh / "data" / "turnwise.duckdb").exists()
 
 
-def test_rows_that_were_deleted_are_missed_in_one_sentence_and_can_be_made_again(finished: Ended, command: Commands) -> None:
+def test_rows_that_were_deleted_are_missed_in_one_sentence_and_can_be_made_again(
+    finished: Ended, command: Commands
+) -> None:
     home, ended = finished.home, finished.done
     (home / "data" / "turnwise.duckdb").unlink()
     runs = stage_runs(ended.json)
@@ -230,7 +292,9 @@ def garbage_server() -> Iterator[str]:
         server.shutdown()
 
 
-def test_an_endpoint_that_answers_garbage_fails_the_stage_in_one_sentence(fresh: Path, command: Commands, garbage_server: str) -> None:
+def test_an_endpoint_that_answers_garbage_fails_the_stage_in_one_sentence(
+    fresh: Path, command: Commands, garbage_server: str
+) -> None:
     done = command(fresh, *RUN, "--set", "model.engine=openai", "--set", f"model.url={garbage_server}")
     assert (done.status, done.out) == (1, "")
     assert done.told == [

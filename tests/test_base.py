@@ -39,13 +39,17 @@ def test_it_knows_its_roles_as_its_card_says(engine: HfEngine) -> None:
 
 
 @pytest.mark.parametrize(("options", "wins"), [({}, 27), ({"log": True}, 15)], ids=["default", "log"])
-def test_it_acts_readably_and_wins_no_more_than_chance(engine: HfEngine, tmp_path: Path, options: dict[str, Any], wins: int) -> None:
+def test_it_acts_readably_and_wins_no_more_than_chance(
+    engine: HfEngine, tmp_path: Path, options: dict[str, Any], wins: int
+) -> None:
     """288 visits where a random policy wins 1 in 24, or with the fourth step 1 in 72: 12 and 4 wins are expected.
 
     27 and 15 come by chance about once in 10,000 times. Its own habits make some customers likelier to be served right than
     others, so a few more or less are no sign of knowledge.
     """
-    bench = models.Bench(BASE, tmp_path, engine=engine, task=TaskConfig(options=options), roles=RolesConfig(max_action_tokens=24))
+    bench = models.Bench(
+        BASE, tmp_path, engine=engine, task=TaskConfig(options=options), roles=RolesConfig(max_action_tokens=24)
+    )
     metrics = bench.run(evaluate.STAGE, EvaluateConfig(episodes=288, audit_turns=0), {}).metrics
     assert metrics["evaluate/malformed_frac"] < 0.1
     assert metrics["evaluate/win_rate"] * 288 < wins

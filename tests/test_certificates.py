@@ -18,7 +18,11 @@ from stages.play.transitions import episode_rows
 from stages.store.tables import arrow
 
 PHOTO = 300  # a token of five letters, which the engine encodes as five
-CHECK, GIVE, CLOSE = ("Action: check photo", "photo done."), ("Action: give cash", "cash done."), ("Action: close phone", "Mia audits: fail.")
+CHECK, GIVE, CLOSE = (
+    ("Action: check photo", "photo done."),
+    ("Action: give cash", "cash done."),
+    ("Action: close phone", "Mia audits: fail."),
+)
 LENGTHS = (3, 1, 2, 3)
 
 
@@ -51,7 +55,9 @@ def run(bench: models.Bench, stage: Any = self_ac.STAGE, **options: Any) -> Outp
 
 def merge(bench: models.Bench, name: str, k: int = 0) -> int:
     """The first five letters of "photo" in the turn's reply become one token, as if it had been produced so. Returns its position."""
-    turn = next(row for row in bench.memory.tables["turns", "collect0"] if (row["episode_id"], row["turn"]) == (name, k))
+    turn = next(
+        row for row in bench.memory.tables["turns", "collect0"] if (row["episode_id"], row["turn"]) == (name, k)
+    )
     ids, word = turn["action_ids"], list(b"photo")
     start = next(i for i in range(len(ids)) if ids[i : i + 5] == word)
     turn["action_ids"] = [*ids[:start], PHOTO, *ids[start + 5 :]]
@@ -69,8 +75,15 @@ def test_every_turn_that_is_trained_on_has_a_certificate(bench: models.Bench) ->
     outputs = run(bench)
     found = by_turn(outputs)
     assert list(found) == [(f"Ana{i}", k) for i, n in enumerate(LENGTHS) for k in range(n)]
-    assert all((row["extended"], row["position"], row["produced"], row["rendered"]) == (True, None, None, None) for row in found.values())
-    assert (outputs.metrics["self_ac/cert_turns"], outputs.metrics["self_ac/cert_broken"], outputs.metrics["self_ac/split"]) == (9, 0, 0)
+    assert all(
+        (row["extended"], row["position"], row["produced"], row["rendered"]) == (True, None, None, None)
+        for row in found.values()
+    )
+    assert (
+        outputs.metrics["self_ac/cert_turns"],
+        outputs.metrics["self_ac/cert_broken"],
+        outputs.metrics["self_ac/split"],
+    ) == (9, 0, 0)
 
 
 def test_a_reply_that_is_tokenised_differently_breaks_its_turn_alone_and_splits_the_row(bench: models.Bench) -> None:
@@ -89,7 +102,11 @@ def test_a_last_turn_is_held_against_its_messages_rendered_now(bench: models.Ben
     """What the stored conversation says of the reply is not what the engine produced: white space before it went."""
     head = bench.memory.tables["episodes", "collect0"][3]
     assert head["messages"][-2]["content"] == CLOSE[0]
-    head["messages"] = [*head["messages"][:-2], {"role": "assistant", "content": CLOSE[0].upper()}, head["messages"][-1]]
+    head["messages"] = [
+        *head["messages"][:-2],
+        {"role": "assistant", "content": CLOSE[0].upper()},
+        head["messages"][-1],
+    ]
     outputs = run(bench)
     found = by_turn(outputs)
     (key,) = [key for key, row in found.items() if not row["extended"]]
@@ -126,7 +143,10 @@ def plain_gaps(bench: models.Bench) -> dict[tuple[str, int], list[float]]:
         prompt, action = turn["prompt_ids"], turn["action_ids"]
         with torch.no_grad():
             log_probs = model(torch.tensor([[*prompt, *action]])).logits[0].log_softmax(-1)
-        gaps = [abs(float(log_probs[len(prompt) + i - 1, token]) - old) for i, (token, old) in enumerate(zip(action, turn["log_probs"], strict=True))]
+        gaps = [
+            abs(float(log_probs[len(prompt) + i - 1, token]) - old)
+            for i, (token, old) in enumerate(zip(action, turn["log_probs"], strict=True))
+        ]
         found[turn["episode_id"], turn["turn"]] = gaps
     return found
 
@@ -139,7 +159,9 @@ def test_the_gap_of_a_turn_is_that_of_a_loop_over_its_tokens(bench: models.Bench
     slow, found, metrics = plain_gaps(bench), by_turn(outputs), outputs.metrics
     assert found.keys() == slow.keys()
     for key, gaps in slow.items():
-        assert (found[key]["gap_mean"], found[key]["gap_max"]) == pytest.approx((sum(gaps) / len(gaps), max(gaps)), abs=1e-4)
+        assert (found[key]["gap_mean"], found[key]["gap_max"]) == pytest.approx(
+            (sum(gaps) / len(gaps), max(gaps)), abs=1e-4
+        )
     means, every = [sum(gaps) / len(gaps) for gaps in slow.values()], [gap for gaps in slow.values() for gap in gaps]
     assert metrics[f"{stage.name}/cert_gap_mean"] == pytest.approx(sum(means) / len(means), abs=1e-4)
     assert metrics[f"{stage.name}/gap_mean_first"] == pytest.approx(sum(every) / len(every), abs=1e-4)
@@ -167,7 +189,11 @@ def test_only_turns_of_the_first_step_have_a_gap(bench: models.Bench) -> None:
     assert len(measured) == 1
     assert all((row["gap_mean"] is None) == (name not in measured) for (name, _), row in found.items())
     outputs = run(bench, grpo.STAGE, batch=3, lr=0.01, pass_tokens=1)
-    assert sum(row["gap_mean"] is not None for row in outputs.rows["certificates"]) == 3 == outputs.metrics["grpo/cert_gap_turns"]
+    assert (
+        sum(row["gap_mean"] is not None for row in outputs.rows["certificates"])
+        == 3
+        == outputs.metrics["grpo/cert_gap_turns"]
+    )
 
 
 def test_grpo_counts_what_broke_and_says_nothing_of_last_turns(bench: models.Bench) -> None:
@@ -184,6 +210,8 @@ def test_grpo_counts_what_broke_and_says_nothing_of_last_turns(bench: models.Ben
 
 def test_a_turn_that_taught_grpo_nothing_has_no_certificate(bench: models.Bench) -> None:
     for head in bench.memory.tables["episodes", "collect0"]:
-        head["scenario_id"], head["total_reward"] = ("lost", 0.0) if head["episode_id"] in ("Ana0", "Ana2") else ("mixed", head["total_reward"])
+        head["scenario_id"], head["total_reward"] = (
+            ("lost", 0.0) if head["episode_id"] in ("Ana0", "Ana2") else ("mixed", head["total_reward"])
+        )
     bench.memory.tables["episodes", "collect0"][1]["total_reward"] = 0.5
     assert {name for name, _ in by_turn(run(bench, grpo.STAGE))} == {"Ana1", "Ana3"}

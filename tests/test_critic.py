@@ -21,7 +21,10 @@ from stages.learn.fit import fit
 from stages.play.transitions import episode_rows
 from stages.train.training import trainable
 
-TARGETS = [models.successor_row(f"e{i}", f"Predict. {i} {'x' * (i % 4)}", f"Future: {'abc'[i % 3]} {i % 2}", turn=i % 2) for i in range(10)]
+TARGETS = [
+    models.successor_row(f"e{i}", f"Predict. {i} {'x' * (i % 4)}", f"Future: {'abc'[i % 3]} {i % 2}", turn=i % 2)
+    for i in range(10)
+]
 POLICY = [models.successor_row(f"p{i}", f"Desk. {i}", f"Action: {i}", role="policy") for i in range(6)]
 TURNS = [("Action: check photo", "photo done."), ("mumble", "what?"), ("Action: close phone", "phone done.")]
 
@@ -32,12 +35,16 @@ def bench(base: Path, tmp_path: Path) -> models.Bench:
     bench = models.Bench(base, tmp_path)
     bench.memory.keep("targets0", Outputs({}, {"targets": TARGETS}))
     bench.memory.keep("refine0", Outputs({}, {"targets": POLICY}))
-    episodes = [models.make_episode(bench.engine, name, TURNS, Outcome.SCORED, malformed=[1]) for name in ("Ana", "Ben")]
+    episodes = [
+        models.make_episode(bench.engine, name, TURNS, Outcome.SCORED, malformed=[1]) for name in ("Ana", "Ben")
+    ]
     bench.memory.keep("collect0", Outputs({}, episode_rows(episodes[:1], 0)))
     bench.memory.keep("collect1", Outputs({}, episode_rows(episodes[1:], 1)))
     context = bench.context(Config(), {})
     for seed, (run_id, folder) in enumerate((("distill0", "adapter"), ("critic0", "target"))):
-        save_adapter(models.shake(trainable(context, None), seed, 0.1), tmp_path / run_id / folder, bench.engine.model_hash)
+        save_adapter(
+            models.shake(trainable(context, None), seed, 0.1), tmp_path / run_id / folder, bench.engine.model_hash
+        )
         bench.memory.files[run_id, folder] = tmp_path / run_id / folder
     return bench
 
@@ -54,7 +61,9 @@ def pairs(rows: list[dict[str, Any]]) -> list[tuple[tuple[int, ...], tuple[int, 
     return [(tuple(row["student_ids"]), tuple(row["completion_ids"])) for row in rows]
 
 
-def test_ids_trained_are_the_rows_ids_and_never_the_teacher_s(bench: models.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_trained_are_the_rows_ids_and_never_the_teacher_s(
+    bench: models.Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained = models.capture(monkeypatch)
     bench.run(critic.STAGE, CriticConfig(epochs=2, batch=4, policy_rows=2), LATER, name="critic1")
     assert Counter(row for row in trained if row in pairs(TARGETS)) == Counter(pairs(TARGETS * 2))
@@ -63,9 +72,15 @@ def test_ids_trained_are_the_rows_ids_and_never_the_teacher_s(bench: models.Benc
     assert set(others) <= set(pairs(POLICY))
 
 
-def test_before_any_refinement_the_policy_is_anchored_on_its_own_readable_actions(bench: models.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_before_any_refinement_the_policy_is_anchored_on_its_own_readable_actions(
+    bench: models.Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of the newest collection only, with the ids that the engine produced; the unreadable reply is left out."""
-    own = {(tuple(r["prompt_ids"]), tuple(r["action_ids"])) for r in bench.memory.rows("turns", ["collect1"]) if not r["malformed"]}
+    own = {
+        (tuple(r["prompt_ids"]), tuple(r["action_ids"]))
+        for r in bench.memory.rows("turns", ["collect1"])
+        if not r["malformed"]
+    }
     assert len(own) == 2
     bench.memory.keep("refine1", Outputs({}, {"targets": []}))  # a critic that said Yes to all left nothing either
     for inputs in (FIRST, LATER | {"refine": ["refine1"]}):
@@ -108,12 +123,19 @@ def test_priorities_are_the_losses_a_token_of_each_row(bench: models.Bench) -> N
 def test_a_step_in_passes_leaves_the_weights_and_priorities_of_a_whole_one(bench: models.Bench) -> None:
     found = {}
     for name, pass_tokens in (("whole", 0), ("passes", 60)):
-        outputs = bench.run(critic.STAGE, CriticConfig(epochs=1, batch=10, policy_rows=4, lr=0.01, pass_tokens=pass_tokens), LATER, name=name)
+        outputs = bench.run(
+            critic.STAGE,
+            CriticConfig(epochs=1, batch=10, policy_rows=4, lr=0.01, pass_tokens=pass_tokens),
+            LATER,
+            name=name,
+        )
         found[name] = weights(bench.memory.files[name, "adapter"]), outputs
     (whole, one), (passes, many) = found["whole"], found["passes"]
     assert all(torch.allclose(value, passes[name], atol=2e-5) for name, value in whole.items())
     assert many.metrics == pytest.approx(dict(one.metrics), rel=1e-4)
-    losses = [{(row["episode_id"], row["turn"]): row["loss"] for row in outputs.rows["priorities"]} for outputs in (one, many)]
+    losses = [
+        {(row["episode_id"], row["turn"]): row["loss"] for row in outputs.rows["priorities"]} for outputs in (one, many)
+    ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
@@ -126,7 +148,9 @@ def test_the_newest_loss_is_the_one_kept(bench: models.Bench) -> None:
     assert all(row["loss"] < before[row["episode_id"]] for row in last)
 
 
-def run_and_watch(bench: models.Bench, monkeypatch: pytest.MonkeyPatch, inputs: dict[str, list[str]], **config: Any) -> list[dict[str, torch.Tensor]]:
+def run_and_watch(
+    bench: models.Bench, monkeypatch: pytest.MonkeyPatch, inputs: dict[str, list[str]], **config: Any
+) -> list[dict[str, torch.Tensor]]:
     """Run the stage; the adapter's tensors before the first step and after each."""
     states: list[dict[str, torch.Tensor]] = []
 
@@ -146,7 +170,9 @@ def run_and_watch(bench: models.Bench, monkeypatch: pytest.MonkeyPatch, inputs: 
 
 @pytest.mark.parametrize("rate", [0.1, 1.0])
 @pytest.mark.parametrize("inputs", [FIRST, LATER], ids=["first", "later"])
-def test_the_target_after_n_steps_equals_the_formula(bench: models.Bench, monkeypatch: pytest.MonkeyPatch, rate: float, inputs: Any) -> None:
+def test_the_target_after_n_steps_equals_the_formula(
+    bench: models.Bench, monkeypatch: pytest.MonkeyPatch, rate: float, inputs: Any
+) -> None:
     """(1 - rate)^n target_0 + sum_k rate (1 - rate)^(n - k) theta_k; target_0 is the last target, at first the fresh adapter."""
     states = run_and_watch(bench, monkeypatch, inputs, lr=0.01, batch=3, ema_rate=rate, policy_rows=2)
     n = len(states) - 1
@@ -166,7 +192,9 @@ def test_the_target_after_n_steps_equals_the_formula(bench: models.Bench, monkey
 def test_training_starts_from_the_policy_s_adapter(bench: models.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     states = run_and_watch(bench, monkeypatch, LATER)
     policy = weights(bench.memory.files["distill0", "adapter"])
-    assert all(torch.equal(states[0][name.replace(".weight", ".default.weight")], value) for name, value in policy.items())
+    assert all(
+        torch.equal(states[0][name.replace(".weight", ".default.weight")], value) for name, value in policy.items()
+    )
 
 
 def test_0_epochs_freeze_the_successor_and_its_target(bench: models.Bench) -> None:
@@ -180,8 +208,12 @@ def test_0_epochs_freeze_the_successor_and_its_target(bench: models.Bench) -> No
 
 def test_it_learns_the_targets_and_nothing_without_steps(bench: models.Bench) -> None:
     """Ten targets of about 11 bytes by a model of 17,616 random weights: from 7.3 nats a token, which it keeps at rate 1e-12, to below 3."""
-    stuck = bench.run(critic.STAGE, CriticConfig(lr=1e-12, epochs=30, batch=5, policy_rows=0), FIRST, name="critic1").metrics
-    found = bench.run(critic.STAGE, CriticConfig(lr=0.02, epochs=30, batch=5, policy_rows=0), FIRST, name="critic1").metrics
+    stuck = bench.run(
+        critic.STAGE, CriticConfig(lr=1e-12, epochs=30, batch=5, policy_rows=0), FIRST, name="critic1"
+    ).metrics
+    found = bench.run(
+        critic.STAGE, CriticConfig(lr=0.02, epochs=30, batch=5, policy_rows=0), FIRST, name="critic1"
+    ).metrics
     assert stuck["critic/nll/successor"] > 7
     assert found["critic/nll/successor"] < 3
     assert found["critic/nll/successor_first"] == pytest.approx(stuck["critic/nll/successor_first"])
@@ -220,13 +252,23 @@ def test_weights_of_rows_reach_the_loss(bench: models.Bench) -> None:
     assert falls["e3"] < min(fall for name, fall in falls.items() if name != "e3")
 
 
-def test_general_rows_are_mixed_into_every_step(bench: models.Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_general_rows_are_mixed_into_every_step(
+    bench: models.Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "general.jsonl"
     file.write_text(
-        "".join(json.dumps({"role": "x", "messages": [{"role": "user", "content": f"w{i}"}], "reply": f"w{i + 1}"}) + "\n" for i in range(4))
+        "".join(
+            json.dumps({"role": "x", "messages": [{"role": "user", "content": f"w{i}"}], "reply": f"w{i + 1}"}) + "\n"
+            for i in range(4)
+        )
     )
     trained = models.capture(monkeypatch)
-    outputs = bench.run(critic.STAGE, CriticConfig(batch=5, policy_rows=1, general_rows=3, general_path=str(file)), LATER, name="critic1")
+    outputs = bench.run(
+        critic.STAGE,
+        CriticConfig(batch=5, policy_rows=1, general_rows=3, general_path=str(file)),
+        LATER,
+        name="critic1",
+    )
     assert len(trained) == 10 + 2 * (1 + 3)
     assert outputs.metrics["critic/nll/general"] > 0
 

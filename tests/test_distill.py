@@ -30,7 +30,9 @@ def bench(base: Path, tmp_path: Path) -> models.Bench:
     bench = models.Bench(base, tmp_path)
     bench.memory.keep("refine0", Outputs({}, {"targets": REFINED}))
     bench.memory.keep("targets0", Outputs({}, {"targets": TARGETS}))
-    save_adapter(models.shake(trainable(bench.context(Config(), {}), None), 0, 0.1), tmp_path / "critic", bench.engine.model_hash)
+    save_adapter(
+        models.shake(trainable(bench.context(Config(), {}), None), 0, 0.1), tmp_path / "critic", bench.engine.model_hash
+    )
     bench.memory.files["critic0", "adapter"] = tmp_path / "critic"
     return bench
 
@@ -51,7 +53,9 @@ def pairs(rows: list[dict[str, Any]]) -> list[tuple[tuple[int, ...], tuple[int, 
     return [(tuple(row["student_ids"]), tuple(row["completion_ids"])) for row in rows]
 
 
-def test_ids_trained_are_the_rows_ids_and_never_the_teacher_s(bench: models.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_trained_are_the_rows_ids_and_never_the_teacher_s(
+    bench: models.Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained = models.capture(monkeypatch)
     run(bench, epochs=2, batch=8, successor_rows=2, held_out=0.0)
     assert Counter(row for row in trained if row in pairs(REFINED)) == Counter(pairs(REFINED * 2))
@@ -61,7 +65,9 @@ def test_ids_trained_are_the_rows_ids_and_never_the_teacher_s(bench: models.Benc
 
 
 @pytest.mark.parametrize(("share", "n"), [(0.0, 0), (0.1, 2), (0.26, 5), (0.99, 19)])
-def test_held_out_rows_are_never_trained_on(bench: models.Bench, monkeypatch: pytest.MonkeyPatch, share: float, n: int) -> None:
+def test_held_out_rows_are_never_trained_on(
+    bench: models.Bench, monkeypatch: pytest.MonkeyPatch, share: float, n: int
+) -> None:
     trained = models.capture(monkeypatch)
     outputs = run(bench, held_out=share, successor_rows=0, epochs=3)
     assert len(set(trained)) == 20 - n
@@ -76,7 +82,9 @@ def test_training_starts_from_the_critic_s_adapter(bench: models.Bench) -> None:
     assert all(torch.allclose(one[name], other[name], atol=1e-9) for name in one)
 
 
-@pytest.mark.parametrize(("curve", "best"), [([3.0, 1.0, 2.0], 2), ([1.0, 2.0, 3.0], 1), ([3.0, 2.0, 1.0], 3), ([2.0, 1.0, 1.0], 2)])
+@pytest.mark.parametrize(
+    ("curve", "best"), [([3.0, 1.0, 2.0], 2), ([1.0, 2.0, 3.0], 1), ([3.0, 2.0, 1.0], 3), ([2.0, 1.0, 1.0], 2)]
+)
 def test_the_peak_rule_keeps_the_weights_of_the_best_epoch(
     bench: models.Bench, monkeypatch: pytest.MonkeyPatch, curve: list[float], best: int
 ) -> None:
@@ -95,7 +103,10 @@ def test_the_peak_rule_keeps_the_weights_of_the_best_epoch(
     monkeypatch.setattr(distill, "mean_nll", lambda model, rows, **options: next(told))
     outputs = run(bench, epochs=3, batch=6, lr=0.01)  # 18 rows: 3 steps an epoch
     found = weights(bench)
-    assert all(torch.equal(states[3 * best - 1][name.replace(".weight", ".default.weight")], value) for name, value in found.items())
+    assert all(
+        torch.equal(states[3 * best - 1][name.replace(".weight", ".default.weight")], value)
+        for name, value in found.items()
+    )
     assert next(told, None) is None
     assert (outputs.metrics["distill/best_epoch"], outputs.metrics["distill/held_out_nll"]) == (best, min(curve))
 
@@ -106,7 +117,9 @@ def test_the_kept_weights_have_the_held_out_nll_that_is_reported(bench: models.B
     rows = target_rows(REFINED)
     random.Random(3).shuffle(rows)
     model = trainable(bench.context(Config(), {}), bench.memory.files["distill0", "adapter"])
-    assert mean_nll(model, rows[:6], pad_id=pad_id(model)) == pytest.approx(outputs.metrics["distill/held_out_nll"], abs=1e-5)
+    assert mean_nll(model, rows[:6], pad_id=pad_id(model)) == pytest.approx(
+        outputs.metrics["distill/held_out_nll"], abs=1e-5
+    )
 
 
 def test_kl_coef_0_is_as_if_there_were_no_kl(bench: models.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +143,9 @@ def test_kl_coef_holds_the_policy_near_the_base(bench: models.Bench) -> None:
     start = run(bench, **options).metrics
     free = policy_kl(bench)
     held = run(bench, kl_coef=3.0, **options).metrics
-    assert held["distill/loss_first"] == pytest.approx(start["distill/loss_first"] + 3.0 * held["distill/kl_first"], abs=1e-4)
+    assert held["distill/loss_first"] == pytest.approx(
+        start["distill/loss_first"] + 3.0 * held["distill/kl_first"], abs=1e-4
+    )
     assert policy_kl(bench) < 0.5 * free
 
 
@@ -173,7 +188,13 @@ def test_rows_of_another_role_are_left_alone(bench: models.Bench, monkeypatch: p
 
 
 def test_the_learning_rate_falls_with_the_iteration(bench: models.Bench) -> None:
-    bench.run(distill.STAGE, DistillConfig(lr=0.01, lr_decay_start=1, lr_decay_end=3, lr_final=0.2), INPUTS, name="distill1", iteration=2)
+    bench.run(
+        distill.STAGE,
+        DistillConfig(lr=0.01, lr_decay_start=1, lr_decay_end=3, lr_final=0.2),
+        INPUTS,
+        name="distill1",
+        iteration=2,
+    )
     bench.run(distill.STAGE, DistillConfig(lr=0.006), INPUTS, name="distill2", iteration=2)
     one, other = weights(bench, "distill1"), weights(bench, "distill2")
     assert all(torch.allclose(one[name], other[name], atol=1e-7) for name in one)

@@ -49,9 +49,23 @@ def test_what_stands_in_backticks_exists(page: str) -> None:
 
 
 def test_the_check_of_backticks_finds_what_is_not_there() -> None:
-    for span in ("stages/nothing.py", "tests/test_docs.py::test_nothing", "targets.nothing", "critic.nothing", "critic.lr=fast", "--nothing"):
+    for span in (
+        "stages/nothing.py",
+        "tests/test_docs.py::test_nothing",
+        "targets.nothing",
+        "critic.nothing",
+        "critic.lr=fast",
+        "--nothing",
+    ):
         assert problem(span), span
-    for span in ("turnwise run no_such_preset", "turnwise nothing RUN", "make nothing", "NoSuchClass", "Outcome.NOTHING", "x + y"):
+    for span in (
+        "turnwise run no_such_preset",
+        "turnwise nothing RUN",
+        "make nothing",
+        "NoSuchClass",
+        "Outcome.NOTHING",
+        "x + y",
+    ):
         assert problem(span), span
 
 
@@ -82,7 +96,9 @@ def test_commands_and_presets_are_ones_that_there_are(page: Path) -> None:
 
 def test_commands_in_docstrings_are_ones_that_there_are() -> None:
     for path in CODE:
-        lines = re.findall(r"^\s*(turnwise [a-z]+(?: .*)?)$", ast.get_docstring(ast.parse(text_of(path))) or "", re.MULTILINE)
+        lines = re.findall(
+            r"^\s*(turnwise [a-z]+(?: .*)?)$", ast.get_docstring(ast.parse(text_of(path))) or "", re.MULTILINE
+        )
         wrong = {line: said for line in lines if (said := command_problem(line.partition("  ")[0]))}
         assert not wrong, path.name
 
@@ -95,14 +111,24 @@ def test_architecture_has_a_phrase_for_every_file() -> None:
 
 def test_every_row_of_the_paper_map_has_code_and_a_test() -> None:
     for line in text_of(DOCS / "paper-map.md").splitlines():
-        if line.startswith("| ") and not re.match(r"\| (?:what|key|--)", line) and len(re.findall(r"(?<!\\)\|", line)) == 5:
+        if (
+            line.startswith("| ")
+            and not re.match(r"\| (?:what|key|--)", line)
+            and len(re.findall(r"(?<!\\)\|", line)) == 5
+        ):
             assert "`tests/" in line, f"no test: {line}"
-            assert any(in_module(span) or (ROOT / span).exists() for span in SPAN.findall(line) if "::" not in span), f"no code: {line}"
+            assert any(in_module(span) or (ROOT / span).exists() for span in SPAN.findall(line) if "::" not in span), (
+                f"no code: {line}"
+            )
 
 
 def test_every_default_of_the_paper_is_in_the_paper_map() -> None:
     named = set(spans(DOCS / "paper-map.md"))
-    stated = [key for key, field in config_keys().items() if re.search(r"\[[^\]]*(?:paper|slides)[^\]]*\]", field.description or "")]
+    stated = [
+        key
+        for key, field in config_keys().items()
+        if re.search(r"\[[^\]]*(?:paper|slides)[^\]]*\]", field.description or "")
+    ]
     assert stated
     assert not [key for key in stated if key not in named]
 
@@ -153,7 +179,9 @@ def test_the_environment_of_the_page_is_won_by_halving_and_lost_by_guessing_blin
     settings = RolloutSettings(None, 1.0, 100, 12, 0, 16, 1, 0)
     rates = []
     for reply in (halve, lambda prompt, request: "Action: 1"):
-        episodes = rollout(ScriptedEngine(reply), envs.make_env("higher_lower", {}), scenarios, load_roles("service_desk"), settings)
+        episodes = rollout(
+            ScriptedEngine(reply), envs.make_env("higher_lower", {}), scenarios, load_roles("service_desk"), settings
+        )
         rates.append(summary(episodes, "x")["x/win_rate"])
     assert rates[0] == 1.0  # 7 guesses are enough for 100 numbers
     assert rates[1] <= 1 / 40
@@ -167,7 +195,10 @@ def test_the_presets_of_the_page_are_read(tmp_path: Path) -> None:
         file.write_text(text, encoding="utf-8")
     assert presets.load(str(game)).task.env == "higher_lower"
     demo = presets.load("demo").model_dump()
-    assert presets.load(str(ablation)).model_dump() == demo | {"preset": "ablation", "refine": demo["refine"] | {"critique": "none"}}
+    assert presets.load(str(ablation)).model_dump() == demo | {
+        "preset": "ablation",
+        "refine": demo["refine"] | {"critique": "none"},
+    }
 
 
 def test_the_stage_of_the_page_runs(workspace: Workspace, tmp_path: Path) -> None:

@@ -25,7 +25,10 @@ def test_leak_measure_on_planted_leaks_by_hand() -> None:
         ("Future: phone then audits.", "Future: phone then end."),
         ("Future: phone then end.", "Future: phone then end."),
     ]
-    rows = [make_backup(combined=Completion(a, (1,), (0.0,), "stop"), target=Completion(b, (1,), (0.0,), "stop")) for a, b in texts]
+    rows = [
+        make_backup(combined=Completion(a, (1,), (0.0,), "stop"), target=Completion(b, (1,), (0.0,), "stop"))
+        for a, b in texts
+    ]
     found = leaks(roles, rows)
     assert found["targets/leak_before"] == 3 / 4
     assert found["targets/leak_after"] == 1 / 4

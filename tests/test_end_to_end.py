@@ -20,7 +20,9 @@ SMALL = {
 
 
 @pytest.mark.slow
-def test_a_whole_run_can_be_shown_rerun_and_exported(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_run_can_be_shown_rerun_and_exported(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     save_base(home / "data" / "base")
     monkeypatch.chdir(home)
 
@@ -40,7 +42,9 @@ def test_a_whole_run_can_be_shown_rerun_and_exported(home: Path, monkeypatch: py
     assert any(one["judgements"] for one in shown) and any(one["targets"] for one in shown)
     assert "what the critic said" in turnwise("show", episodes[0]["episode_id"])
 
-    again = json.loads(turnwise("rerun", "critic", "--of", run["run_id"], "--plain", "--quiet", "--json", "--set", "critic.lr=1e-3"))
+    again = json.loads(
+        turnwise("rerun", "critic", "--of", run["run_id"], "--plain", "--quiet", "--json", "--set", "critic.lr=1e-3")
+    )
     assert again["rerun_of"] == runs["critic"]
     assert again["run_id"] != runs["critic"] and set(again["metrics"]) == set(again["old_metrics"])
 

@@ -71,7 +71,10 @@ def test_win_rate_and_its_interval_by_hand(base: Path, tmp_path: Path) -> None:
     """48 visits, every (request, tier) equally often: 24 gold ones are won. The base wins none, and its interval still has a width."""
     metrics, rows = run(bench_of(base, tmp_path, Play()))
     assert metrics["evaluate/win_rate"] == metrics["evaluate/return"] == 0.5
-    centre, half = (0.5 + 1.96**2 / 96) / (1 + 1.96**2 / 48), 1.96 * math.sqrt(0.25 / 48 + 1.96**2 / (4 * 48**2)) / (1 + 1.96**2 / 48)
+    centre, half = (
+        (0.5 + 1.96**2 / 96) / (1 + 1.96**2 / 48),
+        1.96 * math.sqrt(0.25 / 48 + 1.96**2 / (4 * 48**2)) / (1 + 1.96**2 / 48),
+    )
     assert (metrics["evaluate/win_low"], metrics["evaluate/win_high"]) == pytest.approx((centre - half, centre + half))
     assert metrics["evaluate/turns"] == 3
     assert len(rows["episodes"]) == 48
@@ -86,7 +89,13 @@ def test_scenarios_are_of_the_split_and_the_same_in_every_iteration(base: Path, 
     bench = bench_of(base, tmp_path, Play())
 
     def seen(split: str, iteration: int, seed: int) -> list[str]:
-        outputs = bench.run(evaluate.STAGE, EvaluateConfig(split=split, episodes=20, audit_turns=0), INPUTS, iteration=iteration, seed=seed)
+        outputs = bench.run(
+            evaluate.STAGE,
+            EvaluateConfig(split=split, episodes=20, audit_turns=0),
+            INPUTS,
+            iteration=iteration,
+            seed=seed,
+        )
         names = {row["scenario"]["name"] for row in outputs.rows["episodes"]}
         assert names <= set(desk.CUSTOMERS[split])
         return [row["scenario_id"] for row in outputs.rows["episodes"]]
@@ -146,7 +155,9 @@ def test_the_audit_by_turn_finds_the_step_at_fault(base: Path, tmp_path: Path) -
     own = [row for row in rows["judgements"] if row["info"]["own"]]
     for k in range(3):
         here = [row["info"]["return"] for row in own if row["turn"] == k]
-        assert metrics[f"audit/turn{k}/own_right"] == pytest.approx(sum(here) / len(here))  # an episode is right in all steps or in none
+        assert metrics[f"audit/turn{k}/own_right"] == pytest.approx(
+            sum(here) / len(here)
+        )  # an episode is right in all steps or in none
     assert "audit/turn3/own_right" not in metrics
 
 
@@ -168,7 +179,11 @@ def test_actions_that_the_desk_would_not_understand_are_neither_right_nor_wrong(
         def __call__(self, prompt: str, request: Request) -> str:
             if models.role_of(prompt) == "policy" and request.adapter is None:
                 return "Action: close phone"
-            if models.role_of(prompt) == "successor" and " may" not in prompt and prompt.rsplit("Action: ", 1)[1].startswith("close"):
+            if (
+                models.role_of(prompt) == "successor"
+                and " may" not in prompt
+                and prompt.rsplit("Action: ", 1)[1].startswith("close")
+            ):
                 return "Future: then pass."
             return super().__call__(prompt, request)
 
@@ -177,7 +192,8 @@ def test_actions_that_the_desk_would_not_understand_are_neither_right_nor_wrong(
     assert len(others) == 144
     # Own actions are all right; of the base's 144 only the 48 at the last step can be read, and some of those are right by chance.
     closing = [
-        models.right_action(f"X, {r['scenario']['tier']}, wants {r['scenario']['request']} for a done. done.", OPTIONS) for r in rows["episodes"]
+        models.right_action(f"X, {r['scenario']['tier']}, wants {r['scenario']['request']} for a done. done.", OPTIONS)
+        for r in rows["episodes"]
     ]
     wrong = sum(action != "close phone" for action in closing)
     assert metrics["audit/verdict_accuracy"] == pytest.approx(1 - wrong / (144 + 48))
@@ -185,7 +201,11 @@ def test_actions_that_the_desk_would_not_understand_are_neither_right_nor_wrong(
 
 def test_the_critic_reads_k_futures(base: Path, tmp_path: Path) -> None:
     bench = bench_of(
-        base, tmp_path, lambda p, r: draw(r, ["Future: then pass.", "Future: then fail."]) if models.role_of(p) == "successor" else Play()(p, r)
+        base,
+        tmp_path,
+        lambda p, r: (
+            draw(r, ["Future: then pass.", "Future: then fail."]) if models.role_of(p) == "successor" else Play()(p, r)
+        ),
     )
     _, rows = run(bench, audit_futures=3, audit_turns=10)
     assert {len(row["futures"]) for row in rows["judgements"]} == {3}
@@ -213,8 +233,13 @@ def test_the_probe_shows_what_was_forgotten(base: Path, tmp_path: Path) -> None:
     """Planted: combine is answered as before, evaluator never, refiner for one of two rows; base: all."""
     file = tmp_path / "probe.jsonl"
     rows = [(role, f"{role} {i}") for role in ("combine", "evaluator", "refiner") for i in (0, 1)]
-    lines = [{"role": role, "messages": [{"role": "user", "content": text}], "reply": f"as told {text}"} for role, text in rows]
-    file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, lines[0] | {"reply": "beyond the two rows a role"}]))
+    lines = [
+        {"role": role, "messages": [{"role": "user", "content": text}], "reply": f"as told {text}"}
+        for role, text in rows
+    ]
+    file.write_text(
+        "".join(json.dumps(line) + "\n" for line in [*lines, lines[0] | {"reply": "beyond the two rows a role"}])
+    )
 
     def play(prompt: str, request: Request) -> str:
         text = prompt.removeprefix("<user>\n").removesuffix("\n<assistant>\n")
@@ -251,7 +276,12 @@ def test_the_same_seed_gives_the_same_numbers(base: Path, tmp_path: Path) -> Non
 
 
 def test_predicted_success_is_the_share_of_futures_without_a_word_of_loss() -> None:
-    futures = ("Future: photo, then pass.", "Future: photo, then fail. gold may need give cash.", "Future: the game is LOST", "Future: won.")
+    futures = (
+        "Future: photo, then pass.",
+        "Future: photo, then fail. gold may need give cash.",
+        "Future: the game is LOST",
+        "Future: won.",
+    )
     judgement = Judgement(futures, "", "yes")
     assert predicted(judgement, EvaluateConfig().loss_words) == 0.5
     assert predicted(judgement, ("won",)) == 0.75
@@ -267,7 +297,9 @@ def test_a_cause_is_named_as_a_fact_or_as_a_possibility() -> None:
 
 
 @pytest.mark.parametrize(("split", "tiers"), [("test", 3), ("validation", 2)])
-def test_options_of_the_test_split_are_of_the_test_split_alone(base: Path, tmp_path: Path, split: str, tiers: int) -> None:
+def test_options_of_the_test_split_are_of_the_test_split_alone(
+    base: Path, tmp_path: Path, split: str, tiers: int
+) -> None:
     config = EvaluateConfig(split=split, episodes=30, audit_turns=0, test_options={"tiers": 3})
     context = models.Bench(base, tmp_path).context(config, {})
     run = presets.load("tiny", ["task.options.tiers=2", "roles.max_action_tokens=400"])

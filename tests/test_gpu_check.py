@@ -22,7 +22,12 @@ def test_the_smoke_run_checks_packed_rows_and_times_every_step(capsys: pytest.Ca
         (found,) = [float(row[1]) for row in rows if row[0] == dtype]
         assert 0 <= found <= allowed
     timed = [row for row in rows if row[0] == "tiny"]
-    assert [(row[1], row[3]) for row in timed] == [("GRPO", "no"), ("Self-AC", "no"), ("GRPO", "yes"), ("Self-AC", "yes")]
+    assert [(row[1], row[3]) for row in timed] == [
+        ("GRPO", "no"),
+        ("Self-AC", "no"),
+        ("GRPO", "yes"),
+        ("Self-AC", "yes"),
+    ]
     assert all(float(row[5]) > 0 and float(row[6]) > 0 for row in timed)
     # Self-AC reads what follows the last action, and a critic prompt a state.
     assert int(timed[1][4]) > int(timed[0][4])
@@ -35,7 +40,9 @@ def test_without_cuda_it_is_one_sentence_and_no_success(capsys: pytest.CaptureFi
     assert out == "" and re.fullmatch(r"gpu-check wants a CUDA device, .*--smoke.*\n", err)
 
 
-def test_a_packed_row_that_is_off_is_no_success(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_packed_row_that_is_off_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(gpu_check, "equivalence", lambda *args, **options: [0.2])
     monkeypatch.setattr(gpu_check, "steps", lambda *args: None)
     assert gpu_check.main(["--smoke"]) == 1

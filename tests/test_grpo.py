@@ -85,7 +85,15 @@ def test_advantages_are_relative_to_the_group_by_hand() -> None:
     rewards = {"a": [1.0, 0.0, 0.0, 0.0], "b": [0.0, 0.0], "c": [1.0]}
     found = episode_advantages([head(f"{s}{i}", s, r) for s, returns in rewards.items() for i, r in enumerate(returns)])
     assert found == pytest.approx(
-        {"a0": math.sqrt(3), "a1": -1 / math.sqrt(3), "a2": -1 / math.sqrt(3), "a3": -1 / math.sqrt(3), "b0": 0, "b1": 0}, abs=1e-4
+        {
+            "a0": math.sqrt(3),
+            "a1": -1 / math.sqrt(3),
+            "a2": -1 / math.sqrt(3),
+            "a3": -1 / math.sqrt(3),
+            "b0": 0,
+            "b1": 0,
+        },
+        abs=1e-4,
     )
     assert found["b0"] == found["b1"] == 0.0
 
@@ -116,17 +124,23 @@ def test_ids_and_log_probs_reach_the_loss_unchanged(bench: models.Bench, monkeyp
 
     monkeypatch.setattr(grpo, "turn_ppo_clip", spy)
     outputs = run(bench, batch=3, epochs=2)
-    counted = [t for t in rows["turns"] if not t["episode_id"].startswith("c")]  # a group of equal returns teaches nothing
+    counted = [
+        t for t in rows["turns"] if not t["episode_id"].startswith("c")
+    ]  # a group of equal returns teaches nothing
     assert Counter(trained) == Counter(2 * [(tuple(t["prompt_ids"]), tuple(t["action_ids"])) for t in counted])
     advantage = episode_advantages(rows["episodes"])
     by_ids = {(tuple(t["prompt_ids"]), tuple(t["action_ids"])): t for t in counted}
     in_order = [by_ids[row] for row in trained]
     assert [old for old, _ in tokens] == pytest.approx([lp for t in in_order for lp in t["log_probs"]], abs=1e-6)
-    assert [a for _, a in tokens] == pytest.approx([advantage[t["episode_id"]] for t in in_order for _ in t["log_probs"]], abs=1e-6)
+    assert [a for _, a in tokens] == pytest.approx(
+        [advantage[t["episode_id"]] for t in in_order for _ in t["log_probs"]], abs=1e-6
+    )
     assert outputs.metrics["grpo/used_frac"] == 5 / 7
 
 
-def test_only_the_newest_collection_is_used_and_only_what_the_policy_caused(bench: models.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_newest_collection_is_used_and_only_what_the_policy_caused(
+    bench: models.Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.memory.keep("collect0", Outputs({}, group_rows({"old": [1.0, 0.0]})))
     rows = group_rows({"a": [1.0, 0.0, 0.0]})
     rows["episodes"][2]["outcome"] = "env_failed"
@@ -139,7 +153,9 @@ def test_only_the_newest_collection_is_used_and_only_what_the_policy_caused(benc
 
 def test_equal_groups_change_nothing_to_the_bit(bench: models.Bench, tmp_path: Path) -> None:
     bench.memory.keep("collect0", Outputs({}, group_rows({"a": [0.0] * 4, "b": [1.0] * 4})))
-    save_adapter(models.shake(trainable(bench.context(Config(), {}), None), 3, 0.1), tmp_path / "before", bench.engine.model_hash)
+    save_adapter(
+        models.shake(trainable(bench.context(Config(), {}), None), 3, 0.1), tmp_path / "before", bench.engine.model_hash
+    )
     bench.memory.files["grpoX", "adapter"] = tmp_path / "before"
     outputs = run(bench, {"collect": ["collect0"], "grpo": ["grpoX"]})
     before = load_file(tmp_path / "before" / "adapter_model.safetensors")
@@ -199,7 +215,9 @@ def test_the_same_seed_gives_the_same_bits(bench: models.Bench) -> None:
 
 
 @pytest.mark.parametrize("pass_tokens", [1, 20, 60])
-def test_a_step_in_many_passes_has_the_loss_the_gradient_and_the_metrics_of_one(bench: models.Bench, pass_tokens: int) -> None:
+def test_a_step_in_many_passes_has_the_loss_the_gradient_and_the_metrics_of_one(
+    bench: models.Bench, pass_tokens: int
+) -> None:
     """Ratios near 1, so that some are clipped and some are not; 12 turns of 8 or 9 tokens, prompts included."""
     rows = group_rows({"a": [1.0, 0.0, 0.0, 0.0], "b": [0.0, 1.0]})
     model = models.shake(trainable(bench.context(Config(), {}), None), 3, 0.1)
@@ -209,12 +227,18 @@ def test_a_step_in_many_passes_has_the_loss_the_gradient_and_the_metrics_of_one(
     def step(config: GrpoConfig) -> tuple[int, float, list[torch.Tensor], dict[str, float]]:
         model.zero_grad()
         found = [
-            grpo.clipped_loss(model, part, config, {}) for part in next(grpo.step_batches(rows["turns"], advantage, config, random.Random(0), model))
+            grpo.clipped_loss(model, part, config, {})
+            for part in next(grpo.step_batches(rows["turns"], advantage, config, random.Random(0), model))
         ]
         for loss, _ in found:
             loss.backward()  # type: ignore[no-untyped-call]
         gradients = [p.grad.clone() for p in parameters if p.grad is not None]
-        return len(found), sum(float(loss.detach()) for loss, _ in found), gradients, of_step([metrics for _, metrics in found])
+        return (
+            len(found),
+            sum(float(loss.detach()) for loss, _ in found),
+            gradients,
+            of_step([metrics for _, metrics in found]),
+        )
 
     n, loss, gradients, metrics = step(GrpoConfig())
     n_many, many_loss, many_gradients, many_metrics = step(GrpoConfig(pass_tokens=pass_tokens))
@@ -237,7 +261,10 @@ def test_passes_of_a_stage_are_the_whole_steps(bench: models.Bench) -> None:
 def test_an_episode_in_one_pass_has_the_gradient_of_its_turns_in_passes_of_their_own(bench: models.Bench) -> None:
     """Self-AC's packed loss without a critic, which the large presets of GRPO use: the same sum over tokens, divided by episodes in place of tokens."""
     turns = {"e0": [CHECK, GIVE, CLOSE], "e1": [CLOSE], "e2": [CHECK, CLOSE]}
-    played = [models.make_episode(bench.engine, name, mine, Outcome.SCORED, reward=float(name == "e1")) for name, mine in turns.items()]
+    played = [
+        models.make_episode(bench.engine, name, mine, Outcome.SCORED, reward=float(name == "e1"))
+        for name, mine in turns.items()
+    ]
     rows = episode_rows(played, 0)
     for episode in rows["episodes"]:
         episode["scenario_id"] = "one for all"
@@ -261,7 +288,12 @@ def test_an_episode_in_one_pass_has_the_gradient_of_its_turns_in_passes_of_their
     found = trainable_rows(bench.context(config, {"collect": ["collect0"]}), rows["episodes"], critic_ids, None)
     parts = next(steps(found, critic_ids, config, rng=random.Random(0), device="cpu"))
     head = new_head(model, seed=0)
-    assert len(parts) == 1 and len(parts[0].row.ids) < sum(len(t["prompt_ids"]) + len(t["action_ids"]) for t in rows["turns"])
-    packed = (joint_loss(credited_pass(model, head, part, config, value_grad_scale=1.0), part, config, actor_weight=1.0) for part in parts)
+    assert len(parts) == 1 and len(parts[0].row.ids) < sum(
+        len(t["prompt_ids"]) + len(t["action_ids"]) for t in rows["turns"]
+    )
+    packed = (
+        joint_loss(credited_pass(model, head, part, config, value_grad_scale=1.0), part, config, actor_weight=1.0)
+        for part in parts
+    )
     assert float(expected.abs().max()) > 1e-3
     assert torch.allclose(gradient(packed, len(played)), expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))

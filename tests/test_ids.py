@@ -32,7 +32,10 @@ class Marking(models.Recorder):
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         found = super().generate(requests)
         marks = [END_ID + 1 + request.seed % 100 for request in requests]
-        marked = [replace(c, token_ids=(mark, *c.token_ids), log_probs=(-1.0, *c.log_probs)) for mark, c in zip(marks, found, strict=True)]
+        marked = [
+            replace(c, token_ids=(mark, *c.token_ids), log_probs=(-1.0, *c.log_probs))
+            for mark, c in zip(marks, found, strict=True)
+        ]
         self.completions[-len(found) :] = marked
         return marked
 
@@ -49,14 +52,22 @@ def known(bench: models.Bench) -> tuple[set[Row], set[tuple[int, ...]]]:
     return pairs, {completion for _, completion in pairs}
 
 
-def test_nlac_trains_on_what_the_engine_produced_and_on_students_prompts_alone(bench: models.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nlac_trains_on_what_the_engine_produced_and_on_students_prompts_alone(
+    bench: models.Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     collects: list[str] = []
     critics: list[str] = []
     last: dict[str, list[str]] = {}
     for i in range(2):
         bench.run(collect.STAGE, collect.CollectConfig(episodes=10, first_episodes=10), last, iteration=i, seed=i)
         collects.append(f"collect{i}")
-        bench.run(targets.STAGE, targets.TargetsConfig(transitions=20), {"collect": collects, "critic": critics} | last, iteration=i, seed=i)
+        bench.run(
+            targets.STAGE,
+            targets.TargetsConfig(transitions=20),
+            {"collect": collects, "critic": critics} | last,
+            iteration=i,
+            seed=i,
+        )
         refined = {"refine": [f"refine{i - 1}"]} if i else {}
         inputs = {"targets": [f"targets{i}"], "collect": collects, "critic": critics[-1:]} | last | refined
         trained = models.capture(monkeypatch)
@@ -64,7 +75,13 @@ def test_nlac_trains_on_what_the_engine_produced_and_on_students_prompts_alone(b
         check_rows(bench, trained, f"targets{i}", collects)
         monkeypatch.undo()
         critics.append(f"critic{i}")
-        bench.run(refine.STAGE, refine.RefineConfig(states=20), {"collect": collects, "critic": critics[-1:]}, iteration=i, seed=i)
+        bench.run(
+            refine.STAGE,
+            refine.RefineConfig(states=20),
+            {"collect": collects, "critic": critics[-1:]},
+            iteration=i,
+            seed=i,
+        )
         trained = models.capture(monkeypatch)
         inputs = {"refine": [f"refine{i}"], "targets": [f"targets{i}"], "critic": critics[-1:]}
         bench.run(distill.STAGE, distill.DistillConfig(batch=8, successor_rows=4, lr=1e-3), inputs, iteration=i, seed=i)
@@ -75,7 +92,9 @@ def test_nlac_trains_on_what_the_engine_produced_and_on_students_prompts_alone(b
 
 def check_rows(bench: models.Bench, trained: list[Row], targets_run: str, collects: list[str]) -> None:
     pairs, completions = known(bench)
-    teachers = {tuple(r["teacher_ids"]) for (table, _), rows in bench.memory.tables.items() if table == "targets" for r in rows}
+    teachers = {
+        tuple(r["teacher_ids"]) for (table, _), rows in bench.memory.tables.items() if table == "targets" for r in rows
+    }
     students = {tuple(r["student_ids"]): r for r in bench.memory.tables["targets", targets_run]}
     states = {t.key: t for t in transitions(bench.memory, collects)}
     assert any(row[0] in students for row in trained)
@@ -90,11 +109,17 @@ def check_rows(bench: models.Bench, trained: list[Row], targets_run: str, collec
             continue
         t = states[row["episode_id"], row["turn"]]
         assert prompt == bench.engine.encode([{"role": "user", "content": row["student_prompt"]}])
-        check_student(bench.engine.decode(prompt), f"Predict. {history_text(t.state)} {t.action}", [t.observation, row["info"]["future"]])
+        check_student(
+            bench.engine.decode(prompt),
+            f"Predict. {history_text(t.state)} {t.action}",
+            [t.observation, row["info"]["future"]],
+        )
 
 
 @pytest.mark.parametrize("stage", ["rft", "grpo"])
-def test_the_baselines_train_on_the_policy_s_own_turns(bench: models.Bench, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+def test_the_baselines_train_on_the_policy_s_own_turns(
+    bench: models.Bench, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
     bench.run(collect.STAGE, collect.CollectConfig(first_episodes=160, group=4), {})
     trained = models.capture(monkeypatch)
     if stage == "rft":

@@ -58,7 +58,9 @@ def undisturbed(drive: Drive, empty_store: Path, tmp_path_factory: pytest.TempPa
     return visible
 
 
-@pytest.mark.parametrize(("stage", "point"), [*(("double", point) for point in POINTS), ("source", "run"), ("total", "committed")])
+@pytest.mark.parametrize(
+    ("stage", "point"), [*(("double", point) for point in POINTS), ("source", "run"), ("total", "committed")]
+)
 def test_a_killed_command_resumes_and_readers_see_what_they_would_have_seen(
     stage: str, point: str, drive: Drive, home: Path, undisturbed: str
 ) -> None:
@@ -75,7 +77,9 @@ def test_a_killed_command_resumes_and_readers_see_what_they_would_have_seen(
     assert result["scratch"] == []
 
 
-def test_killed_at_one_point_after_another_it_still_ends_with_the_same_result(drive: Drive, home: Path, undisturbed: str) -> None:
+def test_killed_at_one_point_after_another_it_still_ends_with_the_same_result(
+    drive: Drive, home: Path, undisturbed: str
+) -> None:
     for point in POINTS:
         assert drive(home, "double", point)["signal"] == signal.SIGKILL
     result = drive(home)["result"]

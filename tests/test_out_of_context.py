@@ -63,7 +63,9 @@ STARTS = [scenario("a", "say", "say", "say", "win"), scenario("b", "win"), scena
 
 
 @pytest.mark.parametrize(("room", "turns"), [(-1, 2), (0, 2), (1, 3)])
-def test_an_episode_is_truncated_where_its_next_prompt_has_no_room_and_the_others_are_as_without(room: int, turns: int) -> None:
+def test_an_episode_is_truncated_where_its_next_prompt_has_no_room_and_the_others_are_as_without(
+    room: int, turns: int
+) -> None:
     """With room for one token it is asked, and that token is an unreadable turn more, but no failure of the policy: one of its own would end it."""
     settings = replace(SETTINGS, malformed_allowance=0, slots=2)
     whole = [without_time(e) for e in rollout(ScriptedEngine(speak), toy(), STARTS, ROLES, SETTINGS)]
@@ -73,8 +75,13 @@ def test_an_episode_is_truncated_where_its_next_prompt_has_no_room_and_the_other
     assert [t.malformed for t in a.turns] == [False, False, True][:turns]
     assert [b, c] == whole[1:]
     assert (a.outcome, a.attempts, a.total_reward, len(a.turns)) == (Outcome.TRUNCATED, 1, 0.0, turns)
-    assert a.turns[:turns] == (*whole[0].turns[: turns - 1], replace((*whole[0].turns[:2], a.turns[-1])[turns - 1], truncated=True))
-    assert a.error == f"out of context: a prompt of {len(engine.encode(a.messages))} tokens, the model has {full + room}"
+    assert a.turns[:turns] == (
+        *whole[0].turns[: turns - 1],
+        replace((*whole[0].turns[:2], a.turns[-1])[turns - 1], truncated=True),
+    )
+    assert (
+        a.error == f"out of context: a prompt of {len(engine.encode(a.messages))} tokens, the model has {full + room}"
+    )
     found = summary([a, b, c], "x")
     assert (found["x/out_of_context"], found["x/truncated"], found["x/win_rate"]) == (1, 1, 1 / 3)
     assert summary(whole, "x")["x/out_of_context"] == 0
@@ -90,7 +97,10 @@ def test_a_first_prompt_without_room_is_never_a_reward_and_all_of_them_name_the_
     rates = summary(found, "x")
     assert (rates["x/out_of_context"], rates["x/env_failed"], rates["x/win_rate"]) == (1, 1, 2 / 3)
     check_environment(found)
-    with pytest.raises(UsageError, match=r"no episode could begin, .* the model has 400; set model.path to a model with a longer context"):
+    with pytest.raises(
+        UsageError,
+        match=r"no episode could begin, .* the model has 400; set model.path to a model with a longer context",
+    ):
         check_environment(found[:1])
 
 
@@ -109,7 +119,8 @@ def test_an_episode_without_room_is_not_asked_whether_it_is_hopeless() -> None:
 
 def test_an_oracle_without_room_fails_the_simulator(base: Path, tmp_path: Path) -> None:
     engine = Long(
-        lambda prompt, request: "Yes" if "oracle" in prompt else "Thought: . Action: Is it alive?", lambda text: "You are the oracle" in text
+        lambda prompt, request: "Yes" if "oracle" in prompt else "Thought: . Action: Is it alive?",
+        lambda text: "You are the oracle" in text,
     )
     task = TaskConfig(env="twenty_questions", options={"questions": 3}, oracle="engine", max_turns=5)
     make = environment(models.Bench(base, tmp_path, engine=engine, task=task).context(Config(), {}))
@@ -160,14 +171,25 @@ def test_ask_gives_no_reply_to_a_prompt_that_is_too_long_and_the_others_theirs()
         ("corrector", "B(close email", ("Won", 0)),
     ],
 )
-def test_targets_drop_the_row_whose_prompt_is_too_long(base: Path, tmp_path: Path, role: str, word: str, lost: tuple[str, int]) -> None:
+def test_targets_drop_the_row_whose_prompt_is_too_long(
+    base: Path, tmp_path: Path, role: str, word: str, lost: tuple[str, int]
+) -> None:
     bench = targets_bench(base, tmp_path)
     engine = bench.engine = Long(role_play, lambda text: role_of(text) == role and word in text)
     outputs = bench.run(targets.STAGE, TargetsConfig(), INPUTS)
-    assert {(row["episode_id"], row["turn"]): row["raw"] for row in outputs.rows["targets"]} == {k: v for k, v in TABLE.items() if k != lost}
-    assert (outputs.metrics["targets/dropped"], outputs.metrics["targets/out_of_context"], len(engine.padded)) == (1, 1, 1)
+    assert {(row["episode_id"], row["turn"]): row["raw"] for row in outputs.rows["targets"]} == {
+        k: v for k, v in TABLE.items() if k != lost
+    }
+    assert (outputs.metrics["targets/dropped"], outputs.metrics["targets/out_of_context"], len(engine.padded)) == (
+        1,
+        1,
+        1,
+    )
     bench.engine = Long(role_play, of_role("combine", some=False))
-    with pytest.raises(UsageError, match=r"targets: 5 of 5 rows .* in the model's context of 20000; lower task.max_turns or .* model.path"):
+    with pytest.raises(
+        UsageError,
+        match=r"targets: 5 of 5 rows .* in the model's context of 20000; lower task.max_turns or .* model.path",
+    ):
         bench.run(targets.STAGE, TargetsConfig(), INPUTS)
 
 
@@ -183,7 +205,9 @@ def test_refine_drops_the_rows_whose_prompts_are_too_long(base: Path, tmp_path: 
     assert len(lost) == metrics["refine/dropped"] == metrics["refine/out_of_context"] == len(engine.padded)
     assert 0 < len(lost) < len(judgements) == 20
     gone = {(j["episode_id"], j["turn"]) for j in lost}
-    assert [row["completion"] for row in rows] == [row["completion"] for row in free if (row["episode_id"], row["turn"]) not in gone]
+    assert [row["completion"] for row in rows] == [
+        row["completion"] for row in free if (row["episode_id"], row["turn"]) not in gone
+    ]
     bench.engine = Long(Seeing(), of_role(role, some=False))
     bench.engine.load_adapter("critic0-adapter", tmp_path)
     with pytest.raises(UsageError, match=r"refine: 20 of 20 rows have a prompt that leaves no room"):
@@ -207,7 +231,9 @@ def test_the_audit_counts_what_is_too_long_and_does_not_score_it(base: Path, tmp
 def test_the_probe_leaves_out_what_is_too_long(base: Path, tmp_path: Path) -> None:
     file = tmp_path / "probe.jsonl"
     lines = [
-        {"role": role, "messages": [{"role": "user", "content": f"{role} {i}"}], "reply": "right"} for role in ("combine", "refiner") for i in (0, 1)
+        {"role": role, "messages": [{"role": "user", "content": f"{role} {i}"}], "reply": "right"}
+        for role in ("combine", "refiner")
+        for i in (0, 1)
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
 

@@ -128,7 +128,12 @@ def test_the_pretended_gpu_refuses_what_a_real_one_refuses() -> None:
             torch.cat([x[0], torch.tensor([1.0])])
         with pytest.raises(TypeError, match="numpy"):
             x.numpy()
-        for allowed in (x + torch.tensor(1.0), x[torch.tensor([1])], x.clone().copy_(torch.ones(2, 3)), x.sum().to("cuda")):
+        for allowed in (
+            x + torch.tensor(1.0),
+            x[torch.tensor([1])],
+            x.clone().copy_(torch.ones(2, 3)),
+            x.sum().to("cuda"),
+        ):
             assert isinstance(allowed, OnGpu) and allowed.device == GPU
         assert type(x.cpu()) is type(x.to("cpu")) is torch.Tensor and x.tolist() == [[0, 1, 2], [3, 4, 5]]
 

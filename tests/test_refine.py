@@ -68,7 +68,9 @@ def test_the_action_is_fresh_and_not_the_stored_one(base: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize(("frozen", "judge"), [("adapter", "critic0-adapter"), ("base", None)])
 def test_each_role_is_played_by_its_own_adapter(base: Path, tmp_path: Path, frozen: str, judge: str | None) -> None:
-    bench = bench_of(base, tmp_path, Seeing(), frozen=frozen, policy_temperature=0.9, future_temperature=0.7, judge_temperature=0.1)
+    bench = bench_of(
+        base, tmp_path, Seeing(), frozen=frozen, policy_temperature=0.9, future_temperature=0.7, judge_temperature=0.1
+    )
     run(bench)
     adapters = {role: {r.adapter for _, r, _ in found} for role, found in asked(bench).items()}
     assert adapters == {
@@ -79,7 +81,13 @@ def test_each_role_is_played_by_its_own_adapter(base: Path, tmp_path: Path, froz
         "corrector": {judge},
     }
     temperatures = {role: {r.temperature for _, r, _ in found} for role, found in asked(bench).items()}
-    assert temperatures == {"policy": {0.9}, "successor": {0.7}, "evaluator": {0.1}, "refiner": {0.1}, "corrector": {0.1}}
+    assert temperatures == {
+        "policy": {0.9},
+        "successor": {0.7},
+        "evaluator": {0.1},
+        "refiner": {0.1},
+        "corrector": {0.1},
+    }
 
 
 def test_the_evaluator_reads_all_k_futures_of_its_own_pair(base: Path, tmp_path: Path) -> None:
@@ -118,12 +126,18 @@ def test_without_correction_the_refiner_s_words_are_learned(base: Path, tmp_path
 @pytest.mark.parametrize(
     ("critique", "roles", "told"),
     [
-        ("full", {"policy", "successor", "evaluator", "refiner", "corrector"}, "Optimality: No. another may be needed."),
+        (
+            "full",
+            {"policy", "successor", "evaluator", "refiner", "corrector"},
+            "Optimality: No. another may be needed.",
+        ),
         ("verdict", {"policy", "successor", "evaluator", "refiner", "corrector"}, "Optimality: No."),
         ("none", {"policy", "refiner", "corrector"}, "Optimality: No."),
     ],
 )
-def test_what_the_refiner_is_told_in_each_ablation(base: Path, tmp_path: Path, critique: str, roles: set[str], told: str) -> None:
+def test_what_the_refiner_is_told_in_each_ablation(
+    base: Path, tmp_path: Path, critique: str, roles: set[str], told: str
+) -> None:
     """none: no critic is asked at all, and every action is rewritten, right ones too."""
     bench = bench_of(base, tmp_path, Seeing(fresh="right" if critique == "none" else "wrong"))
     rows, _, _ = run(bench, critique=critique)
@@ -169,7 +183,11 @@ def refinement(kept: bool, dropped: str = "") -> Refinement:
 def test_yes_rows_are_at_most_their_share_and_as_many_as_that_allows(most: float) -> None:
     for yes in (0, 1, 5, 40):
         for no in (0, 1, 3, 10):
-            everything = [refinement(True) for _ in range(yes)] + [refinement(False) for _ in range(no)] + [refinement(True, "gate")]
+            everything = (
+                [refinement(True) for _ in range(yes)]
+                + [refinement(False) for _ in range(no)]
+                + [refinement(True, "gate")]
+            )
             kept = cap_yes(everything, most, random.Random(0))
             n_yes = sum(r.kept_action for r in kept)
             assert not any(r.dropped for r in kept)
@@ -195,7 +213,9 @@ def test_refined_words_from_the_critique_are_measured_before_and_after_correctio
     assert metrics["refine/leak_after"] == 0.0
 
 
-def test_a_student_prompt_that_holds_the_critique_raises(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_student_prompt_that_holds_the_critique_raises(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = bench_of(base, tmp_path, Seeing())
 
     class Telling(Roles):
@@ -233,6 +253,8 @@ def test_nothing_is_asked_or_rewritten_in_the_warm_up(base: Path, tmp_path: Path
 
 def test_without_states_it_says_what_to_do(base: Path, tmp_path: Path) -> None:
     bench = bench_of(base, tmp_path, Seeing())
-    bench.memory.tables["episodes", "collect0"] = [row | {"outcome": str(Outcome.ENV_FAILED)} for row in bench.memory.tables["episodes", "collect0"]]
+    bench.memory.tables["episodes", "collect0"] = [
+        row | {"outcome": str(Outcome.ENV_FAILED)} for row in bench.memory.tables["episodes", "collect0"]
+    ]
     with pytest.raises(MissingInput, match="refine needs states from collect, found none"):
         run(bench)

@@ -112,7 +112,11 @@ def engine_of(run: Any, answers: Stub) -> Iterator[Engine]:
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", REHEARSED)
 def test_a_large_preset_runs_from_end_to_end(
-    preset: str, home: Path, qwens: Callable[[bool], str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    preset: str,
+    home: Path,
+    qwens: Callable[[bool], str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     thinks = preset.startswith("qwq")
     task = presets.load(preset).task
@@ -179,9 +183,27 @@ def test_a_model_whose_words_nobody_can_read_is_told_what_to_change(
 ) -> None:
     """Random weights that say what they like, ids that are no token among it: collected, and then one sentence."""
     monkeypatch.chdir(home)
-    sets = {**SMALL, "model.path": qwens(True), "model.engine": "hf", "task.options.path": DATA / "math500", "roles.max_thought_tokens": 8}
+    sets = {
+        **SMALL,
+        "model.path": qwens(True),
+        "model.engine": "hf",
+        "task.options.path": DATA / "math500",
+        "roles.max_thought_tokens": 8,
+    }
     assert (
-        cli.main(["run", "qwq32b_math", "--plain", "--quiet", *(part for name, value in sets.items() for part in ("--set", f"{name}={value}"))]) == 1
+        cli.main(
+            [
+                "run",
+                "qwq32b_math",
+                "--plain",
+                "--quiet",
+                *(part for name, value in sets.items() for part in ("--set", f"{name}={value}")),
+            ]
+        )
+        == 1
     )
     (told,) = capsys.readouterr().err.strip().splitlines()
-    assert re.search(r"no reply could be read .* of them were cut at their limit: raise roles.max_future_tokens, or roles.max_thought_tokens", told)
+    assert re.search(
+        r"no reply could be read .* of them were cut at their limit: raise roles.max_future_tokens, or roles.max_thought_tokens",
+        told,
+    )

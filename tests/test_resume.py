@@ -11,7 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import RUN, TITLES, Commands, Done, Ended, assert_same_result, make_home, stage_runs, title_of, titles_by_status
+from commands import (
+    RUN,
+    TITLES,
+    Commands,
+    Done,
+    Ended,
+    assert_same_result,
+    make_home,
+    stage_runs,
+    title_of,
+    titles_by_status,
+)
 
 from stages.store.replay import Replay
 from stages.store.tracking import Tracking
@@ -53,7 +64,11 @@ def test_undisturbed_every_stage_runs_once_and_does_something(undisturbed: Ended
         assert len(rows["targets"]["targets"]) == len(rows["critic"]["priorities"]) == 8
         assert {row["verdict"] for row in rows["refine"]["judgements"]} == {"yes", "no"}
         assert len(rows["refine"]["targets"]) >= 8 and rows["evaluate"]["judgements"]
-    adapters = {found[f"{name} {i}"]["files"][f"{folder}/adapter_model.safetensors"] for name, folder in ADAPTERS for i in range(2)}
+    adapters = {
+        found[f"{name} {i}"]["files"][f"{folder}/adapter_model.safetensors"]
+        for name, folder in ADAPTERS
+        for i in range(2)
+    }
     assert len(adapters) == 2 * len(ADAPTERS)
 
 
@@ -74,7 +89,10 @@ def test_after_all_kills_the_result_is_that_of_an_undisturbed_run(chain: Chain, 
 
 
 def test_every_stage_was_finished_once_and_every_killed_run_is_marked(chain: Chain) -> None:
-    expected = {"FINISHED": Counter(["pipeline", *TITLES]), "KILLED": Counter([*(title for title, _ in KILLS), *["pipeline"] * len(KILLS)])}
+    expected = {
+        "FINISHED": Counter(["pipeline", *TITLES]),
+        "KILLED": Counter([*(title for title, _ in KILLS), *["pipeline"] * len(KILLS)]),
+    }
     assert titles_by_status(chain.home) == expected
 
 

@@ -39,10 +39,16 @@ def run(bench: models.Bench, inputs: Any = INPUTS, seed: int = 0, **config: Any)
 
 def winning_ids(bench: models.Bench) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
     rows = bench.memory.rows("turns", ["collect0", "collect1"])
-    return {(tuple(r["prompt_ids"]), tuple(r["action_ids"])) for r in rows if r["episode_id"] in ("Ana", "Cleo") and not r["malformed"]}
+    return {
+        (tuple(r["prompt_ids"]), tuple(r["action_ids"]))
+        for r in rows
+        if r["episode_id"] in ("Ana", "Cleo") and not r["malformed"]
+    }
 
 
-def test_ids_trained_are_the_readable_turns_of_all_wins_so_far(bench: models.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_trained_are_the_readable_turns_of_all_wins_so_far(
+    bench: models.Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained = models.capture(monkeypatch)
     outputs = run(bench, epochs=3, batch=3)
     assert len(winning_ids(bench)) == 4
@@ -60,10 +66,15 @@ def test_no_more_rows_than_the_config_says(bench: models.Bench, monkeypatch: pyt
 def test_without_a_win_the_adapter_that_came_in_goes_out_to_the_bit(bench: models.Bench, tmp_path: Path) -> None:
     lost = models.make_episode(bench.engine, "Eva", LOSS, Outcome.SCORED)
     bench.memory.keep("collect2", Outputs({}, episode_rows([lost], 2)))
-    save_adapter(models.shake(trainable(bench.context(Config(), {}), None), 3, 0.1), tmp_path / "before", bench.engine.model_hash)
+    save_adapter(
+        models.shake(trainable(bench.context(Config(), {}), None), 3, 0.1), tmp_path / "before", bench.engine.model_hash
+    )
     bench.memory.files["rftX", "adapter"] = tmp_path / "before"
     outputs = run(bench, {"collect": ["collect2"], "rft": ["rftX"]})
-    one, other = (load_file(folder / "adapter_model.safetensors") for folder in (tmp_path / "before", bench.memory.files["rft0", "adapter"]))
+    one, other = (
+        load_file(folder / "adapter_model.safetensors")
+        for folder in (tmp_path / "before", bench.memory.files["rft0", "adapter"])
+    )
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert outputs.metrics == {"rft/steps": 0.0, "rft/wins": 0.0}
 

@@ -33,11 +33,15 @@ def test_a_step_of_many_rows_is_the_step_of_one(bench: models.Bench) -> None:
     of_many = run(bench, name="many", batch=4, lr=0.01, row_tokens=1).metrics
     first = [name for name in of_one if name.endswith("_first")]
     assert "self_ac/explained_variance_first" in first
-    assert {name: of_many[name] for name in first} == pytest.approx({name: of_one[name] for name in first}, rel=1e-4, abs=1e-5)
+    assert {name: of_many[name] for name in first} == pytest.approx(
+        {name: of_one[name] for name in first}, rel=1e-4, abs=1e-5
+    )
     one, many = tensors(bench, "one"), tensors(bench, "many")
     assert set(one) == set(many)
     for name, value in one.items():
-        assert torch.allclose(value, many[name], atol=2e-5), name  # Adam's first steps amplify rounding of tiny gradients
+        assert torch.allclose(value, many[name], atol=2e-5), (
+            name
+        )  # Adam's first steps amplify rounding of tiny gradients
     assert any(bool(value.abs().max() > 0) for name, value in one.items() if "lora_B" in name)
 
 
@@ -160,7 +164,9 @@ def test_actor_and_critic_with_an_adapter_each_do_not_touch_one_another(bench: m
 
 
 @pytest.mark.parametrize("kill", [1, 3])
-def test_a_killed_stage_goes_on_from_its_checkpoint_to_the_same_weights(bench: models.Bench, monkeypatch: pytest.MonkeyPatch, kill: int) -> None:
+def test_a_killed_stage_goes_on_from_its_checkpoint_to_the_same_weights(
+    bench: models.Bench, monkeypatch: pytest.MonkeyPatch, kill: int
+) -> None:
     """Bit by bit: weights, moments, metrics, and the ledger and certificates of the first step, which is not done again."""
     keep_episodes(bench)
     options: dict[str, Any] = {"epochs": 2, "batch": 2, "lr": 0.01, "checkpoint_every": 1}
@@ -186,7 +192,12 @@ def test_a_killed_stage_goes_on_from_its_checkpoint_to_the_same_weights(bench: m
     assert (dict(again.metrics), again.curves, again.rows) == (dict(whole.metrics), whole.curves, whole.rows)
     assert again.metrics["self_ac/cert_gap_turns"] > 0
     assert len(steps_done) == 4 - kill
-    for name in ("adapter/adapter_model.safetensors", "head/value_head.safetensors", "moments.safetensors", "ledger.parquet"):
+    for name in (
+        "adapter/adapter_model.safetensors",
+        "head/value_head.safetensors",
+        "moments.safetensors",
+        "ledger.parquet",
+    ):
         first, *rest = name.split("/")
         files = [bench.memory.files[which, first].joinpath(*rest).read_bytes() for which in ("whole", "broken")]
         assert files[0] == files[1], name
@@ -219,7 +230,10 @@ def test_the_head_may_have_a_rate_of_its_own(bench: models.Bench) -> None:
 def test_a_price_on_divergence_keeps_the_policy_near_its_base(bench: models.Bench) -> None:
     """The price is of the same units as the reward: at 100 a nat, one win is worth a hundredth of a nat over the whole episode."""
     keep_episodes(bench)
-    free, priced = (run(bench, name=f"k{coef}", kl_coef=coef, lr=0.01, epochs=20, batch=4, ratio="token").metrics for coef in (1e-9, 100.0))
+    free, priced = (
+        run(bench, name=f"k{coef}", kl_coef=coef, lr=0.01, epochs=20, batch=4, ratio="token").metrics
+        for coef in (1e-9, 100.0)
+    )
     assert free["self_ac/kl_base_first"] == pytest.approx(0.0, abs=1e-6)  # a fresh adapter is the base
     assert 0 < priced["self_ac/kl_base"] < 0.01 < free["self_ac/kl_base"]
 
@@ -265,9 +279,22 @@ def play(bench: models.Bench, engine: HfEngine, run_id: str, adapter: str | None
     turns: list[dict[str, Any]] = []
     for i, reply in enumerate(replies):
         reward = float(reply.token_ids[0] % 2 == 0)
-        heads.append({"episode_id": f"{run_id}-{i}", "scenario_id": "bandit", "total_reward": reward, "outcome": "scored", "messages": messages})
+        heads.append(
+            {
+                "episode_id": f"{run_id}-{i}",
+                "scenario_id": "bandit",
+                "total_reward": reward,
+                "outcome": "scored",
+                "messages": messages,
+            }
+        )
         turns.append(
-            {"episode_id": f"{run_id}-{i}", "turn": 0, **row(list(prompt), list(reply.token_ids), reward), "log_probs": list(reply.log_probs)}
+            {
+                "episode_id": f"{run_id}-{i}",
+                "turn": 0,
+                **row(list(prompt), list(reply.token_ids), reward),
+                "log_probs": list(reply.log_probs),
+            }
         )
     bench.memory.keep(run_id, Outputs({}, {"episodes": heads, "turns": turns}))
     return float(sum(h["total_reward"] for h in heads) / len(heads))
@@ -286,7 +313,8 @@ def test_log_probs_of_another_model_stop_the_run_and_of_this_one_do_not(base: Pa
     assert found["self_ac/gap_mean_first"] == pytest.approx(0.05, abs=1e-4)
     for name in ("far", "to_and_fro"):
         with pytest.raises(
-            TurnwiseError, match=r"self_ac: wanted the engine's log-probs to be the trainer's .* found 0.2; is model.path .* raise self_ac.max_gap"
+            TurnwiseError,
+            match=r"self_ac: wanted the engine's log-probs to be the trainer's .* found 0.2; is model.path .* raise self_ac.max_gap",
         ):
             run(bench, {"collect": [name]}, f"{name}0", max_gap=0.1)
 

@@ -22,7 +22,10 @@ from stages.llm.roles import Roles, history_text, load_roles
 from stages.play.transitions import episode_rows, transitions
 from stages.targets import TargetsConfig, target_row
 
-CHECK, CLOSE = ("Thought: t Action: check photo", "photo done."), ("Action: close phone", "phone done. Mia audits: fail. gold needs close email.")
+CHECK, CLOSE = (
+    ("Thought: t Action: check photo", "photo done."),
+    ("Action: close phone", "phone done. Mia audits: fail. gold needs close email."),
+)
 WON = ("Action: close email", "email done. Mia audits: pass.")
 EPISODES: list[tuple[str, list[tuple[str, str]], Outcome, float, list[int]]] = [
     ("Lost", [CHECK, CLOSE], Outcome.SCORED, 0.0, []),
@@ -74,7 +77,9 @@ TABLE = {
 }
 
 
-def made(bench: models.Bench, inputs: dict[str, list[str]] = INPUTS, **config: Any) -> dict[tuple[str, int], dict[str, Any]]:
+def made(
+    bench: models.Bench, inputs: dict[str, list[str]] = INPUTS, **config: Any
+) -> dict[tuple[str, int], dict[str, Any]]:
     outputs = bench.run(targets.STAGE, TargetsConfig(**config), inputs)
     return {(row["episode_id"], row["turn"]): dict(row) for row in outputs.rows["targets"]}
 
@@ -83,7 +88,9 @@ def test_targets_equal_the_table(base: Path, tmp_path: Path) -> None:
     """Terminal: made from the reward and the last observation alone. Truncated: bootstrapped like any other. Mended replies: no target."""
     rows = made(bench_of(base, tmp_path))
     assert {key: row["raw"] for key, row in rows.items()} == TABLE
-    assert {key: row["completion"] for key, row in rows.items()} == {key: f"{text} corrected" for key, text in TABLE.items()}
+    assert {key: row["completion"] for key, row in rows.items()} == {
+        key: f"{text} corrected" for key, text in TABLE.items()
+    }
     assert {key: row["terminal"] for key, row in rows.items()} == {key: "none)" in text for key, text in TABLE.items()}
     assert {row["role"] for row in rows.values()} == {"successor"}
 
@@ -101,7 +108,9 @@ def test_real_steps_are_merged_from_the_last_to_the_first(base: Path, tmp_path: 
     assert rows["Lost", 0]["raw"] == f"Future: B(check photo | photo done. | none | {audit})"
     assert rows["Lost", 0]["info"]["next_action"] == ""
     assert not rows["Lost", 0]["terminal"]
-    assert {key: row["raw"] for key, row in rows.items() if key != ("Lost", 0)} == {key: text for key, text in TABLE.items() if key != ("Lost", 0)}
+    assert {key: row["raw"] for key, row in rows.items() if key != ("Lost", 0)} == {
+        key: text for key, text in TABLE.items() if key != ("Lost", 0)
+    }
 
 
 @pytest.mark.parametrize(
@@ -114,17 +123,27 @@ def test_real_steps_are_merged_from_the_last_to_the_first(base: Path, tmp_path: 
         ),
     ],
 )
-def test_after_its_real_steps_a_chain_goes_on_with_a_sampled_future(base: Path, tmp_path: Path, steps: int, wanted: str) -> None:
+def test_after_its_real_steps_a_chain_goes_on_with_a_sampled_future(
+    base: Path, tmp_path: Path, steps: int, wanted: str
+) -> None:
     """Three turns, cut short: two real steps reach the state after the second, and pi and M_target take over there."""
     bench = bench_of(base, tmp_path)
-    bench.memory.keep("long", Outputs({}, episode_rows([models.make_episode(bench.engine, "Long", [CHECK] * 3, Outcome.TRUNCATED)], 0)))
+    bench.memory.keep(
+        "long",
+        Outputs({}, episode_rows([models.make_episode(bench.engine, "Long", [CHECK] * 3, Outcome.TRUNCATED)], 0)),
+    )
     assert made(bench, {**INPUTS, "collect": ["long"]}, steps=steps)["Long", 0]["raw"] == f"Future: {wanted}"
 
 
 def test_a_chain_stops_before_a_reply_that_nobody_could_read(base: Path, tmp_path: Path) -> None:
     bench = bench_of(base, tmp_path)
     turns = [CHECK, ("mumble", "say again"), CLOSE]
-    bench.memory.keep("mended", Outputs({}, episode_rows([models.make_episode(bench.engine, "Mended", turns, Outcome.SCORED, malformed=[1])], 0)))
+    bench.memory.keep(
+        "mended",
+        Outputs(
+            {}, episode_rows([models.make_episode(bench.engine, "Mended", turns, Outcome.SCORED, malformed=[1])], 0)
+        ),
+    )
     rows = made(bench, {**INPUTS, "collect": ["mended"]}, steps=9)
     assert set(rows) == {("Mended", 0), ("Mended", 2)}
     assert rows["Mended", 0]["info"]["next_action"] == "give fresh"
@@ -135,7 +154,10 @@ def test_the_bootstrapped_action_is_fresh_and_not_the_stored_one(base: Path, tmp
     bench = bench_of(base, tmp_path)
     rows = made(bench)
     engine: Any = bench.engine
-    asked = [field(engine.decode(r.prompt_ids), "Action") for r, _ in engine.produced(adapter="critic0-target", head="Predict.")]
+    asked = [
+        field(engine.decode(r.prompt_ids), "Action")
+        for r, _ in engine.produced(adapter="critic0-target", head="Predict.")
+    ]
     assert len(asked) == 2
     prompts = [engine.decode(r.prompt_ids) for r, _ in engine.produced(adapter="critic0-target", head="Predict.")]
     assert all(p.rsplit("Action: ", 1)[1].startswith("give fresh") and "close phone" not in p for p in prompts)
@@ -145,14 +167,21 @@ def test_the_bootstrapped_action_is_fresh_and_not_the_stored_one(base: Path, tmp
 @pytest.mark.parametrize(("frozen", "judge"), [("adapter", "critic0-target"), ("base", None)])
 def test_each_role_is_played_by_its_own_adapter(base: Path, tmp_path: Path, frozen: str, judge: str | None) -> None:
     """a' by the policy, f' by the target network; combine and corrector by the target's parameters or by the base."""
-    bench = bench_of(base, tmp_path, frozen=frozen, policy_temperature=0.9, target_temperature=0.7, judge_temperature=0.1)
+    bench = bench_of(
+        base, tmp_path, frozen=frozen, policy_temperature=0.9, target_temperature=0.7, judge_temperature=0.1
+    )
     made(bench)
     engine: Any = bench.engine
     by_role: dict[str, list[Request]] = {"policy": [], "Predict": [], "Merge": [], "Rewrite": []}
     for request in engine.requests:
         text = engine.decode(request.prompt_ids)
         by_role["policy" if "<system>" in text else text.removeprefix("<user>\n").split(".")[0]].append(request)
-    assert {role: len(asked) for role, asked in by_role.items()} == {"policy": 2, "Predict": 2, "Merge": 5, "Rewrite": 5}
+    assert {role: len(asked) for role, asked in by_role.items()} == {
+        "policy": 2,
+        "Predict": 2,
+        "Merge": 5,
+        "Rewrite": 5,
+    }
     assert {r.adapter for r in by_role["policy"]} == {"distill0-adapter"}
     assert {r.adapter for r in by_role["Predict"]} == {"critic0-target"}
     assert {r.adapter for r in [*by_role["Merge"], *by_role["Rewrite"]]} == {judge}
@@ -182,7 +211,9 @@ def test_before_the_first_critic_all_roles_are_the_base(base: Path, tmp_path: Pa
     ],
 )
 @pytest.mark.parametrize("how", ["garbage", "cut"])
-def test_a_reply_that_cannot_be_read_drops_its_target_and_is_counted(base: Path, tmp_path: Path, spoiled: str, left: set[Any], how: str) -> None:
+def test_a_reply_that_cannot_be_read_drops_its_target_and_is_counted(
+    base: Path, tmp_path: Path, spoiled: str, left: set[Any], how: str
+) -> None:
     """A cut action may still be one; a cut future never is."""
 
     def reply(prompt: str, request: Request) -> str:
@@ -193,8 +224,14 @@ def test_a_reply_that_cannot_be_read_drops_its_target_and_is_counted(base: Path,
     bench = bench_of(base, tmp_path, reply)
     if not left:
         # Not one target is an engine that talks garbage: as a finished run it would be reused for ever.
-        advice = "Look at the engine's model" if how == "garbage" else "5 of them were cut at their limit: raise roles.max_future_tokens"
-        with pytest.raises(TurnwiseError, match=rf"futures of 5 transitions, but no reply could be read \(target: 5.*\. {advice}"):
+        advice = (
+            "Look at the engine's model"
+            if how == "garbage"
+            else "5 of them were cut at their limit: raise roles.max_future_tokens"
+        )
+        with pytest.raises(
+            TurnwiseError, match=rf"futures of 5 transitions, but no reply could be read \(target: 5.*\. {advice}"
+        ):
             bench.run(targets.STAGE, TargetsConfig(), INPUTS)
         return
     outputs = bench.run(targets.STAGE, TargetsConfig(), INPUTS)
@@ -239,7 +276,9 @@ def desks() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("options", desks(), ids=lambda o: "-".join(map(str, o.values())))
-def test_student_prompts_are_history_and_action_and_nothing_else(base: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+def test_student_prompts_are_history_and_action_and_nothing_else(
+    base: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
     """Over random desks: each student prompt equals one built from the state alone, and holds no audit, future, reward or critique."""
     bench = models.Bench(base, tmp_path, task=TaskConfig(options=options))
     bench.run(collect.STAGE, collect.CollectConfig(first_episodes=12), {})
@@ -275,7 +314,9 @@ class Told(Roles):
 
 
 @pytest.mark.parametrize("leak", ["Mia audits: fail.", "Future: then Raj says pass."])
-def test_a_planted_leak_in_the_student_prompt_raises_when_the_row_is_built(base: Path, tmp_path: Path, leak: str) -> None:
+def test_a_planted_leak_in_the_student_prompt_raises_when_the_row_is_built(
+    base: Path, tmp_path: Path, leak: str
+) -> None:
     context = bench_of(base, tmp_path).context(Config(), {})
     roles = Told("x", load_roles("service_desk").templates)
     target_row(context, roles, models.make_backup(future="Future: then Raj says pass."))
@@ -287,7 +328,9 @@ def test_a_planted_leak_in_the_student_prompt_raises_when_the_row_is_built(base:
 def test_the_newest_loss_of_a_transition_counts(base: Path, tmp_path: Path) -> None:
     bench = bench_of(base, tmp_path)
     for i, loss in enumerate((9.0, 0.5)):
-        bench.memory.keep(f"critic{i}", Outputs({}, {"priorities": [{"episode_id": "Cut", "turn": 0, "loss": loss, "step": 0}]}))
+        bench.memory.keep(
+            f"critic{i}", Outputs({}, {"priorities": [{"episode_id": "Cut", "turn": 0, "loss": loss, "step": 0}]})
+        )
     context = bench.context(TargetsConfig(), {"critic": ["critic0", "critic1"]})
     assert targets.known_losses(context) == {("Cut", 0): 0.5}
     assert targets.known_losses(bench.context(TargetsConfig(), {})) == {}
@@ -303,7 +346,11 @@ def test_the_same_seed_makes_the_same_targets_and_another_seed_others(base: Path
     bench.run(collect.STAGE, collect.CollectConfig(first_episodes=20), {})
 
     def rows(seed: int) -> list[Any]:
-        return list(bench.run(targets.STAGE, TargetsConfig(transitions=10), {"collect": ["collect0"]}, seed=seed).rows["targets"])
+        return list(
+            bench.run(targets.STAGE, TargetsConfig(transitions=10), {"collect": ["collect0"]}, seed=seed).rows[
+                "targets"
+            ]
+        )
 
     assert rows(1) == rows(1)
     assert rows(1) != rows(2)

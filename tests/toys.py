@@ -32,7 +32,9 @@ class ToyRun(Config):
     total: ToyConfig = ToyConfig()
 
 
-def turn_row(index: int, prompt_ids: list[int], action_ids: list[int], log_probs: list[float], **changes: Any) -> dict[str, Any]:
+def turn_row(
+    index: int, prompt_ids: list[int], action_ids: list[int], log_probs: list[float], **changes: Any
+) -> dict[str, Any]:
     row: dict[str, Any] = {
         "episode_id": f"episode{index}",
         "turn": index,
@@ -85,13 +87,26 @@ def run_source(context: Context) -> Outputs:
     (context.workdir / "adapter").mkdir()
     (context.workdir / "adapter" / "weights.bin").write_bytes(rng.randbytes(100))
     metrics = {"source/rows": float(len(rows))}
-    return Outputs(metrics, {"turns": rows}, {"adapter": context.workdir / "adapter"}, {"source/loss": [rng.random() for _ in range(3)]})
+    return Outputs(
+        metrics,
+        {"turns": rows},
+        {"adapter": context.workdir / "adapter"},
+        {"source/loss": [rng.random() for _ in range(3)]},
+    )
 
 
 def run_double(context: Context) -> Outputs:
     """One priority for each turn that was read."""
     turns = context.replay.rows("turns", context.inputs["source"])
-    rows = [{"episode_id": t["episode_id"], "turn": t["turn"], "loss": 2 * sum(t["log_probs"]) * context.config.scale, "step": 0} for t in turns]
+    rows = [
+        {
+            "episode_id": t["episode_id"],
+            "turn": t["turn"],
+            "loss": 2 * sum(t["log_probs"]) * context.config.scale,
+            "step": 0,
+        }
+        for t in turns
+    ]
     return Outputs({"double/rows": float(len(rows))}, {"priorities": rows})
 
 

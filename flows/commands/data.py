@@ -37,7 +37,10 @@ def data(args: Namespace) -> int:
     for name, entry in manifest["files"].items():
         print(f"{name:<27}{entry['rows']:>6,} rows  checked by {entry['check']:<7} {entry['licence']}")
         if entry["check"] == "read":
-            print(f"{name}: the published file has {_published_rows(task, name):,} rows; this is a part of it.", file=sys.stderr)
+            print(
+                f"{name}: the published file has {_published_rows(task, name):,} rows; this is a part of it.",
+                file=sys.stderr,
+            )
     print(f"{folder}. Use: turnwise run PRESET {_sets(task, folder, home)}")
     return 0
 
@@ -46,7 +49,13 @@ def _list(into: Path, *, as_json: bool) -> int:
     rows: list[dict[str, Any]] = []
     for task in catalogue.TASKS.values():
         files = [
-            {"name": f.name, "rows": f.rows, "sources": [of.url for of in f.of], "licence": f.of[0].licence, "known_sha256": bool(f.sha256)}
+            {
+                "name": f.name,
+                "rows": f.rows,
+                "sources": [of.url for of in f.of],
+                "licence": f.of[0].licence,
+                "known_sha256": bool(f.sha256),
+            }
             for f in task.files
         ]
         rows.append({"task": task.name, "what": task.what, "state": fetch.state(task, into), "files": files})
@@ -69,4 +78,6 @@ def _sets(task: catalogue.TaskData, folder: Path, home: Path) -> str:
     """What to set in a run that plays the task on this data; of several forms the first."""
     shown = folder.relative_to(home) if folder.is_relative_to(home) else folder
     options = task.readings(str(shown))[0].options
-    return " ".join([f"--set task.env={task.name}", *(f"--set task.options.{key}={value}" for key, value in options.items())])
+    return " ".join(
+        [f"--set task.env={task.name}", *(f"--set task.options.{key}={value}" for key, value in options.items())]
+    )

@@ -42,7 +42,9 @@ def describe_text(described: dict[str, Any]) -> str:
     lines: list[str] = []
     for name, stage in described["stages"].items():
         lines += [f"{name} (version {stage['version']}): {stage['what']}"]
-        lines += [f"  {title}: {', '.join(stage[title]) or 'none'}" for title in ("inputs", "outputs", "roles", "shared")]
+        lines += [
+            f"  {title}: {', '.join(stage[title]) or 'none'}" for title in ("inputs", "outputs", "roles", "shared")
+        ]
         lines += [*_config_lines(name, stage["config"]), ""]
     for name, fields in described["shared"].items():
         lines += [f"section {name}, which stages share:" if name != "run" else "keys of a run:"]
@@ -64,6 +66,16 @@ def _fields(config: type[BaseModel]) -> Iterator[dict[str, Any]]:
             continue  # a section of its own
         text = info.description or ""
         source = SOURCE.search(text)
-        shape = {name: value for name, value in schema["properties"][key].items() if name not in ("title", "description", "default")}
+        shape = {
+            name: value
+            for name, value in schema["properties"][key].items()
+            if name not in ("title", "description", "default")
+        }
         default = info.get_default(call_default_factory=True)
-        yield {"key": key, "default": default, "type": shape, "what": SOURCE.sub("", text), "source": source[1] if source else "ours"}
+        yield {
+            "key": key,
+            "default": default,
+            "type": shape,
+            "what": SOURCE.sub("", text),
+            "source": source[1] if source else "ours",
+        }

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from flows.presets import RunConfig
     from stages.store.execute import StageRun, Workspace
 
-PENDING = "(not yet)"  # stands for the id of a run that does not exist: no stored input equals it, so what follows runs too
+PENDING = (
+    "(not yet)"  # stands for the id of a run that does not exist: no stored input equals it, so what follows runs too
+)
 
 
 def plan(run: RunConfig, workspace: Workspace) -> list[dict[str, Any]]:
@@ -23,7 +25,14 @@ def plan(run: RunConfig, workspace: Workspace) -> list[dict[str, Any]]:
     def step(call: Call) -> StageRun:
         found = reusable(call, workspace)
         planned.append({"stage": call.stage.name, "part": call.part, "iteration": call.iteration, "reuse": found})
-        return StageRun(call.stage.name, found or PENDING, call.iteration, workspace.tracking.metrics(found) if found else {}, bool(found), 0.0)
+        return StageRun(
+            call.stage.name,
+            found or PENDING,
+            call.iteration,
+            workspace.tracking.metrics(found) if found else {},
+            bool(found),
+            0.0,
+        )
 
     pipeline.evaluate_base(run, step)
     rows = list(pipeline.iterate(run, step))

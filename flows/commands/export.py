@@ -73,7 +73,12 @@ def add_critic(workspace: Workspace, run_id: str, stored: Mapping[str, Any], fol
     roles, trained = load_roles(run.roles.prompts), stored["config"][CRITIC_STAGE]
     # A soft prompt stands in place of the text's ids; it is among the head's tensors.
     ids = [] if trained["soft_prompt"] else list(prompt_ids(workspace.engine(run), roles))
-    told = {"run_id": run_id, "gamma": trained["gamma"], "prompt_ids": ids, "prompt": roles.templates["value"].strip() if ids else ""}
+    told = {
+        "run_id": run_id,
+        "gamma": trained["gamma"],
+        "prompt_ids": ids,
+        "prompt": roles.templates["value"].strip() if ids else "",
+    }
     (folder / "critic.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
@@ -83,7 +88,9 @@ def pretrain_to(config: RunConfig, workspace: Workspace, out: Path, bar: Bar, *,
 
     # It makes the base model, so it cannot depend on one.
     alone = replace(workspace, engine=_no_engine, model_hash=lambda run: "")
-    done = execute(load_stage("pretrain"), run=config, inputs={}, iteration=0, workspace=alone, force=force, progress=bar)
+    done = execute(
+        load_stage("pretrain"), run=config, inputs={}, iteration=0, workspace=alone, force=force, progress=bar
+    )
     shutil.copytree(workspace.tracking.artifact(done.run_id, "model"), out, dirs_exist_ok=True)
     return done
 
@@ -97,7 +104,9 @@ def _critic_adapter(run_id: str, stored: Mapping[str, Any]) -> str:
     from stages.judge.values import critic_adapter
 
     if (name := critic_adapter(stored["config"][CRITIC_STAGE])) is None:
-        raise UsageError(f"--what critic: run {run_id[:8]} trained no critic, its {CRITIC_STAGE}.alpha is 0; train one with alpha above 0")
+        raise UsageError(
+            f"--what critic: run {run_id[:8]} trained no critic, its {CRITIC_STAGE}.alpha is 0; train one with alpha above 0"
+        )
     return name
 
 
@@ -115,5 +124,7 @@ def _adapter_run(workspace: Workspace, run_id: str) -> str:
         return run_id
     final = stored_summary(workspace, run_id)["final"]
     if not final:
-        raise MissingInput(f"the adapter of pipeline run {run_id[:8]} was wanted, but that run is not finished. Run the same preset again.")
+        raise MissingInput(
+            f"the adapter of pipeline run {run_id[:8]} was wanted, but that run is not finished. Run the same preset again."
+        )
     return str(final["adapter"])

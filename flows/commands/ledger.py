@@ -41,9 +41,17 @@ def read_ledger(workspace: Workspace, run: str, prefix: str) -> dict[str, Any]:
     import pyarrow.parquet as pq
 
     entries = pq.read_table(path, filters=[("episode", "=", episode)]).to_pylist()
-    played = workspace.replay.rows("turns", lineage_inputs(workspace, run_id)["collect"][-1:], where=f"episode_id = '{episode}'")
+    played = workspace.replay.rows(
+        "turns", lineage_inputs(workspace, run_id)["collect"][-1:], where=f"episode_id = '{episode}'"
+    )
     loss = pc.sum(pq.read_table(path, columns=["loss_share"])["loss_share"]).as_py()
-    return {"run_id": run_id, "episode": episode, "loss": loss, "texts": {turn["turn"]: turn["text"] for turn in played}, "entries": entries}
+    return {
+        "run_id": run_id,
+        "episode": episode,
+        "loss": loss,
+        "texts": {turn["turn"]: turn["text"] for turn in played},
+        "entries": entries,
+    }
 
 
 def ledger_table(found: Mapping[str, Any]) -> RenderableType:
@@ -56,8 +64,13 @@ def ledger_table(found: Mapping[str, Any]) -> RenderableType:
         table.add_column(name, justify="right", no_wrap=True)
     lines = turn_lines(found)
     for line in lines:
-        table.add_row(str(line["turn"]), Text(line["text"]), str(line["tokens"] or ""), *(_cell(line, name) for name in NUMBERS))
-    mine, rewards = sum(line["share"] for line in lines), sum(line["reward"] for line in lines if not line["first_turn"])
+        table.add_row(
+            str(line["turn"]), Text(line["text"]), str(line["tokens"] or ""), *(_cell(line, name) for name in NUMBERS)
+        )
+    mine, rewards = (
+        sum(line["share"] for line in lines),
+        sum(line["reward"] for line in lines if not line["first_turn"]),
+    )
     loss = f"share: part of the actor's loss of the step, {found['loss'] + 0.0:.4g}; this episode's: {mine + 0.0:.4g}."
     return Group(Rule(Text(title)), table, Text(f"rewards sum to {rewards:g}. target: mean over n. {loss}"))
 
@@ -106,7 +119,9 @@ def _find(workspace: Workspace, run: str) -> str:
         return stage_run
     experiment = workspace.tracking.experiment(run_id)
     found = "one that has none yet" if experiment == EXPERIMENT else f"a run of {experiment}"
-    raise UsageError(f"--ledger: wanted a run of {STAGE}, or a pipeline run with one, found {found}. See: turnwise runs --stage {STAGE}")
+    raise UsageError(
+        f"--ledger: wanted a run of {STAGE}, or a pipeline run with one, found {found}. See: turnwise runs --stage {STAGE}"
+    )
 
 
 def _episode(path: Path, prefix: str, run_id: str) -> str:
@@ -117,6 +132,8 @@ def _episode(path: Path, prefix: str, run_id: str) -> str:
     if len(found) == 1 or prefix in found:
         return prefix if prefix in found else found[0]
     if found:
-        raise UsageError(f"--ledger: {prefix!r} is the start of {len(found)} episodes ({', '.join(found[:NAMED])}, ...): give more characters")
+        raise UsageError(
+            f"--ledger: {prefix!r} is the start of {len(found)} episodes ({', '.join(found[:NAMED])}, ...): give more characters"
+        )
     some = f"{len(known)} episodes, those of its first step: {', '.join(known[:NAMED])}{', ...' if len(known) > NAMED else ''}"
     raise UsageError(f"--ledger: no episode in the ledger of run {run_id[:8]} starts with {prefix!r}; it has {some}")

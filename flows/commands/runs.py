@@ -49,7 +49,9 @@ def _dry_run(args: Namespace, home: Path) -> int:
         place = one["part"] if one["part"] != "iteration" else one["iteration"]
         print(f"{one['stage']} {place}: {'reuse ' + one['reuse'][:8] if one['reuse'] else 'run'}")
     fresh = sum(one["reuse"] is None for one in planned)
-    print(f"{fresh} of {len(planned)} stages would run, {len(planned) - fresh} would be reused. To do it, leave out --dry-run.")
+    print(
+        f"{fresh} of {len(planned)} stages would run, {len(planned) - fresh} would be reused. To do it, leave out --dry-run."
+    )
     return 0
 
 
@@ -67,19 +69,29 @@ def rerun(args: Namespace) -> int:
         if args.dry_run:
             found = None if force else reusable(again.call, workspace)
             plan = {"stage": args.stage, "of": again.old, "inputs": dict(again.call.inputs), "reuse": found}
-            emit(plan) if args.json else print(f"{again.call.title}: {'reuse ' + found[:8] if found else 'run'} with the inputs of {again.old[:8]}")
+            emit(plan) if args.json else print(
+                f"{again.call.title}: {'reuse ' + found[:8] if found else 'run'} with the inputs of {again.old[:8]}"
+            )
             return 0
         with Display(quiet=args.quiet) as display:
             done = launch.launch_rerun(again, workspace, launcher, display, sets=args.set, force=force)
     before = workspace.tracking.metrics(again.old)
     if args.json:
-        emit({**asdict(done), "rerun_of": again.old, "old_metrics": {key: before[key] for key in done.metrics if key in before}})
+        emit(
+            {
+                **asdict(done),
+                "rerun_of": again.old,
+                "old_metrics": {key: before[key] for key in done.metrics if key in before},
+            }
+        )
         return 0
     print(f"{'metric':<32}{again.old[:8]:>14}{done.run_id[:8]:>14}")
     for key, value in sorted(done.metrics.items()):
         print(f"{key:<32}{before.get(key, math.nan):>14.5g}{value:>14.5g}")
     verb = "reused" if done.reused else "made"
-    print(f"run {done.run_id[:8]} {verb} from the inputs of {again.old[:8]}, which is unchanged. Look: turnwise show {done.run_id[:8]}")
+    print(
+        f"run {done.run_id[:8]} {verb} from the inputs of {again.old[:8]}, which is unchanged. Look: turnwise show {done.run_id[:8]}"
+    )
     return 0
 
 
@@ -90,18 +102,33 @@ def runs(args: Namespace) -> int:
     workspace = open_workspace(find_home(args.home))
     found = []
     for info in workspace.tracking.runs(args.stage, args.limit):
-        row: dict[str, Any] = {"run_id": info.run_id, "preset": info.tags.get("preset"), "status": info.status, "started": _iso(info.started)}
+        row: dict[str, Any] = {
+            "run_id": info.run_id,
+            "preset": info.tags.get("preset"),
+            "status": info.status,
+            "started": _iso(info.started),
+        }
         if args.stage == "pipeline":
-            row["final"] = {key: value for key, value in stored_summary(workspace, info.run_id)["final"].items() if key.startswith("win")}
+            row["final"] = {
+                key: value
+                for key, value in stored_summary(workspace, info.run_id)["final"].items()
+                if key.startswith("win")
+            }
         else:
-            row |= {"iteration": int(info.tags.get("iteration", -1)), "pipeline": info.tags.get("pipeline"), "rerun_of": info.tags.get("rerun_of")}
+            row |= {
+                "iteration": int(info.tags.get("iteration", -1)),
+                "pipeline": info.tags.get("pipeline"),
+                "rerun_of": info.tags.get("rerun_of"),
+            }
         found.append(row)
     if args.json:
         emit(found)
         return 0
     for row in found:
         detail = rate_text(row["final"]) if "final" in row else f"iteration {row['iteration']}"
-        print(f"{row['run_id'][:8]}  {row['started'][:16].replace('T', ' ')}  {row['status']:<9} {row['preset'] or args.stage:<14} {detail}")
+        print(
+            f"{row['run_id'][:8]}  {row['started'][:16].replace('T', ' ')}  {row['status']:<9} {row['preset'] or args.stage:<14} {detail}"
+        )
     if not found:
         print(f"No runs of {args.stage} in {workspace.home}. To make one: turnwise run demo", file=sys.stderr)
     return 0

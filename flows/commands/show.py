@@ -66,12 +66,17 @@ def read_episode(workspace: Workspace, prefix: str) -> dict[str, Any]:
     try:
         episode = replay.find_episode(prefix, tracking.is_finished)
     except UsageError:
-        raise UsageError(f"No run and no episode starts with {prefix!r}. See: turnwise runs, and turnwise show RUN for its episodes.") from None
+        raise UsageError(
+            f"No run and no episode starts with {prefix!r}. See: turnwise runs, and turnwise show RUN for its episodes."
+        ) from None
     mine = f"episode_id = '{episode['episode_id']}'"
     return {
         "episode": episode,
         "turns": replay.rows("turns", [episode["run_id"]], where=mine),
-        **{table: replay.rows(table, _runs_about(workspace, episode["run_id"], stages), where=mine) for table, stages in READERS.items()},
+        **{
+            table: replay.rows(table, _runs_about(workspace, episode["run_id"], stages), where=mine)
+            for table, stages in READERS.items()
+        },
         "values": read_values(workspace, episode["run_id"], episode["episode_id"]),
     }
 
@@ -133,10 +138,16 @@ def transcript(found: Mapping[str, Any]) -> RenderableType:
         happened = _turn(turn, _parts(turn, found["turns"]))
         if broken := difference(certified, turn["turn"]):
             happened.append("\n").append(_labelled("tokens differ", broken, style="red"))
-        table.add_row(happened, Text("\n").join([*_value(found, turn["turn"]), *map(_judgement, said), *map(_target, made)]))
+        table.add_row(
+            happened, Text("\n").join([*_value(found, turn["turn"]), *map(_judgement, said), *map(_target, made)])
+        )
     parts: list[RenderableType] = [Rule(Text(title)), table, Text(result, style="bold")]
     if values := found.get("values"):
-        parts.append(Text(f"V {sparkline(values)}  {values[0]:.2f} -> {values[-2]:.2f} before the last action, {values[-1]:.2f} at the end"))
+        parts.append(
+            Text(
+                f"V {sparkline(values)}  {values[0]:.2f} -> {values[-2]:.2f} before the last action, {values[-1]:.2f} at the end"
+            )
+        )
     parts += map(Text, all_clear(certified))
     if episode["error"]:
         parts.append(Text(f"error: {episode['error']}"))
@@ -152,7 +163,10 @@ def _value(found: Mapping[str, Any], turn: int) -> list[Text]:
 def _opening(found: Mapping[str, Any]) -> Text:
     """What the policy was told before its first turn."""
     first = found["turns"][0]["state_len"] if found["turns"] else None
-    return Text("\n").join(_labelled(message["role"], str(message.get("content") or "")) for message in found["episode"]["messages"][:first])
+    return Text("\n").join(
+        _labelled(message["role"], str(message.get("content") or ""))
+        for message in found["episode"]["messages"][:first]
+    )
 
 
 def _parts(turn: Row, turns: list[Row]) -> list[int]:
@@ -202,13 +216,18 @@ def _pipeline(workspace: Workspace, run_id: str, summary: Mapping[str, Any]) -> 
 
     info = workspace.tracking.info(run_id)
     lines = [f"run {run_id}  {info.name}  {info.status}", header()]
-    rows = [Iteration(one["iteration"], one["runs"], one["metrics"], one["seconds"], tuple(one["reused"])) for one in summary["iterations"]]
+    rows = [
+        Iteration(one["iteration"], one["runs"], one["metrics"], one["seconds"], tuple(one["reused"]))
+        for one in summary["iterations"]
+    ]
     lines += [table_row(row) for row in rows]
     lines += ["", "stage runs:"]
     for row in rows:
         runs = ", ".join(f"{name} {one[:8]}" for name, one in row.runs.items())
         lines.append(f"  {'base' if row.iteration < 0 else row.iteration}: {runs}")
-    lines += [f"  {part} on test: evaluate {summary[part]['run_id'][:8]}" for part in ("base", "final") if summary[part]]
+    lines += [
+        f"  {part} on test: evaluate {summary[part]['run_id'][:8]}" for part in ("base", "final") if summary[part]
+    ]
     if info.status == "FINISHED":
         lines += ["", *ending(Summary(**summary))[:-1]]
     elif info.tags.get("error"):
@@ -221,7 +240,9 @@ def _pipeline(workspace: Workspace, run_id: str, summary: Mapping[str, Any]) -> 
 
 def _stage_run(described: Mapping[str, Any]) -> str:
     seconds = "" if described["seconds"] is None else f", {described['seconds']:.1f} s"
-    lines = [f"{described['stage']} run {described['run_id']}  iteration {described['iteration']}  {described['status']}{seconds}"]
+    lines = [
+        f"{described['stage']} run {described['run_id']}  iteration {described['iteration']}  {described['status']}{seconds}"
+    ]
     lines += [f"{key}: {described[key]}" for key in ("pipeline", "rerun_of", "error") if described[key]]
     lines += [f"input {name}: {', '.join(one[:8] for one in ids)}" for name, ids in described["inputs"].items()]
     lines += [f"rows of {table}: {n}" for table, n in described["rows"].items()]
@@ -260,7 +281,9 @@ def _runs_about(workspace: Workspace, run_id: str, stages: tuple[str, ...]) -> l
     found = []
     for stage in stages:
         for info in workspace.tracking.runs(stage, 10_000):
-            if info.run_id == run_id or (info.status == "FINISHED" and _reads(lineage_inputs(workspace, info.run_id), run_id)):
+            if info.run_id == run_id or (
+                info.status == "FINISHED" and _reads(lineage_inputs(workspace, info.run_id), run_id)
+            ):
                 found.append(info.run_id)
     return found
 

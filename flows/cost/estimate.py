@@ -31,7 +31,10 @@ TRAIN, READ, DECODE = 0.35, 0.45, 0.6
 HF_READ, HF_DECODE = 0.25, 0.2  # transformers: one padded batch after the other, adapters beside the weights
 CONTEXT_GIB = 2.0  # what a CUDA process takes for itself
 SPARE = 0.9  # of the rest: the allocator's pieces never fit together wholly
-COPIES = {"critic": 3, "distill": 1}  # of the adapter beside the trained one: target network, its start, the step's; best epoch
+COPIES = {
+    "critic": 3,
+    "distill": 1,
+}  # of the adapter beside the trained one: target network, its start, the step's; best epoch
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,10 @@ def train_flops(m: Machine, rows: Rows, *, autocast: bool, backward: bool = True
     tokens, pairs = rows.n * rows.length, rows.n * rows.length * (rows.length + 1) / 2
     passes = 1 + again + (1 if backward else 0)
     # The chunked projection is worked out again, whether the layers are or not.
-    body, head = 2.0 * tokens * m.shape.body * passes, 2.0 * rows.n * rows.predicted * m.shape.head * (3 if backward else 1)
+    body, head = (
+        2.0 * tokens * m.shape.body * passes,
+        2.0 * rows.n * rows.predicted * m.shape.head * (3 if backward else 1),
+    )
     lora = 2.0 * tokens * m.lora * (1 + again + (2 if backward else 0))
     attention = m.shape.attention_flops(pairs, 2 * (1 + again) + (5 if backward else 0))
     fp32 = 0.0 if autocast or m.itemsize == 4 else lora
@@ -131,7 +137,10 @@ def answer_seconds(m: Machine, work: Work, told: float) -> float:
     """The run's own engine answers the environments one after the other, a server as many as wait for it at once. A model that is not known counts as
     the run's; what it reads is left out. Added to the hours, although an engine that is a stream goes on meanwhile."""
     task = m.run.task
-    shape, side_by_side = KNOWN.get(task.oracle_model, m.shape), task.oracle_concurrency if task.oracle == "openai" else 1
+    shape, side_by_side = (
+        KNOWN.get(task.oracle_model, m.shape),
+        task.oracle_concurrency if task.oracle == "openai" else 1,
+    )
     return work.asked / side_by_side * told * shape.parameters * m.itemsize / (1e12 * m.device.bandwidth * DECODE)
 
 
@@ -160,7 +169,11 @@ def engine_memory(m: Machine) -> dict[str, float]:
     else:
         weights, share = m.weights / GIB, m.run.model.gpu_memory if m.run.model.engine == "vllm" else 0.5
     adapters = 4.0 * m.lora * m.itemsize / GIB
-    return {"weights": weights, "adapters": adapters, "KV cache": max(0.0, total * share - CONTEXT_GIB - weights - adapters)}
+    return {
+        "weights": weights,
+        "adapters": adapters,
+        "KV cache": max(0.0, total * share - CONTEXT_GIB - weights - adapters),
+    }
 
 
 def training_memory(m: Machine, work: Work) -> dict[str, float]:
@@ -192,7 +205,11 @@ def verdicts(m: Machine, memory: Mapping[str, Mapping[str, float]]) -> list[str]
     """Fits or does not fit, and what to change."""
     model, room = m.run.model, (m.device.memory - CONTEXT_GIB) * SPARE
     beside = m.weights / GIB if model.engine == "hf" else 0.0
-    stage, needed = max(((name, sum(parts.values())) for name, parts in memory.items() if name != "engine"), key=lambda one: one[1], default=("", 0))
+    stage, needed = max(
+        ((name, sum(parts.values())) for name, parts in memory.items() if name != "engine"),
+        key=lambda one: one[1],
+        default=("", 0),
+    )
     found = []
     if needed + beside > room:
         todo = [
@@ -202,14 +219,22 @@ def verdicts(m: Machine, memory: Mapping[str, Mapping[str, float]]) -> list[str]
             *(["model.engine=vllm, which gives its memory back"] if beside else []),
             "shorter episodes (task.max_turns), or a device with more memory: training is on one device",
         ]
-        found.append(f"does not fit: {stage} needs {needed + beside:.0f} GiB of the {room:.0f} GiB that are left to it. Change: {'; '.join(todo)}.")
+        found.append(
+            f"does not fit: {stage} needs {needed + beside:.0f} GiB of the {room:.0f} GiB that are left to it. Change: {'; '.join(todo)}."
+        )
     elif needed:
-        found.append(f"fits: training needs {needed + beside:.0f} GiB at most ({stage}) of {room:.0f} GiB on one device.")
+        found.append(
+            f"fits: training needs {needed + beside:.0f} GiB at most ({stage}) of {room:.0f} GiB on one device."
+        )
     found.append(_engine_verdict(m, memory["engine"]))
     if model.engine != "openai" and m.n > 1:
-        found.append(f"{m.n - 1} of {m.n} devices stand idle: engine {model.engine} generates where it trains. To use them: model.engine=openai.")
+        found.append(
+            f"{m.n - 1} of {m.n} devices stand idle: engine {model.engine} generates where it trains. To use them: model.engine=openai."
+        )
     if model.engine == "openai" and m.n == 1:
-        found.append("does not fit: with model.engine=openai one device trains and others serve; name them by --devices.")
+        found.append(
+            "does not fit: with model.engine=openai one device trains and others serve; name them by --devices."
+        )
     return found
 
 
@@ -218,7 +243,11 @@ def _engine_verdict(m: Machine, memory: Mapping[str, float]) -> str:
     fitting = memory["KV cache"] * GIB / (m.shape.kv_bytes(m.itemsize) * longest) * m.servers
     where = f"{m.servers} serving devices" if m.run.model.engine == "openai" else "the same device"
     if fitting < 1:
-        more = "more serving devices (--devices)" if m.run.model.engine == "openai" else "model.engine=openai with servers on other devices"
+        more = (
+            "more serving devices (--devices)"
+            if m.run.model.engine == "openai"
+            else "model.engine=openai with servers on other devices"
+        )
         return f"does not fit: the engine's {memory['weights']:.0f} GiB of weights leave no room for one conversation on {where}. Change: {more}."
     return f"fits: the engine holds {memory['weights']:.0f} GiB of weights and {fitting:.0f} conversations of {longest} tokens on {where}."
 
@@ -258,24 +287,45 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     said = [
         f"{found['preset']}: {found['iterations']} iterations of {found['method']}; {found['model']}, {found['parameters'] / 1e9:.3g} B parameters "
         f"in {found['dtype']}, adapter {found['adapter'] / 1e6:.3g} M",
-        "assumed, change with --assume NAME=NUMBER: " + ", ".join(f"{name} {value:g}" for name, value in found["assumed"].items()),
+        "assumed, change with --assume NAME=NUMBER: "
+        + ", ".join(f"{name} {value:g}" for name, value in found["assumed"].items()),
         "",
         f"{'stage':<9}{'runs':>5}{'episodes':>9}{'prompts':>9}{'read':>8}{'generated':>10}{'trained':>9}{'predicted':>10}{'steps':>7}{'PFLOP':>10}{'hours':>8}",
     ]
     names = ("runs", "episodes", "prompts", "read", "generated", "trained", "predicted", "steps", "pflop", "hours")
-    rows = [*found["stages"], {"stage": "all", **{name: sum(one[name] for one in found["stages"]) for name in (*names, "waiting_hours")}}]
+    rows = [
+        *found["stages"],
+        {"stage": "all", **{name: sum(one[name] for one in found["stages"]) for name in (*names, "waiting_hours")}},
+    ]
     for one in rows:
-        cells = [one["runs"], *(short(one[name]) for name in names[1:7]), f"{one['steps']}", short(one["pflop"]), f"{one['hours']:.3g}"]
+        cells = [
+            one["runs"],
+            *(short(one[name]) for name in names[1:7]),
+            f"{one['steps']}",
+            short(one["pflop"]),
+            f"{one['hours']:.3g}",
+        ]
         widths = (5, 9, 9, 8, 10, 9, 10, 7, 10, 8)
-        said.append(f"{one['stage']:<9}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)))
+        said.append(
+            f"{one['stage']:<9}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        )
     if waiting := rows[-1]["waiting_hours"]:
         said.append(f"of the hours, {waiting:.3g} wait for whoever answers inside the environment")
     read, decode = (HF_READ, HF_DECODE) if found["engine"] == "hf" else (READ, DECODE)
-    said.append(f"shares assumed: {TRAIN:g} of the peak in training, {read:g} in reading prompts, {decode:g} of the bandwidth in decoding")
+    said.append(
+        f"shares assumed: {TRAIN:g} of the peak in training, {read:g} in reading prompts, {decode:g} of the bandwidth in decoding"
+    )
     said += ["", f"GiB on one {found['device']}:"]
     for name, parts in found["memory_gib"].items():
-        said.append(f"{name:<9}{sum(parts.values()):6.1f}  " + ", ".join(f"{what} {size:.1f}" for what, size in parts.items()))
-    return [*said, "", *found["verdict"], f"Estimated, never measured on a GPU. To run it: turnwise run {found['preset']}"]
+        said.append(
+            f"{name:<9}{sum(parts.values()):6.1f}  " + ", ".join(f"{what} {size:.1f}" for what, size in parts.items())
+        )
+    return [
+        *said,
+        "",
+        *found["verdict"],
+        f"Estimated, never measured on a GPU. To run it: turnwise run {found['preset']}",
+    ]
 
 
 def short(value: float) -> str:

@@ -86,6 +86,8 @@ def assumed(run: Any, changes: Sequence[str] = ()) -> Lengths:
         except ValueError:
             value = -1.0
         if name not in names or not 0 <= value < math.inf:
-            raise UsageError(f"--assume {item}: wanted NAME=NUMBER with a number of at least 0; names: {', '.join(names)}.")
+            raise UsageError(
+                f"--assume {item}: wanted NAME=NUMBER with a number of at least 0; names: {', '.join(names)}."
+            )
         found = replace(found, **{name: value})
     return found

@@ -129,7 +129,9 @@ KNOWN = {
 def device_of(name: str) -> Device:
     """Raises UsageError with the nearest name."""
     if name not in DEVICES:
-        raise UsageError(f"--device: there is no device {name!r}{nearest(name, list(DEVICES))}. Known: {', '.join(DEVICES)}.")
+        raise UsageError(
+            f"--device: there is no device {name!r}{nearest(name, list(DEVICES))}. Known: {', '.join(DEVICES)}."
+        )
     return DEVICES[name]
 
 
@@ -140,7 +142,9 @@ def shape_of(path: str) -> Shape:
         # A folder is often named like the model in it.
         found = next((shape for name, shape in KNOWN.items() if name.split("/")[-1] == Path(path).name), None)
         if found is None:
-            raise UsageError(f"model.path: there is no config.json in {path!r} to plan with; give a model's folder, or one of {', '.join(KNOWN)}.")
+            raise UsageError(
+                f"model.path: there is no config.json in {path!r} to plan with; give a model's folder, or one of {', '.join(KNOWN)}."
+            )
         return found
     return read_shape(json.loads(file.read_text(encoding="utf-8")), str(file))
 
@@ -156,4 +160,6 @@ def read_shape(config: Mapping[str, Any], where: str) -> Shape:
             positions=int(config.get("max_position_embeddings") or 32768),
         )  # fmt: skip
     except KeyError as error:
-        raise UsageError(f"model.path: {where} has no {error}; wanted the config.json of a decoder like Llama or Qwen2.") from None
+        raise UsageError(
+            f"model.path: {where} has no {error}; wanted the config.json of a decoder like Llama or Qwen2."
+        ) from None

@@ -176,7 +176,9 @@ def refine(at: At) -> Work:
     if config.critique != "none":
         found.append(Prompts(n * config.futures, size.template + past + size.act, said))
         found.append(Prompts(n, size.template + past + size.act + config.futures * size.future, said))
-    found.append(Prompts(no, size.template + size.system + past + size.action + size.future, size.action + size.thought))
+    found.append(
+        Prompts(no, size.template + size.system + past + size.action + size.future, size.action + size.thought)
+    )
     if config.correct:
         found.append(Prompts(no, size.template + size.action, size.action + size.thought))
     return Work("refine", prompts=merged(found))
@@ -194,14 +196,22 @@ def distill(at: At) -> Work:
 def rft(at: At) -> Work:
     config = at.run.rft
     n = int(min(config.rows, at.lengths.win * at.pool))
-    return Work("rft", trained=(policy_rows(at, config.epochs * n, at.lengths.thought),), steps=config.epochs * math.ceil(n / config.batch))
+    return Work(
+        "rft",
+        trained=(policy_rows(at, config.epochs * n, at.lengths.thought),),
+        steps=config.epochs * math.ceil(n / config.batch),
+    )
 
 
 def grpo(at: At) -> Work:
     """Groups that are all won or all lost have no advantage and are left out."""
     config, w, g = at.run.grpo, at.lengths.win, at.run.collect.group
     n = round(n_episodes(at.run, at.iteration) * at.lengths.turns * (1 - w**g - (1 - w) ** g))
-    return Work("grpo", trained=(policy_rows(at, config.epochs * n, at.lengths.thought),), steps=config.epochs * math.ceil(n / config.batch))
+    return Work(
+        "grpo",
+        trained=(policy_rows(at, config.epochs * n, at.lengths.thought),),
+        steps=config.epochs * math.ceil(n / config.batch),
+    )
 
 
 def self_ac(at: At) -> Work:
@@ -212,9 +222,16 @@ def self_ac(at: At) -> Work:
     seen = size.system + size.first + said + size.turns * size.observation
     with_critic = seen + (states * size.critic if config.has_critic else 0.0)
     n_rows = config.epochs * n
-    rows = (Rows(n_rows, with_critic, said),) if not config.separate else (Rows(n_rows, seen, said), Rows(n_rows, with_critic, 0.0))
+    rows = (
+        (Rows(n_rows, with_critic, said),)
+        if not config.separate
+        else (Rows(n_rows, seen, said), Rows(n_rows, with_critic, 0.0))
+    )
     return Work(
-        "self_ac", trained=rows, forward=(Rows(n_rows, seen, said),) if config.kl_coef else (), steps=config.epochs * math.ceil(n / config.batch)
+        "self_ac",
+        trained=rows,
+        forward=(Rows(n_rows, seen, said),) if config.kl_coef else (),
+        steps=config.epochs * math.ceil(n / config.batch),
     )
 
 

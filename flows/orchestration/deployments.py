@@ -44,7 +44,9 @@ def rerun(stage: str, of: str, sets: list[str] = [], iteration: int | None = Non
     workspace = open_workspace(Path.cwd())
     again = prepare(stage, of, workspace, sets=sets, iteration=iteration)
     with Display(quiet=True) as display:
-        return asdict(launch_rerun(again, workspace, Launcher.inside_flow(workspace.home), display, sets=sets, force=not sets))
+        return asdict(
+            launch_rerun(again, workspace, Launcher.inside_flow(workspace.home), display, sets=sets, force=not sets)
+        )
 
 
 def deployments(chosen: Sequence[str]) -> list[RunnerDeployment]:

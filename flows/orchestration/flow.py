@@ -41,7 +41,9 @@ def prefect_step(inner: Step) -> Step:
     def step(call: Call) -> StageRun:
         def stage() -> StageRun:
             done = inner(call)
-            get_run_logger().info("%s: run %s%s, %.1f s", call.title, done.run_id, " (reused)" if done.reused else "", done.seconds)
+            get_run_logger().info(
+                "%s: run %s%s, %.1f s", call.title, done.run_id, " (reused)" if done.reused else "", done.seconds
+            )
             return done
 
         return Task(
@@ -80,7 +82,9 @@ def crash_dead_runs() -> None:
 
 def _run_and_flush(pipeline: Callable[[dict[str, Any]], T], name: str, parameters: dict[str, Any]) -> T:
     try:
-        return Flow(fn=pipeline, name=FLOW_NAME, flow_run_name=name, validate_parameters=False, persist_result=False)(parameters)
+        return Flow(fn=pipeline, name=FLOW_NAME, flow_run_name=name, validate_parameters=False, persist_result=False)(
+            parameters
+        )
     finally:
         # Both are sent by threads that would outlive the server: what they still hold is sent before it may be stopped.
         APILogHandler().flush()

@@ -77,7 +77,9 @@ def launcher(home: Path, *, plain: bool) -> Iterator[Launcher]:
         server.stop()
 
 
-def launch_run(run: RunConfig, workspace: Workspace, launch: Launcher, display: Display, *, sets: list[str], force: bool = False) -> Summary:
+def launch_run(
+    run: RunConfig, workspace: Workspace, launch: Launcher, display: Display, *, sets: list[str], force: bool = False
+) -> Summary:
     """A whole pipeline run."""
     from flows.pipeline import plain_step, run_pipeline
 
@@ -101,7 +103,9 @@ def check_data(run: RunConfig) -> None:
         envs.scenarios(run.task.env, options, split, 1, run.seed)
 
 
-def launch_rerun(rerun: Rerun, workspace: Workspace, launch: Launcher, display: Display, *, sets: list[str], force: bool) -> StageRun:
+def launch_rerun(
+    rerun: Rerun, workspace: Workspace, launch: Launcher, display: Display, *, sets: list[str], force: bool
+) -> StageRun:
     """One stage, once more."""
     from flows.pipeline import plain_step
 

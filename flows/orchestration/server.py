@@ -43,7 +43,9 @@ class Server:
                 what = f"did not answer within {timeout_s:.0f} s" if self.owned.running() else "ended while it started"
                 said = self.owned.tail() or "nothing"
                 self.stop()
-                raise TurnwiseError(f"A Prefect server was wanted at {self.url}, but it {what} (it said: {said}). Try again, or run with --plain.")
+                raise TurnwiseError(
+                    f"A Prefect server was wanted at {self.url}, but it {what} (it said: {said}). Try again, or run with --plain."
+                )
             time.sleep(0.05)
         return self.url
 
@@ -65,7 +67,9 @@ def find_server(home: Path) -> str | None:
     """URL of a running server's API, or None. Raises TurnwiseError where PREFECT_API_URL names one that does not answer."""
     if url := os.environ.get("PREFECT_API_URL"):
         if not _answers(url):
-            raise TurnwiseError(f"PREFECT_API_URL names {url}, but nothing answers there. Start it, unset the variable, or run with --plain.")
+            raise TurnwiseError(
+                f"PREFECT_API_URL names {url}, but nothing answers there. Start it, unset the variable, or run with --plain."
+            )
         return url
     return next((url for url in [*_kept(home), api_url(DEFAULT_PORT)] if healthy(url)), None)
 
@@ -101,7 +105,18 @@ def start_server(home: Path, port: int, *, full: bool = False) -> Server:
     if not full:
         env |= {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_UI_ENABLED": "0"}
     command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "error", "--lifespan", "on", "--timeout-graceful-shutdown", "2"]
+    command += [
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--log-level",
+        "error",
+        "--lifespan",
+        "on",
+        "--timeout-graceful-shutdown",
+        "2",
+    ]
     return Server(api_url(port), Leashed(command, log=folder / f"server-{port}.log", env=env))
 
 

@@ -41,7 +41,10 @@ def ui(args: Namespace) -> int:
 
     page = f"http://127.0.0.1:{args.port}"
     with keep_server(home) as server:
-        links = {"runs": f"{page}/#/experiments/{experiment}/runs?compareRunsMode=CHART", "prefect": server.url.removesuffix("/api")}
+        links = {
+            "runs": f"{page}/#/experiments/{experiment}/runs?compareRunsMode=CHART",
+            "prefect": server.url.removesuffix("/api"),
+        }
         _supervise(server, start_page, until=lambda: healthy(page, b"OK"), ready=lambda: _tell(args, links))
     return 0
 
@@ -58,16 +61,28 @@ def serve(args: Namespace) -> int:
         def start_worker() -> Leashed:
             log = home / "data" / "prefect" / "deployments.log"
             # Not `-m`: the flows would then belong to `__main__`, where a run in a process of its own does not find them.
-            command = [sys.executable, "-c", "import sys; from flows.orchestration.deployments import work; work(sys.argv[1:])", *chosen]
+            command = [
+                sys.executable,
+                "-c",
+                "import sys; from flows.orchestration.deployments import work; work(sys.argv[1:])",
+                *chosen,
+            ]
             return Leashed(command, log=log, env=os.environ, cwd=home)
 
         schedule = {f"turnwise/{preset}": cron or "by hand" for preset, cron in crons.items()}
         workspace.tracking.initialise()
-        _supervise(server, start_worker, until=lambda: True, ready=lambda: _tell(args, {"prefect": server.url.removesuffix("/api"), **schedule}))
+        _supervise(
+            server,
+            start_worker,
+            until=lambda: True,
+            ready=lambda: _tell(args, {"prefect": server.url.removesuffix("/api"), **schedule}),
+        )
     return 0
 
 
-def _supervise(server: Server, start: Callable[[], Leashed], *, until: Callable[[], bool], ready: Callable[[], None]) -> None:
+def _supervise(
+    server: Server, start: Callable[[], Leashed], *, until: Callable[[], bool], ready: Callable[[], None]
+) -> None:
     """Keep one service running beside the server until Ctrl-C; start it again when it ended or the server came back.
 
     Raises TurnwiseError where the service ends before it was ever ready, or where the server is gone for good.
@@ -87,9 +102,13 @@ def _supervise(server: Server, start: Callable[[], Leashed], *, until: Callable[
                 ready()
                 told = True
             if not told and time.monotonic() > deadline:
-                raise TurnwiseError(f"a service did not answer within {START_TIMEOUT_S:.0f} s; it said: {service.tail()}")
+                raise TurnwiseError(
+                    f"a service did not answer within {START_TIMEOUT_S:.0f} s; it said: {service.tail()}"
+                )
             if server.owned is not None and not server.owned.running():
-                raise TurnwiseError(f"the Prefect server ended; it said: {server.owned.tail()}. Start the command again.")
+                raise TurnwiseError(
+                    f"the Prefect server ended; it said: {server.owned.tail()}. Start the command again."
+                )
             time.sleep(POLL_S if told else 0.2)
     except KeyboardInterrupt:
         return  # the way to end it

@@ -21,7 +21,9 @@ from stages.frame.types import Env, Malformed, Message, Scenario, Step, UsageErr
 class TextEnv(Protocol):
     """What is asked of a Gymnasium environment."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]: ...
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]: ...
 
     def step(self, action: str) -> tuple[Any, Any, bool, bool, dict[str, Any]]: ...
 
@@ -41,7 +43,12 @@ class FromGymnasium:
     tools: Sequence[Mapping[str, Any]] = ()
 
     def __init__(
-        self, env: TextEnv, *, system: str, read: Callable[[str], str] = action_of_react, malformed: tuple[type[Exception], ...] = ()
+        self,
+        env: TextEnv,
+        *,
+        system: str,
+        read: Callable[[str], str] = action_of_react,
+        malformed: tuple[type[Exception], ...] = (),
     ) -> None:
         self.system = system
         self._env, self._read, self._malformed = env, read, malformed
@@ -67,14 +74,18 @@ class FromGymnasium:
         if not math.isfinite(reward):
             raise RuntimeError(f"the environment gave the reward {reward}")
         # Gymnasium allows both (a time limit reached by the last action); what is over by itself has no future to be bootstrapped.
-        step = Step((_observed(observation),), float(reward), bool(terminated), bool(truncated) and not terminated, dict(info))
+        step = Step(
+            (_observed(observation),), float(reward), bool(terminated), bool(truncated) and not terminated, dict(info)
+        )
         self._running = not (step.terminated or step.truncated)
         return step
 
 
 def _observed(observation: Any) -> Message:
     if not isinstance(observation, str):
-        raise RuntimeError(f"wanted a text as observation, found {type(observation).__name__}; wrap the environment in one that describes it")
+        raise RuntimeError(
+            f"wanted a text as observation, found {type(observation).__name__}; wrap the environment in one that describes it"
+        )
     return {"role": "user", "content": observation or "(nothing)"}
 
 
@@ -89,7 +100,14 @@ class ToGymnasium:
 
     metadata: ClassVar[Mapping[str, Any]] = {"render_modes": []}
 
-    def __init__(self, make_env: Callable[[], Env], scenarios: Sequence[Scenario], *, max_turns: int, malformed_allowance: int = 1) -> None:
+    def __init__(
+        self,
+        make_env: Callable[[], Env],
+        scenarios: Sequence[Scenario],
+        *,
+        max_turns: int,
+        malformed_allowance: int = 1,
+    ) -> None:
         if not scenarios:
             raise UsageError("ToGymnasium: there are no scenarios to play. Name a split that has some.")
         self._make_env, self._scenarios = make_env, list(scenarios)
@@ -104,7 +122,11 @@ class ToGymnasium:
         env = self._make_env()
         first = env.reset(scenario)
         self._env, self._turns, self._malformed = env, 0, 0
-        return text_of(first), {"system": env.system, "tools": [dict(tool) for tool in env.tools], "scenario": scenario.id}
+        return text_of(first), {
+            "system": env.system,
+            "tools": [dict(tool) for tool in env.tools],
+            "scenario": scenario.id,
+        }
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """(observation, reward, terminated, truncated, info). Raises RuntimeError after the end; whatever the environment raises."""
@@ -151,7 +173,9 @@ def as_gymnasium(env: ToGymnasium, *, longest: int = 200_000) -> Any:
         # A Text space lists its characters, so it cannot hold all of Unicode; what a text has beyond is outside of the space and still comes.
         observation_space = action_space = gymnasium.spaces.Text(longest, min_length=0, charset=string.printable)
 
-        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        def reset(
+            self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        ) -> tuple[str, dict[str, Any]]:
             super().reset(seed=seed)
             return env.reset(seed=seed, options=options)
 

@@ -13,7 +13,9 @@ from stages.frame.types import Env, Scenario
 class Play:
     """text: the first observation. system, tools: what the policy must see. Begins at once; raises what the environment raises."""
 
-    def __init__(self, make_env: Callable[[], Env], scenario: Scenario, *, max_turns: int, malformed_allowance: int) -> None:
+    def __init__(
+        self, make_env: Callable[[], Env], scenario: Scenario, *, max_turns: int, malformed_allowance: int
+    ) -> None:
         self._env = ToGymnasium(make_env, [scenario], max_turns=max_turns, malformed_allowance=malformed_allowance)
         self.text, info = self._env.reset()
         self.system, self.tools = str(info["system"]), list(info["tools"])
@@ -43,7 +45,10 @@ class Play:
 
 def scenario_text(scenario: Scenario) -> str:
     """A scenario as text, which every form of a data set can hold."""
-    return json.dumps({"task": scenario.task, "split": scenario.split, "id": scenario.id, "data": dict(scenario.data)}, ensure_ascii=False)
+    return json.dumps(
+        {"task": scenario.task, "split": scenario.split, "id": scenario.id, "data": dict(scenario.data)},
+        ensure_ascii=False,
+    )
 
 
 def scenario_of(text: str) -> Scenario:

@@ -32,7 +32,11 @@ def trl_rows(make_env: Callable[[], Env], scenarios: Sequence[Scenario]) -> list
 
 
 def trl_environment(
-    make_env: Callable[[], Env], *, max_turns: int, malformed_allowance: int = 1, form: Callable[[str], str] = "Action: {}".format
+    make_env: Callable[[], Env],
+    *,
+    max_turns: int,
+    malformed_allowance: int = 1,
+    form: Callable[[str], str] = "Action: {}".format,
 ) -> type:
     """A class without arguments, one instance a rollout.
 
@@ -46,7 +50,9 @@ def trl_environment(
 
         def reset(self, *, scenario: str, **_: Any) -> str:
             self._play = None
-            self._play = Play(make_env, scenario_of(scenario), max_turns=max_turns, malformed_allowance=malformed_allowance)
+            self._play = Play(
+                make_env, scenario_of(scenario), max_turns=max_turns, malformed_allowance=malformed_allowance
+            )
             return self._play.text
 
         def act(self, action: str) -> str:

@@ -44,7 +44,13 @@ class FromVerifiers:
         """The prompt without its system message, which becomes `system`. Raises whatever `env` raises."""
         row = scenario.data
         prompt = [dict(message) for message in row["prompt"]]
-        state: State = {"id": 0, "prompt": prompt, "completion": [], "answer": row.get("answer", ""), "task": row.get("task", "default")}
+        state: State = {
+            "id": 0,
+            "prompt": prompt,
+            "completion": [],
+            "answer": row.get("answer", ""),
+            "task": row.get("task", "default"),
+        }
         state |= {"info": dict(row.get("info") or {}), "responses": [], "turn": 0, "timing": {}}
         self._state, self._messages = None, list(prompt)
         state = _wait(self._env.setup_state(state))
@@ -110,14 +116,27 @@ class ToVerifiers:
     since it ends an episode before the last reply is looked at. state["turnwise"] is the episode (adapters/play.py), with terminated and truncated.
     """
 
-    def __init__(self, make_env: Callable[[], Env], scenarios: Sequence[Scenario], *, max_turns: int, malformed_allowance: int = 1) -> None:
+    def __init__(
+        self,
+        make_env: Callable[[], Env],
+        scenarios: Sequence[Scenario],
+        *,
+        max_turns: int,
+        malformed_allowance: int = 1,
+    ) -> None:
         self._make_env, self._scenarios = make_env, scenarios
         self._max_turns, self._allowance = max_turns, malformed_allowance
 
     def rows(self) -> list[dict[str, Any]]:
         """The data set: prompt, answer, task, info. Every scenario is begun once, for its first observation."""
         return [
-            {"prompt": _prompt(self._begin(one)), "answer": "", "task": one.task, "info": {"scenario": scenario_text(one)}} for one in self._scenarios
+            {
+                "prompt": _prompt(self._begin(one)),
+                "answer": "",
+                "task": one.task,
+                "info": {"scenario": scenario_text(one)},
+            }
+            for one in self._scenarios
         ]
 
     def _begin(self, scenario: Scenario) -> Play:
@@ -154,13 +173,19 @@ def as_verifiers(ours: ToVerifiers, **settings: Any) -> Any:
         import verifiers
         from datasets import Dataset
     except ImportError:
-        raise UsageError("as_verifiers needs verifiers in its classic form. Run: pip install 'verifiers>=0.1.5,<0.1.8'") from None
+        raise UsageError(
+            "as_verifiers needs verifiers in its classic form. Run: pip install 'verifiers>=0.1.5,<0.1.8'"
+        ) from None
     base = getattr(verifiers, "MultiTurnEnv", None)
     if base is None or "messages" not in inspect.signature(base.is_completed).parameters:
-        raise UsageError("as_verifiers needs verifiers 0.1.5 to 0.1.7, found another one. Run: pip install 'verifiers>=0.1.5,<0.1.8'")
+        raise UsageError(
+            "as_verifiers needs verifiers 0.1.5 to 0.1.7, found another one. Run: pip install 'verifiers>=0.1.5,<0.1.8'"
+        )
     methods = {name: staticmethod(getattr(ours, name)) for name in ("setup_state", "is_completed", "env_response")}
     made = type("TurnwiseEnv", (base,), methods)
-    return made(dataset=Dataset.from_list(ours.rows()), rubric=verifiers.Rubric(funcs=[ours.reward]), max_turns=-1, **settings)
+    return made(
+        dataset=Dataset.from_list(ours.rows()), rubric=verifiers.Rubric(funcs=[ours.reward]), max_turns=-1, **settings
+    )
 
 
 def _wait(value: Any) -> Any:

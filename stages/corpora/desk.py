@@ -57,7 +57,12 @@ def told(chosen: Sequence[tuple[str, str]], broken: Sequence[desk.Rule], auditor
 def visit(rng: random.Random) -> Visit:
     """A visit at a random desk: about half of the steps right, so that passes are common enough to be learned."""
     tier, request = rng.choice(desk.TIERS), rng.choice(desk.REQUESTS)
-    kinds: dict[str, desk.Kind] = {"check": "request", "give": rng.choice(("pair", "request")), "log": "request", "close": "tier"}
+    kinds: dict[str, desk.Kind] = {
+        "check": "request",
+        "give": rng.choice(("pair", "request")),
+        "log": "request",
+        "close": "tier",
+    }
     tools = [tool for tool in kinds if tool != "log" or rng.random() < 0.5]
     skill = rng.choice((0.1, 0.5, 0.8, 1.0))
     chosen, needed, choices = [], [], []
@@ -110,7 +115,11 @@ def combine(v: Visit, rng: random.Random, roles: Roles) -> Example:
         fields = {"observation": f"not understood. use {tool} now.", "reward": "0", "future": "none"}
         reply = "Future: not understood, then fail."
     elif last:
-        fields = {"observation": f"{desk.done(option)} {desk.audit(v.auditor, v.broken())}", "reward": str(int(not v.broken())), "future": "none"}
+        fields = {
+            "observation": f"{desk.done(option)} {desk.audit(v.auditor, v.broken())}",
+            "reward": str(int(not v.broken())),
+            "future": "none",
+        }
         reply = told(v.chosen[k:], v.broken(), v.auditor)
     else:
         later = v.chosen[k + 1 :]
@@ -135,16 +144,22 @@ def judge(tool: str, futures: Sequence[Sequence[desk.Rule]]) -> str:
 def evaluator(v: Visit, rng: random.Random, roles: Roles) -> Example:
     k, n = rng.randrange(len(v.chosen)), rng.choice((1, 1, 1, 1, 1, 1, 2, 3))
     # A predicted future may name any rule of any step as broken, so its rules are not those of the visit.
-    futures = [[rule for j in range(len(v.chosen)) for rule in [blame(v, j, rng)] if rng.random() < 0.5] for _ in range(n)]
+    futures = [
+        [rule for j in range(len(v.chosen)) for rule in [blame(v, j, rng)] if rng.random() < 0.5] for _ in range(n)
+    ]
     texts = [future(v.chosen[k:], rules) for rules in futures]
     tool, option = v.chosen[k]
-    prompt = roles.prompt("evaluator", history=history(v, k), action=f"{tool} {option}", thought="", futures="\n".join(texts))
+    prompt = roles.prompt(
+        "evaluator", history=history(v, k), action=f"{tool} {option}", thought="", futures="\n".join(texts)
+    )
     return Example("evaluator", tuple(prompt), judge(tool, futures))
 
 
 def blame(v: Visit, k: int, rng: random.Random) -> desk.Rule:
     """A rule that the option taken at step k breaks."""
-    return desk.Rule(v.needed[k].key, v.needed[k].tool, rng.choice([option for option in v.choices[k] if option != v.chosen[k][1]]))
+    return desk.Rule(
+        v.needed[k].key, v.needed[k].tool, rng.choice([option for option in v.choices[k] if option != v.chosen[k][1]])
+    )
 
 
 def refiner(v: Visit, rng: random.Random, roles: Roles) -> Example:
@@ -192,7 +207,12 @@ def example(rng: random.Random, roles: Roles, role: str | None = None) -> Exampl
 def words(roles: Roles, n: int = 4000) -> list[str]:
     """The vocabulary: every word that n random examples hold, and every name the desk can speak of."""
     rng = random.Random("vocabulary")
-    texts = [message["content"] for _ in range(n) for e in [example(rng, roles)] for message in [*e.messages, {"content": e.reply}]]
+    texts = [
+        message["content"]
+        for _ in range(n)
+        for e in [example(rng, roles)]
+        for message in [*e.messages, {"content": e.reply}]
+    ]
     texts += [*desk.REQUESTS, *desk.TIERS, *desk.ITEMS, *desk.AUDITORS, "1 0 none now use not understood unreadable"]
     texts += [option for options in desk.OPTIONS_OF.values() for option in options]
     texts += [name for people in desk.CUSTOMERS.values() for name in people]

@@ -29,7 +29,9 @@ def role_scores(folder: Path, probe: list[dict[str, Any]]) -> dict[str, float]:
 
     policy and successor have many right answers, so theirs is the share of readable ones.
     """
-    replies = ask(HfEngine(str(folder)), [row["messages"] for row in probe], adapter=None, temperature=0.0, max_tokens=64, seed=0)
+    replies = ask(
+        HfEngine(str(folder)), [row["messages"] for row in probe], adapter=None, temperature=0.0, max_tokens=64, seed=0
+    )
     right: dict[str, list[bool]] = defaultdict(list)
     for row, (_, reply) in zip(probe, replies, strict=True):
         role, want, got = row["role"], row["reply"], reply.text
@@ -60,7 +62,9 @@ def play_scores(folder: Path, prompts: Mapping[str, Roles], n: int) -> dict[str,
         else:
             found[f"{task}_readable"] = _share([not turn.malformed for turn in turns])
         if task == "game24":
-            found["game24_legal"] = _share([not turn.malformed and not turn.observation.startswith("Not possible") for turn in turns])
+            found["game24_legal"] = _share(
+                [not turn.malformed and not turn.observation.startswith("Not possible") for turn in turns]
+            )
         found |= _wins(task, episodes)
     return {f"pretrain/{name}": share for name, share in found.items()}
 

@@ -34,9 +34,13 @@ def word_tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
 
     vocabulary = {word: i for i, word in enumerate([*SPECIAL, *words])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unknown|>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex("[.,]"), "isolated")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(Regex("[.,]"), "isolated")]
+    )
     tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=True)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|end|>", unk_token="<|unknown|>")
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|end|>", unk_token="<|unknown|>"
+    )
     fast.add_special_tokens({"additional_special_tokens": list(ROLES)})
     fast.chat_template = CHAT_TEMPLATE
     return fast
@@ -50,10 +54,18 @@ def byte_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
     special = [token for token in SPECIAL if token != "<|unknown|>"]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(PIECES), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(texts, trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<|pad|>", eos_token="<|end|>", clean_up_tokenization_spaces=False,

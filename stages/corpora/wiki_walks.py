@@ -67,7 +67,12 @@ def act(walk: Walk, left: int, rng: random.Random) -> str:
     """The next reply. left: actions after this one."""
     if not walk.opened:
         named = max((title for title in walk.corpus.pages if title in walk.question), key=len)
-        return _open(walk, named if rng.random() < NAMED_FIRST else rng.choice(list(walk.corpus.pages)), "start with the question.", rng)
+        return _open(
+            walk,
+            named if rng.random() < NAMED_FIRST else rng.choice(list(walk.corpus.pages)),
+            "start with the question.",
+            rng,
+        )
     page, draw = walk.opened[-1], rng.random()
     if not left or draw < 0.12 + 0.28 * (len(walk.opened) > 1):
         return f"Thought: that may be it.\nAction: SUBMIT( {_answer(walk, rng)})"
@@ -98,7 +103,10 @@ def _answer(walk: Walk, rng: random.Random) -> str:
     text = " ".join(line for page in pages for line in page.lines)
     wanted = next(pattern for asked, pattern in _ANSWERS.items() if walk.question.startswith(asked))
     fitting = re.findall(wanted, text) if rng.random() < FITS else []
-    found: list[str] = fitting or [*re.findall("|".join(_ANSWERS.values()), text), *(link for page in pages for link in page.links)]
+    found: list[str] = fitting or [
+        *re.findall("|".join(_ANSWERS.values()), text),
+        *(link for page in pages for link in page.links),
+    ]
     return rng.choice(found)
 
 
@@ -106,4 +114,8 @@ def _answer(walk: Walk, rng: random.Random) -> str:
 def _world(seed: int) -> tuple[list[Scenario], Corpus, Callable[[], Env]]:
     """Its questions of the training split, its pages, and what makes an environment of it."""
     options = {**OPTIONS, "sample_seed": seed}
-    return envs.scenarios("wiki_search", options, "train", None, 0), sample(seed)[0], envs.make_env("wiki_search", options)
+    return (
+        envs.scenarios("wiki_search", options, "train", None, 0),
+        sample(seed)[0],
+        envs.make_env("wiki_search", options),
+    )

@@ -89,6 +89,8 @@ def _check(name: str, config: type[Config], options: Mapping[str, Any]) -> None:
         known = sorted(config.model_fields)
         if first["type"] == "extra_forbidden":
             listed = ", ".join(known) or "none"
-            raise UsageError(f"task.options: {name} has no option {key!r}{nearest(key, known)}. Options: {listed}.") from None
+            raise UsageError(
+                f"task.options: {name} has no option {key!r}{nearest(key, known)}. Options: {listed}."
+            ) from None
         found = repr(first["input"])[:80]
         raise UsageError(f"task.options.{key} of {name}: {first['msg']}; found {found}.") from None

@@ -79,7 +79,11 @@ def _problem(level: int, rng: random.Random) -> Problem:
     for _ in range(STEPS[level]):
         fitting = [op for op in _OPS[level] if (op != "-" or value) and (op != "*" or value * 9 <= _MOST)]
         op = rng.choice(fitting)
-        number = rng.randint(2, 9) if op == "*" else rng.randint(1, min(_LARGEST[level], value) if op == "-" else _LARGEST[level])
+        number = (
+            rng.randint(2, 9)
+            if op == "*"
+            else rng.randint(1, min(_LARGEST[level], value) if op == "-" else _LARGEST[level])
+        )
         steps.append((op, number))
         value = apply(value, op, number)
     return Problem(level, start, tuple(steps))

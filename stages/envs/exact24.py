@@ -84,7 +84,9 @@ def values(numbers: Numbers) -> frozenset[Fraction]:
     """All values of expressions that use each number once."""
     if len(numbers) == 1:
         return frozenset(numbers)
-    return frozenset(made.c for part, rest in _parts(numbers) for a in values(part) for b in values(rest) for made in moves(a, b))
+    return frozenset(
+        made.c for part, rest in _parts(numbers) for a in values(part) for b in values(rest) for made in moves(a, b)
+    )
 
 
 def _parts(numbers: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
@@ -96,7 +98,9 @@ def _splits(numbers: Numbers, size: int) -> dict[tuple[Numbers, Numbers], None]:
     """(so many of the numbers, the others) in every way, equal ones once."""
     every = range(len(numbers))
     sides = itertools.combinations(every, size)
-    return dict.fromkeys((tuple(numbers[i] for i in side), tuple(numbers[i] for i in every if i not in side)) for side in sides)
+    return dict.fromkeys(
+        (tuple(numbers[i] for i in side), tuple(numbers[i] for i in every if i not in side)) for side in sides
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -128,7 +132,12 @@ def evaluate_expression(text: str, numbers: Numbers) -> Fraction:
         raise ValueError("only whole numbers, + - * / and brackets are allowed")
     try:
         tree = ast.parse(text.strip(), mode="eval")
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # whatever the parser says, the text is no expression
+    except (
+        SyntaxError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ) as error:  # whatever the parser says, the text is no expression
         raise ValueError("that is no expression") from error
     used: list[Fraction] = []
     try:

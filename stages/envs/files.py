@@ -58,7 +58,10 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
     try:
         batches = pq.ParquetFile(path).iter_batches()
-        yield from ((f"row {number}", row) for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), 1))
+        yield from (
+            (f"row {number}", row)
+            for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), 1)
+        )
     except pa.ArrowException as error:
         raise OSError(0, "it is not a Parquet file") from error
 

@@ -45,16 +45,36 @@ Puzzle = tuple[int, ...]
 class Options(Config):
     """Size of the tree, and which puzzles."""
 
-    expansions: int = Field(12, ge=3, le=999, description="Nodes that may be added to the tree. [ours; paper: breadth 5 in each of 3 steps]")
-    replies: int = Field(0, ge=0, description="Actions after which the game is lost, impossible ones included; 0 = no end but a submission. [ours]")
-    show: Literal["tree", "new"] = Field("tree", description="What an observation tells: all open nodes [slides], or only the new one [ours].")
-    expressions: bool = Field(False, description="`submit (1 + 2) * 8 * 1` counts too; it needs no tree. [ours; paper: the form of an answer]")
-    path: str = Field("", description="CSV file of the published puzzles; empty = all that can be solved. [ours; paper: 4nums.com]")
+    expansions: int = Field(
+        12, ge=3, le=999, description="Nodes that may be added to the tree. [ours; paper: breadth 5 in each of 3 steps]"
+    )
+    replies: int = Field(
+        0,
+        ge=0,
+        description="Actions after which the game is lost, impossible ones included; 0 = no end but a submission. [ours]",
+    )
+    show: Literal["tree", "new"] = Field(
+        "tree", description="What an observation tells: all open nodes [slides], or only the new one [ours]."
+    )
+    expressions: bool = Field(
+        False, description="`submit (1 + 2) * 8 * 1` counts too; it needs no tree. [ours; paper: the form of an answer]"
+    )
+    path: str = Field(
+        "", description="CSV file of the published puzzles; empty = all that can be solved. [ours; paper: 4nums.com]"
+    )
     test: float = Field(0.25, ge=0, le=1, description="Share of the puzzles in the test split, without `path`. [ours]")
-    validation: float = Field(0.15, ge=0, le=1, description="Share of the puzzles in the validation split, without `path`. [ours]")
-    split_seed: int = Field(0, description="Another number deals the puzzles to the splits anew, without `path`. [ours]")
-    test_ranks: tuple[int, int] = Field((901, 1000), description="First and last Rank of the test split of `path`. [paper]")
-    validation_ranks: tuple[int, int] = Field((801, 900), description="First and last Rank of the validation split of `path`. [ours; paper: none]")
+    validation: float = Field(
+        0.15, ge=0, le=1, description="Share of the puzzles in the validation split, without `path`. [ours]"
+    )
+    split_seed: int = Field(
+        0, description="Another number deals the puzzles to the splits anew, without `path`. [ours]"
+    )
+    test_ranks: tuple[int, int] = Field(
+        (901, 1000), description="First and last Rank of the test split of `path`. [paper]"
+    )
+    validation_ranks: tuple[int, int] = Field(
+        (801, 900), description="First and last Rank of the validation split of `path`. [ours; paper: none]"
+    )
 
 
 OPTIONS = Options
@@ -66,7 +86,9 @@ class Game24:
     tools: Sequence[Mapping[str, Any]] = ()
 
     def __init__(self, options: Options) -> None:
-        self.system = _SYSTEM.format(expansions=options.expansions) + (" or an expression" if options.expressions else "")
+        self.system = _SYSTEM.format(expansions=options.expansions) + (
+            " or an expression" if options.expressions else ""
+        )
         self._options = options
         self._tree: Tree | None = None
         self._replies = 0
@@ -91,11 +113,18 @@ class Game24:
         if isinstance(done, str):
             return self._say(tree, f"Not possible: {done}.")
         self._tree, new = done, done.nodes[-1]
-        return self._say(done, f"Node {len(done.nodes) - 1} is {spaced(new.numbers)}.{' It is a dead end.' if new.dead else ''}")
+        return self._say(
+            done, f"Node {len(done.nodes) - 1} is {spaced(new.numbers)}.{' It is a dead end.' if new.dead else ''}"
+        )
 
     def _end(self, tree: Tree, text: str, wins: bool) -> Step:
         self._tree = None
-        return Step(({"role": "user", "content": text},), float(wins), terminated=True, info={"expansions": self._options.expansions - tree.left})
+        return Step(
+            ({"role": "user", "content": text},),
+            float(wins),
+            terminated=True,
+            info={"expansions": self._options.expansions - tree.left},
+        )
 
     def _say(self, tree: Tree, text: str) -> Step:
         first = f"{text} {tree.left} expansion{'' if tree.left == 1 else 's'} left."
@@ -154,7 +183,9 @@ def scenarios(options: Mapping[str, Any], split: str, n: int | None, seed: int) 
 
 
 def _scenario(split: str, puzzle: Puzzle) -> Scenario:
-    return Scenario("game24", split, _id(puzzle), {"numbers": list(puzzle), "ways": exact24.ways(exact24.numbers_of(puzzle))})
+    return Scenario(
+        "game24", split, _id(puzzle), {"numbers": list(puzzle), "ways": exact24.ways(exact24.numbers_of(puzzle))}
+    )
 
 
 def _id(puzzle: Puzzle) -> str:
@@ -180,7 +211,11 @@ def _published(path: Path) -> tuple[tuple[int, Puzzle], ...]:
     for where, row in read_rows(path, _WANTED):
         words = str(row.get("Puzzles") or "").split()
         rank = str(row.get("Rank") or "")
-        if not rank.isdecimal() or len(words) != 4 or not all(word.isdecimal() and 1 <= int(word[:3]) <= 13 for word in words):
+        if (
+            not rank.isdecimal()
+            or len(words) != 4
+            or not all(word.isdecimal() and 1 <= int(word[:3]) <= 13 for word in words)
+        ):
             raise bad_file(path, f"{where} has no rank, or not four numbers from 1 to 13,", _WANTED)
         puzzle = tuple(sorted(map(int, words)))
         if puzzle in found or not exact24.solvable(exact24.numbers_of(puzzle)):

@@ -34,18 +34,32 @@ _SYSTEM = r"""Solve the problem. Think in short steps with an empty line between
 class Options(Config):
     """Which problems, and what counts as an answer."""
 
-    path: str = Field("", description="Folder with train.jsonl and test.jsonl of problem, answer, level; empty = generated arithmetic. [ours]")
-    unanswered: Literal["refuse", "skip"] = Field("refuse", description="Rows of `path` without an answer: an error, or left out. [ours]")
-    levels: tuple[int, ...] = Field((), description="Only these levels; empty = all. Level 5 of MATH-500 is MATH500-Hard. [ours]")
+    path: str = Field(
+        "",
+        description="Folder with train.jsonl and test.jsonl of problem, answer, level; empty = generated arithmetic. [ours]",
+    )
+    unanswered: Literal["refuse", "skip"] = Field(
+        "refuse", description="Rows of `path` without an answer: an error, or left out. [ours]"
+    )
+    levels: tuple[int, ...] = Field(
+        (), description="Only these levels; empty = all. Level 5 of MATH-500 is MATH500-Hard. [ours]"
+    )
     boxed_only: bool = Field(False, description="Only an answer in a box counts. [ours]")
     reveal: bool = Field(False, description="Tell the right answer after a wrong one. [ours]")
-    timeout_s: float = Field(10.0, gt=0, description="Longest verification by math-verify; longer is a failure of the environment. [ours]")
+    timeout_s: float = Field(
+        10.0, gt=0, description="Longest verification by math-verify; longer is a failure of the environment. [ours]"
+    )
     problems: int = Field(600, ge=1, description="Generated expressions a level; level 1 has 126. [ours]")
-    forms: tuple[Literal["digits", "words"], ...] = Field(("digits", "words"), min_length=1, description="How generated problems are told. [ours]")
+    forms: tuple[Literal["digits", "words"], ...] = Field(
+        ("digits", "words"), min_length=1, description="How generated problems are told. [ours]"
+    )
     problem_seed: int = Field(0, description="Seed of the generated problems. [ours]")
     test: float = Field(0.2, ge=0, le=1, description="Share of generated expressions in the test split. [ours]")
     validation: float = Field(
-        0.1, ge=0, le=1, description="Share of expressions, or of train.jsonl without a validation.jsonl, in that split. [ours]"
+        0.1,
+        ge=0,
+        le=1,
+        description="Share of expressions, or of train.jsonl without a validation.jsonl, in that split. [ours]",
     )
     split_seed: int = Field(0, description="Another number deals the problems to the splits anew. [ours]")
 
@@ -82,10 +96,14 @@ class Math:
         gold = str(self._data["answer"])
         verdict = self._check(gold, reply)
         self._data = None
-        text = "Right." if verdict.correct else "Wrong." if verdict.found else f"Wrong: there is no answer{self._where}."
+        text = (
+            "Right." if verdict.correct else "Wrong." if verdict.found else f"Wrong: there is no answer{self._where}."
+        )
         if self._options.reveal and not verdict.correct:
             text = f"{text} It is {gold}."
-        return Step(({"role": "user", "content": text},), float(verdict.correct), terminated=True, info={"found": verdict.found})
+        return Step(
+            ({"role": "user", "content": text},), float(verdict.correct), terminated=True, info={"found": verdict.found}
+        )
 
     @property
     def _where(self) -> str:
@@ -113,7 +131,11 @@ def _by_math_verify(verifier: Verifier, options: Options) -> Check:
             return verifier.check(gold, reply)
         inside = boxes(reply)
         # Only the boxes are handed on: math-verify would take another number where it cannot read a box.
-        return verifier.check(gold, " ".join(f"\\boxed{{{box}}}" for box in inside)) if inside else Verdict(correct=False, found=False)
+        return (
+            verifier.check(gold, " ".join(f"\\boxed{{{box}}}" for box in inside))
+            if inside
+            else Verdict(correct=False, found=False)
+        )
 
     return check
 
@@ -135,7 +157,9 @@ def _generated(split: str, options: Options) -> list[Scenario]:
     shares = {"test": options.test, "validation": options.validation}
     made = [p for level in arithmetic.STEPS for p in arithmetic.problems(level, options.problems, options.problem_seed)]
     mine = [p for p in made if deal(p.expression, options.split_seed, **shares) == split]
-    return [_scenario(split, p.text(form), str(p.answer), p.level) for p in mine for form in dict.fromkeys(options.forms)]
+    return [
+        _scenario(split, p.text(form), str(p.answer), p.level) for p in mine for form in dict.fromkeys(options.forms)
+    ]
 
 
 def _of_files(folder: Path, split: str, options: Options) -> list[Scenario]:
@@ -146,7 +170,11 @@ def _of_files(folder: Path, split: str, options: Options) -> list[Scenario]:
         raise UsageError(f"task.options.path: there is no {source}.jsonl in {str(folder)!r}. {_WANTED}")
     cut = "validation" not in files and split != "test"
     shares = {"test": 0.0, "validation": options.validation}
-    return [_scenario(split, *row) for row in files[source] if not cut or deal(row[0], options.split_seed, **shares) == split]
+    return [
+        _scenario(split, *row)
+        for row in files[source]
+        if not cut or deal(row[0], options.split_seed, **shares) == split
+    ]
 
 
 @functools.lru_cache(maxsize=4)
@@ -160,12 +188,22 @@ def _loaded(folder: Path, skip_unanswered: bool) -> dict[str, list[tuple[str, st
             problem = text_of(row, "problem", path, where, _WANTED)
             if skip_unanswered and row.get("answer") in (None, ""):
                 continue
-            answer = text_of(row, "answer", path, where, f"{_WANTED} Set task.options.unanswered to 'skip' to leave out rows without an answer.")
+            answer = text_of(
+                row,
+                "answer",
+                path,
+                where,
+                f"{_WANTED} Set task.options.unanswered to 'skip' to leave out rows without an answer.",
+            )
             level = row.get("level", 0)
             if not isinstance(level, int):
                 raise bad_file(path, f"{where} has a 'level' that is no number", _WANTED)
             of, known = seen.setdefault(problem, (split, answer))
             if of != split or known != answer:
-                raise bad_file(path, f"{where} has a problem of {of}.jsonl again" + (", with another answer" if known != answer else ""), _WANTED)
+                raise bad_file(
+                    path,
+                    f"{where} has a problem of {of}.jsonl again" + (", with another answer" if known != answer else ""),
+                    _WANTED,
+                )
             found[split].append((problem, answer, level))
     return {split: list(dict.fromkeys(rows)) for split, rows in found.items()}

@@ -42,7 +42,9 @@ class Verifier:
 
     def __init__(self, timeout_s: float) -> None:
         if importlib.util.find_spec("math_verify") is None:
-            raise UsageError("task.options.path of math needs math-verify, which is not installed. Run: pip install 'turnwise[math]'")
+            raise UsageError(
+                "task.options.path of math needs math-verify, which is not installed. Run: pip install 'turnwise[math]'"
+            )
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._worker: subprocess.Popen[bytes] | None = None
@@ -69,7 +71,12 @@ class Verifier:
         # -P: with the folder of this file on the path, `import math` would find the environment of that name.
         command = [sys.executable, "-P", "-c", _WORKER.format(timeout_s=self._timeout_s)]
         worker = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0, env={**os.environ, "PYTHONPATH": path}
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            env={**os.environ, "PYTHONPATH": path},
         )
         weakref.finalize(self, _end, worker)
         answer = self._asked(worker, None, _START_S)
@@ -78,7 +85,9 @@ class Verifier:
             raise SimulatorError(f"math-verify does not work here: it says {answer} of 1/2 and 0.5")
         return worker
 
-    def _asked(self, worker: subprocess.Popen[bytes], question: dict[str, str] | None, timeout_s: float) -> dict[str, Any]:
+    def _asked(
+        self, worker: subprocess.Popen[bytes], question: dict[str, str] | None, timeout_s: float
+    ) -> dict[str, Any]:
         """The worker's next line. A worker that does not give one is ended."""
         try:
             if question is not None and worker.stdin:
@@ -102,7 +111,9 @@ def _line(worker: subprocess.Popen[bytes], timeout_s: float) -> bytes:
     until, line = time.monotonic() + timeout_s, b""
     while not line.endswith(b"\n"):
         if not select.select([worker.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
-            raise TimeoutError(f"nothing within {timeout_s:g} s; a longer task.options.timeout_s may help on a busy machine")
+            raise TimeoutError(
+                f"nothing within {timeout_s:g} s; a longer task.options.timeout_s may help on a busy machine"
+            )
         piece = os.read(worker.stdout.fileno(), 65536)
         if not piece:
             break
@@ -129,7 +140,9 @@ def serve(timeout_s: float) -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(_MEMORY_BYTES, hard), hard))
+    resource.setrlimit(
+        resource.RLIMIT_AS, (_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(_MEMORY_BYTES, hard), hard)
+    )
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     logging.disable(logging.CRITICAL)
     # The first parse builds the grammar, which on a busy machine takes longer than a comparison may.

@@ -24,7 +24,15 @@ _WANTED = "Give a CSV file with a column 'object', or JSONL with a text 'object'
 
 Words = tuple[str, ...]
 
-_IRREGULAR = {"man": "men", "woman": "women", "mouse": "mice", "foot": "feet", "tooth": "teeth", "goose": "geese", "child": "children"}
+_IRREGULAR = {
+    "man": "men",
+    "woman": "women",
+    "mouse": "mice",
+    "foot": "feet",
+    "tooth": "teeth",
+    "goose": "geese",
+    "child": "children",
+}
 # "Is it a cat?", "My final guess is the cat", "Guess: cat": what may stand before the name in a question that only guesses.
 _GUESS = re.compile(
     r"^(?:(?:so|ok|okay|well|then|now|finally|i|my|the|final|last|first|best|think|say|answer|guess|would|will|is|are|it|its|they|this|that|object|thing"
@@ -67,14 +75,22 @@ def words(text: str) -> Words:
 @functools.cache
 def own_table() -> Table:
     """The table that is part of the package. Attributes are closed under implication: a bird is an animal is alive."""
-    content: dict[str, Any] = tomllib.loads(files("stages.envs").joinpath("data/twenty_questions.toml").read_text("utf-8"))
-    attributes = {name: Attribute(**{key: tuple(value) for key, value in entry.items()}) for name, entry in content["attributes"].items()}
+    content: dict[str, Any] = tomllib.loads(
+        files("stages.envs").joinpath("data/twenty_questions.toml").read_text("utf-8")
+    )
+    attributes = {
+        name: Attribute(**{key: tuple(value) for key, value in entry.items()})
+        for name, entry in content["attributes"].items()
+    }
 
     def close(held: frozenset[str]) -> frozenset[str]:
         more = held | {name for name, attribute in attributes.items() if held & set(attribute.of)}
         return held if more == held else close(more)
 
-    items = {name: Item(name, tuple(entry.get("also", ())), close(frozenset(entry["is"].split()))) for name, entry in content["objects"].items()}
+    items = {
+        name: Item(name, tuple(entry.get("also", ())), close(frozenset(entry["is"].split())))
+        for name, entry in content["objects"].items()
+    }
     return Table(items, attributes)
 
 
@@ -90,8 +106,17 @@ def object_table(path: str) -> Table:
         given = row.get("variants") or ""
         variants = given if isinstance(given, list) else str(given).split(";")
         if name in items or not words(name):
-            raise bad_file(file, f"{where} has the object {name!r} {'again' if name in items else 'without a letter'}", _WANTED)
-        items[name] = Item(name, tuple(variant for variant in (str(variant).strip() for variant in variants) if words(variant) and variant != name))
+            raise bad_file(
+                file, f"{where} has the object {name!r} {'again' if name in items else 'without a letter'}", _WANTED
+            )
+        items[name] = Item(
+            name,
+            tuple(
+                variant
+                for variant in (str(variant).strip() for variant in variants)
+                if words(variant) and variant != name
+            ),
+        )
     if not items:
         raise bad_file(file, "there is no object", _WANTED)
     return Table(items)

@@ -94,5 +94,11 @@ def _asked(ask: Ask, target: str, question: str, tries: int) -> str:
         if found:
             return found[1].lower()
         # At temperature 0 the same prompt would give the same reply.
-        messages = [*messages, {"role": "assistant", "content": reply}, {"role": "user", "content": "Answer with a single word: Yes or No."}]
-    raise SimulatorError(f"the oracle of 20 Questions should say yes or no, said {reply[:80]!r} in {tries} tries. Try another oracle model.")
+        messages = [
+            *messages,
+            {"role": "assistant", "content": reply},
+            {"role": "user", "content": "Answer with a single word: Yes or No."},
+        ]
+    raise SimulatorError(
+        f"the oracle of 20 Questions should say yes or no, said {reply[:80]!r} in {tries} tries. Try another oracle model."
+    )

@@ -37,7 +37,24 @@ ITEMS = ("lamp", "kettle", "chair", "radio", "camera", "clock", "desk", "scarf",
 AUDITORS = ("Mia", "Omar", "Lena", "Raj", "Zoe", "Finn", "Ida", "Hugo")
 # People of one split never appear in another.
 CUSTOMERS = {
-    "train": ("Ana", "Ben", "Cleo", "Dan", "Eva", "Gus", "Hana", "Ivan", "Jo", "Kim", "Leo", "Mara", "Nils", "Olga", "Paul", "Rita"),
+    "train": (
+        "Ana",
+        "Ben",
+        "Cleo",
+        "Dan",
+        "Eva",
+        "Gus",
+        "Hana",
+        "Ivan",
+        "Jo",
+        "Kim",
+        "Leo",
+        "Mara",
+        "Nils",
+        "Olga",
+        "Paul",
+        "Rita",
+    ),
     "validation": ("Sam", "Tara", "Ugo", "Vera", "Will", "Xena"),
     "test": ("Yann", "Zita", "Abel", "Bea", "Carl", "Dora", "Emil", "Faye"),
 }
@@ -53,9 +70,12 @@ class Options(Config):
     tiers: int = Field(3, ge=1, le=len(TIERS), description="Number of customer tiers. [ours]")
     give_by: Kind = Field("pair", description="What step give is keyed on; `request` makes an easy desk. [ours]")
     log: bool = Field(False, description="A fourth step, log, before the closing, keyed on the request. [ours]")
-    pay: Literal["end", "step"] = Field("end", description="1 at the end if every step was right, or 1 / steps at once for each right step. [ours]")
+    pay: Literal["end", "step"] = Field(
+        "end", description="1 at the end if every step was right, or 1 / steps at once for each right step. [ours]"
+    )
     describe_tools: bool = Field(
-        False, description="List tools and options in the system message, for a model that was not trained on this desk's language. [ours]"
+        False,
+        description="List tools and options in the system message, for a model that was not trained on this desk's language. [ours]",
     )
     held_out_pairs: int = Field(0, ge=0, description="(request, tier) pairs that only the split `pairs` has. [ours]")
 
@@ -173,7 +193,12 @@ class ServiceDesk:
         broken = broken_rules(self._steps, self._book, self._data, self._chosen)
         text = f"{text} {audit(self._data['auditor'], broken)}"
         reward = share if self._by_step else float(not broken)
-        return Step(({"role": "user", "content": text},), reward, terminated=True, info={"broken": [str(rule) for rule in broken]})
+        return Step(
+            ({"role": "user", "content": text},),
+            reward,
+            terminated=True,
+            info={"broken": [str(rule) for rule in broken]},
+        )
 
 
 def option_of(action: str, tool: str, choices: Sequence[str]) -> str:
@@ -185,7 +210,10 @@ def option_of(action: str, tool: str, choices: Sequence[str]) -> str:
 
 
 def broken_rules(
-    steps: Sequence[tuple[str, Kind, tuple[str, ...]]], book: Mapping[tuple[str, str], Rule], data: dict[str, Any], chosen: Sequence[str]
+    steps: Sequence[tuple[str, Kind, tuple[str, ...]]],
+    book: Mapping[tuple[str, str], Rule],
+    data: dict[str, Any],
+    chosen: Sequence[str],
 ) -> list[Rule]:
     """The rules that the options chosen so far have broken, in the order of the steps."""
     needed = [book[tool, key_of(kind, data["request"], data["tier"])] for tool, kind, _ in steps]
@@ -230,5 +258,11 @@ def scenarios(options: Mapping[str, Any], split: str, n: int | None, seed: int) 
 def _scenario(split: str, name: str, item: str, request: str, tier: str) -> Scenario:
     content = opening(name, tier, request, item)
     digest = hashlib.sha256(content.encode()).hexdigest()
-    data = {"name": name, "tier": tier, "request": request, "item": item, "auditor": AUDITORS[int(digest, 16) % len(AUDITORS)]}
+    data = {
+        "name": name,
+        "tier": tier,
+        "request": request,
+        "item": item,
+        "auditor": AUDITORS[int(digest, 16) % len(AUDITORS)],
+    }
     return Scenario("service_desk", split, digest[:12], data)

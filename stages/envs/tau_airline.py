@@ -69,10 +69,18 @@ def search_onestop_flight(database: Database, /, origin: str, destination: str, 
     flights = [flight for _, flight in database.items("flights")]
     found = []
     for first in (flight for flight in flights if flight["origin"] == origin):
-        for second in (flight for flight in flights if flight["destination"] == destination and flight["origin"] == first["destination"]):
+        for second in (
+            flight
+            for flight in flights
+            if flight["destination"] == destination and flight["origin"] == first["destination"]
+        ):
             arrival = first["scheduled_arrival_time_est"]
             date2 = f"2024-05-{int(date[-2:]) + 1}" if "+1" in arrival else date
-            if arrival > second["scheduled_departure_time_est"] or date not in first["dates"] or date2 not in second["dates"]:
+            if (
+                arrival > second["scheduled_departure_time_est"]
+                or date not in first["dates"]
+                or date2 not in second["dates"]
+            ):
                 continue
             if first["dates"][date]["status"] == "available" and second["dates"][date2]["status"] == "available":
                 found.append([_on(first, date) | {"date": date}, _on(second, date) | {"date": date2}])
@@ -138,12 +146,16 @@ def cancel_reservation(database: Database, /, reservation_id: str) -> str:
     if database.get("reservations", reservation_id) is None:
         return _RESERVATION_NOT_FOUND
     reservation = database.edit("reservations", reservation_id)
-    reservation["payment_history"] += [_payment(paid["payment_id"], -paid["amount"]) for paid in reservation["payment_history"]]
+    reservation["payment_history"] += [
+        _payment(paid["payment_id"], -paid["amount"]) for paid in reservation["payment_history"]
+    ]
     reservation["status"] = "cancelled"
     return json.dumps(reservation)
 
 
-def update_reservation_flights(database: Database, /, reservation_id: str, cabin: str, flights: list[Record], payment_id: str) -> str:
+def update_reservation_flights(
+    database: Database, /, reservation_id: str, cabin: str, flights: list[Record], payment_id: str
+) -> str:
     reservation = database.get("reservations", reservation_id)
     if reservation is None:
         return _RESERVATION_NOT_FOUND
@@ -153,7 +165,9 @@ def update_reservation_flights(database: Database, /, reservation_id: str, cabin
         kept = [
             old
             for old in reservation["flights"]
-            if old["flight_number"] == flight["flight_number"] and old["date"] == flight["date"] and cabin == reservation["cabin"]
+            if old["flight_number"] == flight["flight_number"]
+            and old["date"] == flight["date"]
+            and cabin == reservation["cabin"]
         ]
         if kept:
             flight |= {key: kept[0][key] for key in ("price", "origin", "destination")}
@@ -169,7 +183,9 @@ def update_reservation_flights(database: Database, /, reservation_id: str, cabin
     return json.dumps(reservation)
 
 
-def update_reservation_baggages(database: Database, /, reservation_id: str, total_baggages: int, nonfree_baggages: int, payment_id: str) -> str:
+def update_reservation_baggages(
+    database: Database, /, reservation_id: str, total_baggages: int, nonfree_baggages: int, payment_id: str
+) -> str:
     reservation = database.get("reservations", reservation_id)
     if reservation is None:
         return _RESERVATION_NOT_FOUND
@@ -199,8 +215,14 @@ def send_certificate(database: Database, /, user_id: str, amount: float) -> str:
         return _USER_NOT_FOUND
     free = [name for name in _CERTIFICATE_IDS if name not in user["payment_methods"]]
     if not free:
-        return "Error: no more certificates can be sent to this user"  # tau-bench answers None, on which its agent fails
-    database.edit("users", user_id)["payment_methods"][free[0]] = {"source": "certificate", "amount": amount, "id": free[0]}
+        return (
+            "Error: no more certificates can be sent to this user"  # tau-bench answers None, on which its agent fails
+        )
+    database.edit("users", user_id)["payment_methods"][free[0]] = {
+        "source": "certificate",
+        "amount": amount,
+        "id": free[0],
+    }
     return f"Certificate {free[0]} added to user {user_id} with amount {amount}."
 
 

@@ -46,13 +46,17 @@ Do not use made-up or placeholder arguments. Try to be helpful and always follow
 class Options(Config):
     """Which data, and who plays the customer how."""
 
-    path: str = Field("", description="Folder that holds retail/ and airline/; required. [ours; data: sierra-research/tau-bench]")
+    path: str = Field(
+        "", description="Folder that holds retail/ and airline/; required. [ours; data: sierra-research/tau-bench]"
+    )
     domain: Name = Field("retail", description="The shop, or the airline, which has test tasks only. [paper: both]")
     user_prompt: UserPrompt = Field(
         "original",
         description="What the simulated user is told: the benchmark's words, or also to wait until the agent has done it. [original; patient: ours]",
     )
-    max_steps: int = Field(30, ge=1, description="Actions, tool calls included, after which an episode is truncated. [tau-bench]")
+    max_steps: int = Field(
+        30, ge=1, description="Actions, tool calls included, after which an episode is truncated. [tau-bench]"
+    )
 
 
 OPTIONS = Options
@@ -105,9 +109,17 @@ class TauBench:
         # The customer's first message is not the agent's; of the rest the agent's are in the role of the customer's "user".
         told = [str(message["content"]) for message in self._talk[2:] if message["role"] == "user"]
         database, outputs = found == wanted, says_all(task["outputs"], told)
-        info = {"needs_write": bool(wanted), "unchanged": not found, "transferred": transferred, "database": database, "outputs": outputs}
+        info = {
+            "needs_write": bool(wanted),
+            "unchanged": not found,
+            "transferred": transferred,
+            "database": database,
+            "outputs": outputs,
+        }
         self._task = None
-        return Step((observation,), float(over and database and outputs), terminated=over, truncated=not over, info=info)
+        return Step(
+            (observation,), float(over and database and outputs), terminated=over, truncated=not over, info=info
+        )
 
 
 def says_all(outputs: Sequence[str], told: Sequence[str]) -> bool:
@@ -189,7 +201,10 @@ def scenarios(options: Mapping[str, Any], split: str, n: int | None, seed: int) 
     checked = Options.model_validate(dict(options))
     check_split("tau_bench", split)
     tasks = draw(load_tasks(checked.path, checked.domain, split), split, n, seed)
-    return [Scenario("tau_bench", split, task["id"], {key: task[key] for key in ("instruction", "actions", "outputs")}) for task in tasks]
+    return [
+        Scenario("tau_bench", split, task["id"], {key: task[key] for key in ("instruction", "actions", "outputs")})
+        for task in tasks
+    ]
 
 
 def describe(options: Mapping[str, Any], episodes: Sequence[Episode]) -> dict[str, float]:

@@ -16,7 +16,10 @@ from stages.envs.tau_tools import Tool, call
 from stages.frame.types import UsageError
 
 Name = Literal["retail", "airline"]
-TABLES: dict[Name, tuple[str, ...]] = {"retail": ("orders", "products", "users"), "airline": ("flights", "reservations", "users")}
+TABLES: dict[Name, tuple[str, ...]] = {
+    "retail": ("orders", "products", "users"),
+    "airline": ("flights", "reservations", "users"),
+}
 TOOLS: dict[Name, Mapping[str, Tool]] = {"retail": tau_retail.TOOLS, "airline": tau_airline.TOOLS}
 FILES = {"train": "tasks_train.jsonl", "validation": "tasks_dev.jsonl", "test": "tasks_test.jsonl"}
 WANTED = 'Wanted one task a line: {"id": ..., "instruction": ..., "actions": [{"name": ..., "kwargs": {...}}], "outputs": [...]}.'
@@ -55,7 +58,9 @@ def load_domain(path: str, name: Name) -> Domain:
     definitions = _object(folder / "tools.json", list)
     unknown = [tool for definition in definitions if (tool := _tool_name(definition, folder)) not in TOOLS[name]]
     if unknown:
-        raise bad_file(folder / "tools.json", f"the tool {unknown[0]!r} is none of {name}'s", "Take the file of tau-bench 59a200c.")
+        raise bad_file(
+            folder / "tools.json", f"the tool {unknown[0]!r} is none of {name}'s", "Take the file of tau-bench 59a200c."
+        )
     return Domain(name, Base(tables), _text(folder / "policy.md"), definitions)
 
 
@@ -64,8 +69,14 @@ def load_tasks(path: str, name: Name, split: str) -> list[dict[str, Any]]:
     file = _folder(path, name) / FILES[split]
     if not file.exists():
         offered = ", ".join(known for known, other in FILES.items() if (file.parent / other).exists()) or "none"
-        advice = " Train on retail, or on tasks of your own; never on the test tasks." if name == "airline" and split == "train" else ""
-        raise UsageError(f"tau_bench has no split {split!r} of {name}: there is no {file.name} in {str(file.parent)!r}, only {offered}.{advice}")
+        advice = (
+            " Train on retail, or on tasks of your own; never on the test tasks."
+            if name == "airline" and split == "train"
+            else ""
+        )
+        raise UsageError(
+            f"tau_bench has no split {split!r} of {name}: there is no {file.name} in {str(file.parent)!r}, only {offered}.{advice}"
+        )
     return [_task(row, file, where) for where, row in read_rows(file, WANTED)]
 
 
@@ -113,4 +124,6 @@ def _tool_name(definition: Any, folder: Path) -> str:
     try:
         return str(definition["function"]["name"])
     except (TypeError, LookupError):
-        raise bad_file(folder / "tools.json", "a tool has no function with a name", "Wanted OpenAI's function format.") from None
+        raise bad_file(
+            folder / "tools.json", "a tool has no function with a name", "Wanted OpenAI's function format."
+        ) from None

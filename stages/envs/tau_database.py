@@ -105,7 +105,9 @@ class Database:
             new = (name for kind, name in self._texts if kind == table and name not in records)
             names = sorted([*records, *new])
             texts = [self._texts.get((table, name)) or self._base.text((table, name)) for name in names]
-            tables.append(f"({table!r}, {_tuple([f'({name!r}, {text})' for name, text in zip(names, texts, strict=True)])})")
+            tables.append(
+                f"({table!r}, {_tuple([f'({name!r}, {text})' for name, text in zip(names, texts, strict=True)])})"
+            )
         return hashlib.sha256(_tuple(tables).encode()).hexdigest()
 
 

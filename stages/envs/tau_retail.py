@@ -27,7 +27,11 @@ def find_user_id_by_name_zip(database: Database, /, first_name: str, last_name: 
     first, last = first_name.lower(), last_name.lower()
     for name, user in database.items("users"):
         known = user["name"]
-        if known["first_name"].lower() == first and known["last_name"].lower() == last and user["address"]["zip"] == zip:
+        if (
+            known["first_name"].lower() == first
+            and known["last_name"].lower() == last
+            and user["address"]["zip"] == zip
+        ):
             return name
     return _USER_NOT_FOUND
 
@@ -45,7 +49,9 @@ def get_user_details(database: Database, /, user_id: str) -> str:
 
 
 def list_all_product_types(database: Database, /) -> str:
-    return json.dumps(dict(sorted((product["name"], product["product_id"]) for _, product in database.items("products"))))
+    return json.dumps(
+        dict(sorted((product["name"], product["product_id"]) for _, product in database.items("products")))
+    )
 
 
 def cancel_pending_order(database: Database, /, order_id: str, reason: str) -> str:
@@ -59,7 +65,9 @@ def cancel_pending_order(database: Database, /, order_id: str, reason: str) -> s
     order = database.edit("orders", order_id)
     paid = list(order["payment_history"])
     for payment in paid:
-        if "gift_card" in payment["payment_method_id"]:  # at once; other methods take days, which the database does not show
+        if (
+            "gift_card" in payment["payment_method_id"]
+        ):  # at once; other methods take days, which the database does not show
             _credit(_wallet(database, order)[payment["payment_method_id"]], payment["amount"])
     order["status"] = "cancelled"
     order["cancel_reason"] = reason
@@ -73,15 +81,31 @@ def modify_pending_order_address(
     if problem := _not_pending(database.get("orders", order_id)):
         return problem
     order = database.edit("orders", order_id)
-    order["address"] = {"address1": address1, "address2": address2, "city": city, "state": state, "country": country, "zip": zip}
+    order["address"] = {
+        "address1": address1,
+        "address2": address2,
+        "city": city,
+        "state": state,
+        "country": country,
+        "zip": zip,
+    }
     return json.dumps(order)
 
 
-def modify_user_address(database: Database, /, user_id: str, address1: str, address2: str, city: str, state: str, country: str, zip: str) -> str:
+def modify_user_address(
+    database: Database, /, user_id: str, address1: str, address2: str, city: str, state: str, country: str, zip: str
+) -> str:
     if database.get("users", user_id) is None:
         return _USER_NOT_FOUND
     user = database.edit("users", user_id)
-    user["address"] = {"address1": address1, "address2": address2, "city": city, "state": state, "country": country, "zip": zip}
+    user["address"] = {
+        "address1": address1,
+        "address2": address2,
+        "city": city,
+        "state": state,
+        "country": country,
+        "zip": zip,
+    }
     return json.dumps(user)
 
 
@@ -101,7 +125,10 @@ def modify_pending_order_payment(database: Database, /, order_id: str, payment_m
     if not _covers(_user_of(database, order)["payment_methods"][payment_method_id], amount):
         return "Error: insufficient gift card balance to pay for the order"
     order = database.edit("orders", order_id)
-    order["payment_history"] += [_transaction("payment", amount, payment_method_id), _transaction("refund", amount, old)]
+    order["payment_history"] += [
+        _transaction("payment", amount, payment_method_id),
+        _transaction("refund", amount, old),
+    ]
     if _user_of(database, order)["payment_methods"][payment_method_id]["source"] == "gift_card":
         _credit(_wallet(database, order)[payment_method_id], -amount)
     if "gift_card" in old:
@@ -109,7 +136,9 @@ def modify_pending_order_payment(database: Database, /, order_id: str, payment_m
     return json.dumps(order)
 
 
-def modify_pending_order_items(database: Database, /, order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str) -> str:
+def modify_pending_order_items(
+    database: Database, /, order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str
+) -> str:
     order = database.get("orders", order_id)
     if problem := _not_pending(order):
         return problem
@@ -136,7 +165,9 @@ def modify_pending_order_items(database: Database, /, order_id: str, item_ids: l
     return json.dumps(order)
 
 
-def exchange_delivered_order_items(database: Database, /, order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str) -> str:
+def exchange_delivered_order_items(
+    database: Database, /, order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str
+) -> str:
     order = database.get("orders", order_id)
     if order is None:
         return _ORDER_NOT_FOUND
@@ -159,7 +190,9 @@ def exchange_delivered_order_items(database: Database, /, order_id: str, item_id
     return json.dumps(order)
 
 
-def return_delivered_order_items(database: Database, /, order_id: str, item_ids: list[str], payment_method_id: str) -> str:
+def return_delivered_order_items(
+    database: Database, /, order_id: str, item_ids: list[str], payment_method_id: str
+) -> str:
     order = database.get("orders", order_id)
     if order is None:
         return _ORDER_NOT_FOUND
@@ -231,7 +264,9 @@ def _missing(order: Record, item_ids: list[str]) -> str:
     """ "Error: ..." with the first id that is wanted more often than the order has it, or ""."""
     has = [item["item_id"] for item in order["items"]]
     # Stops at the first one: counting on would take hours where the model wrote a long text for the list.
-    return next((f"Error: {item_id} not found" for item_id in item_ids if item_ids.count(item_id) > has.count(item_id)), "")
+    return next(
+        (f"Error: {item_id} not found" for item_id in item_ids if item_ids.count(item_id) > has.count(item_id)), ""
+    )
 
 
 def _price_difference(database: Database, order: Record, item_ids: list[str], new_item_ids: list[str]) -> float | str:

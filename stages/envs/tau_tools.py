@@ -32,7 +32,9 @@ _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 }
 
 
-def call(tools: Mapping[str, Tool], database: Database, name: str, arguments: Mapping[str, Any]) -> tuple[Database, str]:
+def call(
+    tools: Mapping[str, Tool], database: Database, name: str, arguments: Mapping[str, Any]
+) -> tuple[Database, str]:
     """(database after the call, observation). A call that cannot be made is the observation "Error: ...", as in tau-bench, and changes nothing."""
     if name not in tools:
         return database, f"Unknown action {name}"
@@ -87,7 +89,12 @@ def _value(node: ast.AST) -> Any:
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1 and base.bit_length() * exponent > _LARGEST_BITS:
+    if (
+        isinstance(base, int)
+        and isinstance(exponent, int)
+        and abs(base) > 1
+        and base.bit_length() * exponent > _LARGEST_BITS
+    ):
         raise OverflowError("int too large to convert to float")  # where Python might work for years before it says so
     return base**exponent
 

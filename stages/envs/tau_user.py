@@ -27,9 +27,7 @@ _RULES = (
     "Try to make the conversation as natural as possible, and stick to the personalities in the instruction.",
 )
 # A user who stops at "yes, go ahead" leaves before the agent has done it, and a right agent loses (tau2-bench, pull request 297).
-_PATIENCE = (
-    f"Agreeing to a step does not finish it. After you have said yes, wait until the agent says that it is done; only then may you generate '{STOP}'."
-)
+_PATIENCE = f"Agreeing to a step does not finish it. After you have said yes, wait until the agent says that it is done; only then may you generate '{STOP}'."
 
 
 def conversation(instruction: str, prompt: UserPrompt) -> list[Message]:

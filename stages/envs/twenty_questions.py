@@ -42,15 +42,26 @@ class Options(Config):
         "then how soon the object was found, and the win rate, which counts returns of 1, is 0. [ours]",
     )
     reveal: bool = Field(False, description="Name the object when the game is lost. [ours]")
-    objects: str = Field("", description="CSV or JSONL file of objects (needs an LLM oracle); empty = the package's own. [ours; paper: THINGS]")
-    train_size: int = Field(
-        0, ge=0, description="Exact number of train objects, with test_size; the rest is validation. 0 = by shares. [ours; paper: 1000]"
+    objects: str = Field(
+        "",
+        description="CSV or JSONL file of objects (needs an LLM oracle); empty = the package's own. [ours; paper: THINGS]",
     )
-    test_size: int = Field(0, ge=0, description="Exact number of test objects, with train_size. 0 = by shares. [ours; paper: 500]")
+    train_size: int = Field(
+        0,
+        ge=0,
+        description="Exact number of train objects, with test_size; the rest is validation. 0 = by shares. [ours; paper: 1000]",
+    )
+    test_size: int = Field(
+        0, ge=0, description="Exact number of test objects, with train_size. 0 = by shares. [ours; paper: 500]"
+    )
     test: float = Field(0.25, ge=0, le=1, description="Share of the objects in the test split. [ours]")
-    validation: float = Field(0.15, ge=0, le=1, description="Share of the objects in the validation split. [ours; paper: none]")
+    validation: float = Field(
+        0.15, ge=0, le=1, description="Share of the objects in the validation split. [ours; paper: none]"
+    )
     split_seed: int = Field(0, description="Another number deals the objects to the splits anew. [ours]")
-    oracle_tries: int = Field(3, ge=1, description="Replies of an LLM oracle without yes or no, after which the episode fails. [ours]")
+    oracle_tries: int = Field(
+        3, ge=1, description="Replies of an LLM oracle without yes or no, after which the episode fails. [ours]"
+    )
 
 
 OPTIONS = Options
@@ -68,7 +79,12 @@ class TwentyQuestions:
 
     def reset(self, scenario: Scenario) -> tuple[Message, ...]:
         self._target, self._left = scenario.data["object"], self._options.questions
-        return ({"role": "user", "content": f"I am thinking of an object. You have {self._left} questions. What is the first one?"},)
+        return (
+            {
+                "role": "user",
+                "content": f"I am thinking of an object. You have {self._left} questions. What is the first one?",
+            },
+        )
 
     def step(self, message: Message) -> Step:
         """Ask the question of a ReAct reply. Raises Malformed, SimulatorError, and RuntimeError after the end."""
@@ -78,7 +94,9 @@ class TwentyQuestions:
         named = self._names.guessed(question) if self._options.win == "guess" else self._names.mentioned(question)
         if self._target in named:
             self._left = 0
-            return _say(f"Yes, it is {self._target}. You win.", reward=float(self._options.reward == "win"), terminated=True)
+            return _say(
+                f"Yes, it is {self._target}. You win.", reward=float(self._options.reward == "win"), terminated=True
+            )
         answer = self._oracle(self._target, question)
         # Counted after the oracle: a failed oracle leaves the game where it was.
         self._left -= 1
@@ -116,7 +134,9 @@ def make(options: Mapping[str, Any], ask: Ask | None) -> Callable[[], Env]:
     checked = Options.model_validate(dict(options))
     table = _table(checked)
     if ask is None and not table.attributes:
-        raise UsageError(f"task.oracle: no rule can answer for the objects of {checked.objects!r}. Set task.oracle to engine or openai.")
+        raise UsageError(
+            f"task.oracle: no rule can answer for the objects of {checked.objects!r}. Set task.oracle to engine or openai."
+        )
     names = Names(table.items.values())
     oracle = rule_oracle(table) if ask is None else llm_oracle(ask, tries=checked.oracle_tries)
     return lambda: TwentyQuestions(checked, names, oracle)
@@ -140,11 +160,17 @@ def _dealt(names: Sequence[str], options: Options) -> dict[str, list[str]]:
         shares = {"test": options.test, "validation": options.validation}
         return {split: [name for name in names if deal(name, seed, **shares) == split] for split in SPLITS}
     if not train or not test:
-        raise UsageError("task.options of twenty_questions: train_size and test_size go together. Set both, or neither.")
+        raise UsageError(
+            "task.options of twenty_questions: train_size and test_size go together. Set both, or neither."
+        )
     if train + test > len(names):
         raise UsageError(
             f"task.options of twenty_questions: {train} + {test} objects are wanted, there are {len(names)}. Lower train_size or test_size."
         )
     order = sorted(names, key=lambda name: place(name, seed))
-    parts = {"test": set(order[:test]), "train": set(order[test : test + train]), "validation": set(order[test + train :])}
+    parts = {
+        "test": set(order[:test]),
+        "train": set(order[test : test + train]),
+        "validation": set(order[test + train :]),
+    }
     return {split: [name for name in names if name in part] for split, part in parts.items()}

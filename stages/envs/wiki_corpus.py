@@ -26,7 +26,9 @@ QUESTIONS_WANTED = "Give questions as JSONL with a text 'question', a text 'answ
 _LONGEST_LINE = 400
 # The end of a sentence, if no abbreviation or initial stands before the full stop.
 _GAP = re.compile(r"[.!?][\"'”’)\]]*\s+(?=[^a-z\s])")
-_ABBREVIATED = re.compile(r"\b(?:[A-Z]|Mr|Mrs|Ms|Dr|St|Jr|Sr|Prof|Gen|Col|Capt|Lt|Sgt|Rev|Hon|No|vs|ca?|Inc|Ltd|Co|Bros)$")
+_ABBREVIATED = re.compile(
+    r"\b(?:[A-Z]|Mr|Mrs|Ms|Dr|St|Jr|Sr|Prof|Gen|Col|Capt|Lt|Sgt|Rev|Hon|No|vs|ca?|Inc|Ltd|Co|Bros)$"
+)
 
 Evidence = tuple[str, int | None]
 """(title, number of the line, or None for any line of the page)."""
@@ -79,7 +81,9 @@ class Corpus:
         # Several threads may read; SQLite serialises them.
         self._index = sqlite3.connect(":memory:", check_same_thread=False)
         try:
-            self._index.execute("create virtual table page using fts5 (title, text, tokenize = 'unicode61 remove_diacritics 2')")
+            self._index.execute(
+                "create virtual table page using fts5 (title, text, tokenize = 'unicode61 remove_diacritics 2')"
+            )
         except sqlite3.OperationalError as error:
             raise TurnwiseError(
                 f"wiki_search needs SQLite with FTS5, found {sqlite3.sqlite_version} without it. Use another build of Python."
@@ -114,7 +118,10 @@ def load_corpus(path: Path) -> Corpus:
     if not found:
         raise bad_file(path, "there is no page", PAGES_WANTED)
     # A link that leads nowhere is not shown.
-    kept = {title: tuple(dict.fromkeys(link for link in links if link in found and link != title)) for title, (_, links) in found.items()}
+    kept = {
+        title: tuple(dict.fromkeys(link for link in links if link in found and link != title))
+        for title, (_, links) in found.items()
+    }
     return Corpus(Page(title, lines, kept[title]) for title, (lines, _) in found.items())
 
 
@@ -134,7 +141,11 @@ def load_questions(path: Path, corpus_path: Path) -> tuple[Question, ...]:
     for where, row in read_rows(path, QUESTIONS_WANTED):
         question, answer = (text_of(row, key, path, where, QUESTIONS_WANTED) for key in ("question", "answer"))
         if not normalise(answer):
-            raise bad_file(path, f"{where} has the answer {answer!r}, of which nothing is left without articles and punctuation", QUESTIONS_WANTED)
+            raise bad_file(
+                path,
+                f"{where} has the answer {answer!r}, of which nothing is left without articles and punctuation",
+                QUESTIONS_WANTED,
+            )
         split = row.get("split") or ""
         if split not in ("", *SPLITS):
             raise bad_file(path, f"{where} has a 'split' other than {', '.join(SPLITS)}", QUESTIONS_WANTED)
@@ -142,7 +153,9 @@ def load_questions(path: Path, corpus_path: Path) -> tuple[Question, ...]:
         if name in found:
             raise bad_file(path, f"{where} has the id {name!r} again", QUESTIONS_WANTED)
         evidence = row.get("evidence", row.get("support")) or []
-        found[name] = Question(name, split, question, answer, tuple(_evidence(item, corpus, path, where) for item in evidence))
+        found[name] = Question(
+            name, split, question, answer, tuple(_evidence(item, corpus, path, where) for item in evidence)
+        )
     if not found:
         raise bad_file(path, "there is no question", QUESTIONS_WANTED)
     return tuple(found.values())

@@ -14,16 +14,112 @@ from dataclasses import dataclass, field
 from stages.envs.splits import digest
 from stages.envs.wiki_corpus import Corpus, Page, Question, sentences
 
-_TOWN_STARTS = ("Bram", "Cor", "Dun", "Elm", "Far", "Gal", "Hol", "Ister", "Kell", "Lor", "Mar", "Nor", "Ost", "Pel", "Quar", "Ros", "Sel", "Tarn")
+_TOWN_STARTS = (
+    "Bram",
+    "Cor",
+    "Dun",
+    "Elm",
+    "Far",
+    "Gal",
+    "Hol",
+    "Ister",
+    "Kell",
+    "Lor",
+    "Mar",
+    "Nor",
+    "Ost",
+    "Pel",
+    "Quar",
+    "Ros",
+    "Sel",
+    "Tarn",
+)
 _TOWN_ENDS = ("ford", "mere", "wick", "haven", "stead", "dale", "bury", "ness", "holm", "gate")
 _RIVERS = ("Asel", "Brune", "Carrow", "Dovane", "Eskery", "Fenna", "Garl", "Hythe")
-_FIRST = ("Ada", "Bruno", "Celia", "Dario", "Edda", "Felix", "Greta", "Hector", "Irene", "Jonas", "Klara", "Linus", "Mina", "Nestor", "Opal", "Pavel")
-_LAST = ("Ambrel", "Bostane", "Corvell", "Draymore", "Esterling", "Fanshawe", "Gorringe", "Halvik", "Isperin", "Jellander", "Kestrow", "Lindqvar")
-_ADJECTIVES = ("Silent", "Amber", "Crooked", "Winter", "Paper", "Salt", "Distant", "Copper", "Hollow", "Thirteenth", "Blue", "Patient")
-_NOUNS = ("Orchard", "Lantern", "Harbour", "Clock", "Staircase", "Garden", "Letter", "Mountain", "Ferry", "Mirror", "Window", "Archive")
+_FIRST = (
+    "Ada",
+    "Bruno",
+    "Celia",
+    "Dario",
+    "Edda",
+    "Felix",
+    "Greta",
+    "Hector",
+    "Irene",
+    "Jonas",
+    "Klara",
+    "Linus",
+    "Mina",
+    "Nestor",
+    "Opal",
+    "Pavel",
+)
+_LAST = (
+    "Ambrel",
+    "Bostane",
+    "Corvell",
+    "Draymore",
+    "Esterling",
+    "Fanshawe",
+    "Gorringe",
+    "Halvik",
+    "Isperin",
+    "Jellander",
+    "Kestrow",
+    "Lindqvar",
+)
+_ADJECTIVES = (
+    "Silent",
+    "Amber",
+    "Crooked",
+    "Winter",
+    "Paper",
+    "Salt",
+    "Distant",
+    "Copper",
+    "Hollow",
+    "Thirteenth",
+    "Blue",
+    "Patient",
+)
+_NOUNS = (
+    "Orchard",
+    "Lantern",
+    "Harbour",
+    "Clock",
+    "Staircase",
+    "Garden",
+    "Letter",
+    "Mountain",
+    "Ferry",
+    "Mirror",
+    "Window",
+    "Archive",
+)
 _SPANS = ("Iron", "Stone", "Swing", "Arch", "Chain", "Weir")
-_MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December")
-_HOBBIES = ("kept bees", "collected old maps", "played the cello", "repaired clocks", "grew roses", "walked long distances", "painted shop signs")
+_MONTHS = (
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+)
+_HOBBIES = (
+    "kept bees",
+    "collected old maps",
+    "played the cello",
+    "repaired clocks",
+    "grew roses",
+    "walked long distances",
+    "painted shop signs",
+)
 _TRADES = ("glass", "paper", "bells", "cheese", "rope", "salt", "tiles", "cider", "boots")
 
 SIZES = {"river": 5, "town": 10, "author": 8, "engineer": 8, "book": 12, "bridge": 8}
@@ -83,7 +179,12 @@ def _drafts(rng: random.Random) -> dict[str, _Draft]:
     books = zip(rng.sample(_ADJECTIVES, SIZES["book"]), rng.sample(_NOUNS, SIZES["book"]), strict=True)
     for i, (adjective, noun) in enumerate(books):
         author = authors[i % len(authors)]
-        _book(new("book", f"The {adjective} {noun}"), rng, author, rng.choice([town for town in towns if town != home[author]]))
+        _book(
+            new("book", f"The {adjective} {noun}"),
+            rng,
+            author,
+            rng.choice([town for town in towns if town != home[author]]),
+        )
     for i in range(SIZES["bridge"]):
         engineer = engineers[i % len(engineers)]
         town = rng.choice([town for town in towns if town != home[engineer]])
@@ -94,14 +195,20 @@ def _drafts(rng: random.Random) -> dict[str, _Draft]:
 
 def _river(page: _Draft, rng: random.Random, towns: Sequence[str]) -> None:
     page.tell("length", f"{rng.randrange(41, 480)} kilometres", f"The {page.title} is {{}} long.")
-    page.more += [f"Boats travel on it between {towns[0]} and {towns[1]}.", f"It freezes in one winter out of {rng.randint(3, 9)}."]
+    page.more += [
+        f"Boats travel on it between {towns[0]} and {towns[1]}.",
+        f"It freezes in one winter out of {rng.randint(3, 9)}.",
+    ]
     page.links += towns
 
 
 def _town(page: _Draft, rng: random.Random, river: str) -> None:
     page.tell("river", river, f"{page.title} is a town on the {{}}.")
     page.tell("founded", str(rng.randrange(1104, 1790)), "It was founded in {}.")
-    page.more += [f"The town is known for its {rng.choice(_TRADES)}.", f"About {rng.randrange(11, 90) * 100} people live there."]
+    page.more += [
+        f"The town is known for its {rng.choice(_TRADES)}.",
+        f"About {rng.randrange(11, 90) * 100} people live there.",
+    ]
     page.links.append(river)
 
 

@@ -54,14 +54,25 @@ class Options(Config):
     """Which pages and questions, and what counts."""
 
     path: str = Field("", description="Folder or file of pages; empty = the sample made by code. [ours]")
-    questions: str = Field("", description="File of questions about `path`; empty = questions.jsonl in its folder. [ours]")
-    evidence_weight: float = Field(0.0, ge=0, le=1, description="Share of the reward that the saved lines give. [ours; slides: evidence, no number]")
+    questions: str = Field(
+        "", description="File of questions about `path`; empty = questions.jsonl in its folder. [ours]"
+    )
+    evidence_weight: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of the reward that the saved lines give. [ours; slides: evidence, no number]",
+    )
     page_lines: int = Field(40, ge=1, description="Lines, and links, shown of a page; FIND reaches the others. [ours]")
     suggestions: int = Field(5, ge=0, le=100, description="Titles told where there is no such page. [ours]")
     reveal: bool = Field(False, description="Tell the right answer after a wrong one. [ours]")
     sample_seed: int = Field(0, description="Seed of the sample's pages. [ours]")
-    test: float = Field(0.25, ge=0, le=1, description="Share of the questions without a split of their own in the test split. [ours]")
-    validation: float = Field(0.1, ge=0, le=1, description="The same; where a file has train and no validation, this share of train. [ours]")
+    test: float = Field(
+        0.25, ge=0, le=1, description="Share of the questions without a split of their own in the test split. [ours]"
+    )
+    validation: float = Field(
+        0.1, ge=0, le=1, description="The same; where a file has train and no validation, this share of train. [ours]"
+    )
     split_seed: int = Field(0, description="Another number deals the questions to the splits anew. [ours]")
 
 
@@ -77,7 +88,11 @@ class WikiSearch:
             "function": {
                 "name": name,
                 "description": text,
-                "parameters": {"type": "object", "properties": {key: {"type": "string"}} if key else {}, "required": [key] if key else []},
+                "parameters": {
+                    "type": "object",
+                    "properties": {key: {"type": "string"}} if key else {},
+                    "required": [key] if key else [],
+                },
             },
         }
         for name, (key, text) in TOOLS.items()
@@ -191,13 +206,20 @@ def _bare(text: str) -> str:
 def _library(options: Options) -> tuple[Corpus, Sequence[Question]]:
     if not options.path:
         if options.questions:
-            raise UsageError("task.options.questions of wiki_search needs the pages that it is about. Set task.options.path.")
+            raise UsageError(
+                "task.options.questions of wiki_search needs the pages that it is about. Set task.options.path."
+            )
         return sample(options.sample_seed)
     path = Path(options.path)
     folder = path if path.is_dir() else path.parent
-    corpus, questions = load_corpus(path), load_questions(Path(options.questions) if options.questions else folder / "questions.jsonl", path)
+    corpus, questions = (
+        load_corpus(path),
+        load_questions(Path(options.questions) if options.questions else folder / "questions.jsonl", path),
+    )
     if options.evidence_weight and (bare := next((q.id for q in questions if not q.evidence), None)):
-        raise UsageError(f"task.options.evidence_weight of wiki_search needs evidence for every question; {bare!r} has none. Set it to 0.")
+        raise UsageError(
+            f"task.options.evidence_weight of wiki_search needs evidence for every question; {bare!r} has none. Set it to 0."
+        )
     return corpus, questions
 
 
@@ -214,7 +236,9 @@ def scenarios(options: Mapping[str, Any], split: str, n: int | None, seed: int) 
     check_split("wiki_search", split)
     _, questions = _library(checked)
     cut = not any(q.split == "validation" for q in questions)
-    return [_scenario(split, q) for q in draw([q for q in questions if _split(q, checked, cut) == split], split, n, seed)]
+    return [
+        _scenario(split, q) for q in draw([q for q in questions if _split(q, checked, cut) == split], split, n, seed)
+    ]
 
 
 def _split(question: Question, options: Options, cut: bool) -> str:
@@ -226,4 +250,9 @@ def _split(question: Question, options: Options, cut: bool) -> str:
 
 
 def _scenario(split: str, q: Question) -> Scenario:
-    return Scenario("wiki_search", split, q.id, {"question": q.question, "answer": q.answer, "evidence": [list(item) for item in q.evidence]})
+    return Scenario(
+        "wiki_search",
+        split,
+        q.id,
+        {"question": q.question, "answer": q.answer, "evidence": [list(item) for item in q.evidence]},
+    )

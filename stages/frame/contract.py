@@ -101,7 +101,9 @@ class Stage:
     run: Callable[[Context], Outputs]
     shared: tuple[str, ...] = ("task", "model", "roles")  # sections of the RunConfig that it reads
     outputs: tuple[str, ...] = ()  # tables and artifacts it writes, for `turnwise stages`
-    roles_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # upstream stage -> roles that are prompted only where it has a run
+    roles_with: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # upstream stage -> roles that are prompted only where it has a run
 
 
 def check_roles(stage: Stage, inputs: Collection[str], prompts: Collection[str], *, where: str) -> None:
@@ -109,7 +111,9 @@ def check_roles(stage: Stage, inputs: Collection[str], prompts: Collection[str],
     unused = {role for upstream, roles in stage.roles_with.items() if upstream not in inputs for role in roles}
     if missing := [role for role in stage.roles if role not in prompts and role not in unused]:
         folder = f"stages/llm/prompts/{where}"
-        raise UsageError(f"roles.prompts: {stage.name} prompts the role {missing[0]}, which {folder} has no file for; add {missing[0]}.md to it")
+        raise UsageError(
+            f"roles.prompts: {stage.name} prompts the role {missing[0]}, which {folder} has no file for; add {missing[0]}.md to it"
+        )
 
 
 def fingerprint(

@@ -18,14 +18,20 @@ class TaskConfig(Config):
     """What is to be solved."""
 
     env: str = Field("service_desk", description="Environment: a module of stages/envs. [ours]")
-    options: dict[str, Any] = Field(default_factory=dict, description="Arguments of the environment's own config; see its docstring. [ours]")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Arguments of the environment's own config; see its docstring. [ours]"
+    )
     agent: Agent = Field(
         "react",
         description="What a reply is: react, a thought and an action, one turn; or cot, an action as a whole, one turn for each part between "
         "blank lines. [slides; default ours]",
     )
-    max_turns: int = Field(8, ge=1, description="Turns, of cot whole replies, after which an episode is truncated. [ours]")
-    malformed_allowance: int = Field(1, ge=0, description="Unreadable replies that an episode may hold before it counts as policy_failed. [ours]")
+    max_turns: int = Field(
+        8, ge=1, description="Turns, of cot whole replies, after which an episode is truncated. [ours]"
+    )
+    malformed_allowance: int = Field(
+        1, ge=0, description="Unreadable replies that an episode may hold before it counts as policy_failed. [ours]"
+    )
     oracle: Literal["rule", "engine", "openai"] = Field(
         "rule",
         description="Who answers inside the environment, where it needs somebody: a rule, the run's own engine, or an OpenAI-compatible endpoint. [ours]",
@@ -33,25 +39,37 @@ class TaskConfig(Config):
     oracle_url: str = Field("", description="Base URL of the endpoint of oracle = openai; empty = model.url. [ours]")
     oracle_model: str = Field("", description="Name of its model; empty = model.path. [ours]")
     oracle_concurrency: int = Field(
-        16, ge=1, description="Answers of oracle = openai that are waited for at once, each for an episode of its own. [ours]"
+        16,
+        ge=1,
+        description="Answers of oracle = openai that are waited for at once, each for an episode of its own. [ours]",
     )
-    oracle_tokens: int = Field(256, ge=1, description="Longest answer of an oracle, or line of a simulated user. [ours]")
+    oracle_tokens: int = Field(
+        256, ge=1, description="Longest answer of an oracle, or line of a simulated user. [ours]"
+    )
 
 
 class ModelConfig(Config):
     """The one model behind all roles, and its adapter."""
 
-    path: str = Field("data/base", description="Folder or hub name that AutoModelForCausalLM loads. [ours; paper: Qwen2.5-7B-Instruct, QwQ-32B]")
+    path: str = Field(
+        "data/base",
+        description="Folder or hub name that AutoModelForCausalLM loads. [ours; paper: Qwen2.5-7B-Instruct, QwQ-32B]",
+    )
     engine: Literal["hf", "vllm", "openai", "scripted"] = Field("hf", description="Who generates. [ours; paper: verl]")
     url: str | tuple[str, ...] = Field(
-        "", description="Base URL of an OpenAI-compatible endpoint, or a list of them that share the requests, for engine = openai. [ours]"
+        "",
+        description="Base URL of an OpenAI-compatible endpoint, or a list of them that share the requests, for engine = openai. [ours]",
     )
     gpu_memory: float = Field(
-        0.85, gt=0, le=1, description="Share of the GPU's memory that engine = vllm takes, weights included; given back while a stage trains. [ours]"
+        0.85,
+        gt=0,
+        le=1,
+        description="Share of the GPU's memory that engine = vllm takes, weights included; given back while a stage trains. [ours]",
     )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Weights and computation. [ours]")
     gradient_checkpointing: bool = Field(
-        False, description="Work each layer out again in the backward pass: a third more time for a fraction of the memory. [ours]"
+        False,
+        description="Work each layer out again in the backward pass: a third more time for a fraction of the memory. [ours]",
     )
     lora_rank: int = Field(32, ge=1, description="Rank of the LoRA adapter. [ours]")
     lora_alpha: float = Field(64.0, gt=0, description="LoRA scale is alpha / rank. [ours]")
@@ -63,16 +81,21 @@ class RolesConfig(Config):
 
     prompts: str = Field("service_desk", description="Folder of stages/llm/prompts. [ours]")
     frozen: Literal["base", "adapter"] = Field(
-        "adapter", description="Who runs combine, evaluator, refiner and corrector: the base model, or the trained adapter. [paper: adapter]"
+        "adapter",
+        description="Who runs combine, evaluator, refiner and corrector: the base model, or the trained adapter. [paper: adapter]",
     )
-    policy_temperature: float = Field(1.0, ge=0, description="Sampling temperature of the policy while collecting. [ours]")
+    policy_temperature: float = Field(
+        1.0, ge=0, description="Sampling temperature of the policy while collecting. [ours]"
+    )
     target_temperature: float = Field(1.0, ge=0, description="Of the bootstrapped futures f' in targets. [ours]")
     future_temperature: float = Field(1.0, ge=0, description="Of the futures that the evaluator reads. [ours]")
     judge_temperature: float = Field(0.0, ge=0, description="Of combine, evaluator, refiner and corrector. [ours]")
     max_action_tokens: int = Field(256, ge=1, description="Longest thought and action. [ours]")
     max_future_tokens: int = Field(256, ge=1, description="Longest future, critique or correction. [ours]")
     max_thought_tokens: int = Field(
-        0, ge=0, description="Room for a reasoning model's <think> part, in every role, on top of the reply's own; 0 = none. [ours]"
+        0,
+        ge=0,
+        description="Room for a reasoning model's <think> part, in every role, on top of the reply's own; 0 = none. [ours]",
     )
 
     @property

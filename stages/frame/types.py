@@ -65,7 +65,9 @@ class Completion:
     text: str
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
-    finish_reason: str  # "stop" | "length"; "cut" where it is a part of a reply, and not the last one; "no room": `roles.NO_ROOM`
+    finish_reason: (
+        str  # "stop" | "length"; "cut" where it is a part of a reply, and not the last one; "no room": `roles.NO_ROOM`
+    )
 
 
 class Engine(Protocol):

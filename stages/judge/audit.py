@@ -49,9 +49,16 @@ def audit(context: Context, roles: Roles, episodes: Sequence[Episode], n_turns: 
     turns = [(e, t) for e in episodes for t in e.turns if not t.malformed]
     turns = rng.sample(turns, min(n_turns, len(turns)))
     others, too_long = base_actions(context, roles, turns)
-    pairs = [(e, t, t.action, True) for e, t in turns] + [(e, t, a, False) for (e, t), a in zip(turns, others, strict=True) if a]
-    words = judge(context, roles, [(e.messages[: t.state_len], a) for e, t, a, _ in pairs], k=k, seed=mix(context.seed, "audit"))
-    cases = [Case(e, t, a, w, predicted(w, context.config.loss_words), own) for (e, t, a, own), w in zip(pairs, words, strict=True)]
+    pairs = [(e, t, t.action, True) for e, t in turns] + [
+        (e, t, a, False) for (e, t), a in zip(turns, others, strict=True) if a
+    ]
+    words = judge(
+        context, roles, [(e.messages[: t.state_len], a) for e, t, a, _ in pairs], k=k, seed=mix(context.seed, "audit")
+    )
+    cases = [
+        Case(e, t, a, w, predicted(w, context.config.loss_words), own)
+        for (e, t, a, own), w in zip(pairs, words, strict=True)
+    ]
     if cases and all(c.judgement.out_of_context for c in cases):
         raise nothing_fits("evaluate.audit_turns", len(cases), context.engine.context)
     metrics = against_returns(cases) | against_truth(context, cases)
@@ -65,7 +72,9 @@ def base_actions(context: Context, roles: Roles, turns: Sequence[tuple[Episode, 
     """What the untrained model would do at these states, "" where that cannot be read; and how many of them do not fit."""
     s = context.run.roles
     prompts = [roles.policy(e.messages[: t.state_len]) for e, t in turns]
-    replies = ask(context.engine, prompts, adapter=None, temperature=1.0, max_tokens=s.action_room, seed=mix(context.seed, "base"))
+    replies = ask(
+        context.engine, prompts, adapter=None, temperature=1.0, max_tokens=s.action_room, seed=mix(context.seed, "base")
+    )
     found = []
     for _, reply in replies:
         try:

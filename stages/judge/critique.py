@@ -23,20 +23,44 @@ class Judgement:
     out_of_context: bool = False
 
 
-def judge(context: Context, roles: Roles, pairs: Sequence[tuple[Sequence[Message], str]], *, k: int, seed: int) -> list[Judgement]:
+def judge(
+    context: Context, roles: Roles, pairs: Sequence[tuple[Sequence[Message], str]], *, k: int, seed: int
+) -> list[Judgement]:
     """The critic's word on each (state, action), in order. An unreadable future or verdict makes a "malformed" judgement."""
     s = context.run.roles
     adapter = context.adapter("critic")
-    prompts = [roles.prompt("successor", history=history_text(state), action=action, thought="") for state, action in pairs for _ in range(k)]
-    replies = ask(context.engine, prompts, adapter=adapter, temperature=s.future_temperature, max_tokens=s.future_room, seed=mix(seed, "future"))
+    prompts = [
+        roles.prompt("successor", history=history_text(state), action=action, thought="")
+        for state, action in pairs
+        for _ in range(k)
+    ]
+    replies = ask(
+        context.engine,
+        prompts,
+        adapter=adapter,
+        temperature=s.future_temperature,
+        max_tokens=s.future_room,
+        seed=mix(seed, "future"),
+    )
     futures = [[reply for _, reply in replies[i * k : (i + 1) * k]] for i in range(len(pairs))]
     prompts = [
-        roles.prompt("evaluator", history=history_text(state), action=action, thought="", futures="\n".join(reply.text for reply in group))
+        roles.prompt(
+            "evaluator",
+            history=history_text(state),
+            action=action,
+            thought="",
+            futures="\n".join(reply.text for reply in group),
+        )
         for (state, action), group in zip(pairs, futures, strict=True)
     ]
     judge_adapter = None if s.frozen == "base" else adapter
     verdicts = ask(
-        context.engine, prompts, adapter=judge_adapter, temperature=s.judge_temperature, max_tokens=s.future_room, seed=mix(seed, "verdict")
+        context.engine,
+        prompts,
+        adapter=judge_adapter,
+        temperature=s.judge_temperature,
+        max_tokens=s.future_room,
+        seed=mix(seed, "verdict"),
     )
     return [judgement(group, reply) for group, (_, reply) in zip(futures, verdicts, strict=True)]
 

@@ -16,7 +16,9 @@ from stages.play.rollout import rollout, rollout_settings
 from stages.play.transitions import Transition
 
 
-def no_worse(context: Context, roles: Roles, pairs: Sequence[tuple[Transition, Completion, Completion]], n: int) -> list[bool]:
+def no_worse(
+    context: Context, roles: Roles, pairs: Sequence[tuple[Transition, Completion, Completion]], n: int
+) -> list[bool]:
     """For each (state, old action, new action): whether n rollouts of the new one by the current policy return as much as n of the old one.
 
     False too where a rollout failed: then nothing is known. The states are reached again by replaying the episode's
@@ -32,4 +34,7 @@ def no_worse(context: Context, roles: Roles, pairs: Sequence[tuple[Transition, C
     episodes = rollout(context.engine, environment(context), scenarios, roles, settings, forced=forced)
     returns = [e.total_reward if e.outcome.trainable else None for e in episodes]
     groups = [returns[start : start + n] for start in range(0, len(returns), n)]
-    return [None not in old + new and sum(map(float, new)) >= sum(map(float, old)) for old, new in zip(groups[::2], groups[1::2], strict=True)]  # type: ignore[arg-type]
+    return [
+        None not in old + new and sum(map(float, new)) >= sum(map(float, old))
+        for old, new in zip(groups[::2], groups[1::2], strict=True)
+    ]  # type: ignore[arg-type]

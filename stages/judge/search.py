@@ -123,14 +123,19 @@ def policy_proposals(
     def propose(place: Place) -> list[str]:
         ids = engine.encode(roles.policy(conversation(options, scenario, place)))
         seeds = [mix(seed, scenario.id, place.replies, i) for i in range(width)]
-        return [reply.text for reply in engine.generate([Request(ids, max_tokens, temperature, one, adapter) for one in seeds])]
+        return [
+            reply.text
+            for reply in engine.generate([Request(ids, max_tokens, temperature, one, adapter) for one in seeds])
+        ]
 
     return propose
 
 
 def by_value(critic: Critic, engine: Engine, roles: Roles, options: Mapping[str, Any], scenario: Scenario) -> Score:
     """V of the state that each place is."""
-    return lambda places: values_of(critic, engine.encode_all([roles.policy(conversation(options, scenario, place)) for place in places]))
+    return lambda places: values_of(
+        critic, engine.encode_all([roles.policy(conversation(options, scenario, place)) for place in places])
+    )
 
 
 def breadth_first(places: Sequence[Place]) -> list[float]:

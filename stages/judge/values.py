@@ -23,7 +23,14 @@ from stages.frame.types import Engine, Episode, Outcome, Row, Sleeper
 from stages.learn.adapter import base_of, open_adapter
 from stages.learn.statistics import spearman
 from stages.learn.value_head import ValueHead, load_head, state_values
-from stages.learn.value_use import abort_table, abort_thresholds, best_of_n, binned_returns, explained_variance, returns_to_go
+from stages.learn.value_use import (
+    abort_table,
+    abort_thresholds,
+    best_of_n,
+    binned_returns,
+    explained_variance,
+    returns_to_go,
+)
 from stages.llm.hf import check_adapter, load_base
 from stages.llm.roles import Roles
 from stages.store.tables import write_parquet
@@ -105,7 +112,10 @@ def judge_episodes(critic: Critic, engine: Engine, roles: Roles, episodes: Seque
     finals = engine.encode_all([roles.policy(e.messages) for e in episodes])
     states = [[*(turn.prompt_ids for turn in e.turns), final] for e, final in zip(episodes, finals, strict=True)]
     flat = iter(values_of(critic, [ids for mine in states for ids in mine]))
-    return [Judged(e, tuple(next(flat) for _ in mine), actual_returns(e, critic.gamma)) for e, mine in zip(episodes, states, strict=True)]
+    return [
+        Judged(e, tuple(next(flat) for _ in mine), actual_returns(e, critic.gamma))
+        for e, mine in zip(episodes, states, strict=True)
+    ]
 
 
 def actual_returns(episode: Episode, gamma: float) -> tuple[float, ...] | None:
@@ -116,7 +126,12 @@ def actual_returns(episode: Episode, gamma: float) -> tuple[float, ...] | None:
 
 def report(judged: Sequence[Judged], folder: Path) -> Values:
     """What the values know of the returns, as metrics, over all states k < N and by turn; every value in values.parquet; tables and plots."""
-    known = [(k, v, r) for j in judged if j.returns for k, (v, r) in enumerate(zip(j.values[:-1], j.returns[:-1], strict=True))]
+    known = [
+        (k, v, r)
+        for j in judged
+        if j.returns
+        for k, (v, r) in enumerate(zip(j.values[:-1], j.returns[:-1], strict=True))
+    ]
     metrics = {"value/states": float(len(known)), **agreement(known, "value")}
     for turn in sorted({k for k, _, _ in known}):
         metrics |= agreement([one for one in known if one[0] == turn], f"value/turn{turn}")
@@ -154,7 +169,10 @@ def mean_by_turn(judged: Sequence[Judged]) -> list[Row]:
     for j in judged:
         for k, value in enumerate(j.values[:-1]):
             groups.setdefault((k, j.episode.won), []).append(value)
-    return [{"turn": k, "won": is_won, "n": len(found), "mean_value": sum(found) / len(found)} for (k, is_won), found in sorted(groups.items())]
+    return [
+        {"turn": k, "won": is_won, "n": len(found), "mean_value": sum(found) / len(found)}
+        for (k, is_won), found in sorted(groups.items())
+    ]
 
 
 def best_of(rounds: Sequence[Sequence[Episode]], judged: Sequence[Judged] | None) -> dict[str, float]:
@@ -168,7 +186,10 @@ def best_of(rounds: Sequence[Sequence[Episode]], judged: Sequence[Judged] | None
     before_last = {j.episode.id: j.values[-2] for j in judged or ()}
     values = [[before_last[e.id] for e in tries] for tries in complete] if judged is not None else None
     rates = best_of_n([[e.won for e in tries] for tries in complete], values)
-    return {"best_of/scenarios": float(len(complete)), **{f"best_of/{name}_win_rate": rate for name, rate in rates.items()}}
+    return {
+        "best_of/scenarios": float(len(complete)),
+        **{f"best_of/{name}_win_rate": rate for name, rate in rates.items()},
+    }
 
 
 def write_values(judged: Sequence[Judged], folder: Path) -> Path:
@@ -176,11 +197,23 @@ def write_values(judged: Sequence[Judged], folder: Path) -> Path:
     import pyarrow as pa
 
     rows: list[Row] = [
-        {"episode_id": j.episode.id, "turn": k, "terminal": k == len(j.values) - 1, "value": v, "return_to_go": j.returns[k] if j.returns else None}
+        {
+            "episode_id": j.episode.id,
+            "turn": k,
+            "terminal": k == len(j.values) - 1,
+            "value": v,
+            "return_to_go": j.returns[k] if j.returns else None,
+        }
         for j in judged
         for k, v in enumerate(j.values)
     ]
-    kinds = {"episode_id": pa.string(), "turn": pa.int32(), "terminal": pa.bool_(), "value": pa.float64(), "return_to_go": pa.float64()}
+    kinds = {
+        "episode_id": pa.string(),
+        "turn": pa.int32(),
+        "terminal": pa.bool_(),
+        "value": pa.float64(),
+        "return_to_go": pa.float64(),
+    }
     return write_parquet(pa.Table.from_pylist(rows, pa.schema(list(kinds.items()))), folder / "values.parquet")
 
 

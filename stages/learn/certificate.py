@@ -49,10 +49,16 @@ def with_gaps(rows: Iterable[Row], gaps: Mapping[Turn, Mapping[str, float]]) -> 
 
 def cert_metrics(stage: str, rows: Sequence[Row], max_gap: float) -> dict[str, float]:
     """Metrics: turns that were checked, and that broke; of those with a gap its mean, the largest of a token, and how many turns' means are above max_gap."""
-    checked, gaps = [row for row in rows if row["extended"] is not None], [row for row in rows if row["gap_mean"] is not None]
+    checked, gaps = (
+        [row for row in rows if row["extended"] is not None],
+        [row for row in rows if row["gap_mean"] is not None],
+    )
     found = {"turns": len(checked), "broken": sum(not row["extended"] for row in checked), "gap_turns": len(gaps)}
     if gaps:
-        found |= {"gap_mean": sum(row["gap_mean"] for row in gaps) / len(gaps), "gap_max": max(row["gap_max"] for row in gaps)}
+        found |= {
+            "gap_mean": sum(row["gap_mean"] for row in gaps) / len(gaps),
+            "gap_max": max(row["gap_max"] for row in gaps),
+        }
         found["gap_above"] = sum(row["gap_mean"] > max_gap for row in gaps)
     return {f"{stage}/cert_{name}": float(value) for name, value in found.items()}
 
@@ -68,7 +74,12 @@ def first_difference(before: Sequence[int], after: Sequence[int]) -> int | None:
 def _certificate(turn: Row, after: Sequence[int] | None, decode: Decode) -> Row:
     before = [*turn["prompt_ids"], *turn["action_ids"]]
     position = None if after is None else first_difference(before, after)
-    row = {"episode_id": turn["episode_id"], "turn": turn["turn"], "extended": None if after is None else position is None, "position": position}
+    row = {
+        "episode_id": turn["episode_id"],
+        "turn": turn["turn"],
+        "extended": None if after is None else position is None,
+        "position": position,
+    }
     row |= {"produced": None, "rendered": None, "gap_mean": None, "gap_max": None}
     if after is None or position is None:
         return row

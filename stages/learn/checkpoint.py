@@ -23,12 +23,21 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 def save_checkpoint(
-    path: Path, model: Any, optimiser: torch.optim.Optimizer, history: Sequence[dict[str, float]] = (), *, weights: bool = True
+    path: Path,
+    model: Any,
+    optimiser: torch.optim.Optimizer,
+    history: Sequence[dict[str, float]] = (),
+    *,
+    weights: bool = True,
 ) -> None:
     """Write the trainable parameters (with weights=True), their moments, and the history."""
-    tensors = {f"{kind}/{name}": tensor.detach().cpu().contiguous() for kind, name, tensor in _moments(model, optimiser)}
+    tensors = {
+        f"{kind}/{name}": tensor.detach().cpu().contiguous() for kind, name, tensor in _moments(model, optimiser)
+    }
     if weights:
-        tensors |= {f"weight/{name}": p.detach().cpu().contiguous() for name, p in model.named_parameters() if p.requires_grad}
+        tensors |= {
+            f"weight/{name}": p.detach().cpu().contiguous() for name, p in model.named_parameters() if p.requires_grad
+        }
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(f"{path.name}.{os.getpid()}")
     save_file(tensors, half, metadata={"history": json.dumps(list(history))})
@@ -44,12 +53,16 @@ def load_checkpoint(path: Path, model: Any, optimiser: torch.optim.Optimizer) ->
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping, it has `keys` alone
             history: list[dict[str, float]] = json.loads(file.metadata()["history"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise TurnwiseError(f"the checkpoint {path.name} cannot be read ({error}); delete {path} and run again") from error
+        raise TurnwiseError(
+            f"the checkpoint {path.name} cannot be read ({error}); delete {path} and run again"
+        ) from error
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for key, tensor in tensors.items():
         kind, _, name = key.partition("/")
         if name not in parameters or (kind != "step" and parameters[name].shape != tensor.shape):
-            raise TurnwiseError(f"the checkpoint {path.name} is of another model: {name} does not fit; delete {path} and run again")
+            raise TurnwiseError(
+                f"the checkpoint {path.name} is of another model: {name} does not fit; delete {path} and run again"
+            )
         if kind == "weight":
             with torch.no_grad():
                 parameters[name].copy_(tensor)

@@ -23,7 +23,14 @@ class LostCredit(TurnwiseError):
     """Credit that does not stand where it was earned. A mistake of the program, never of an episode."""
 
 
-def check_credit(packed: PackedRow, episodes: Sequence[EpisodeIds], advantages_BM: Tensor, advantages_J: Tensor, *, returns: Sequence[float]) -> None:
+def check_credit(
+    packed: PackedRow,
+    episodes: Sequence[EpisodeIds],
+    advantages_BM: Tensor,
+    advantages_J: Tensor,
+    *,
+    returns: Sequence[float],
+) -> None:
     """Stop unless the loss will give every turn's credit to the tokens of that turn, and to no others.
 
     1. Every token of an action is counted once, with its own turn; so it has credit.   2. No other token has any.
@@ -57,7 +64,9 @@ def returns_of(rows: Sequence[EpisodeIds], total: float, rewards: Sequence[float
     for e in rows:
         start, end = first_turn(e.key), first_turn(e.key) + e.n_turns
         delays = [*range(len(rewards) - end - 1), len(rewards) - end]
-        lost = sum(reward if e.truncated else (1 - gamma**j) * reward for j, reward in zip(delays, rewards[end:], strict=False))
+        lost = sum(
+            reward if e.truncated else (1 - gamma**j) * reward for j, reward in zip(delays, rewards[end:], strict=False)
+        )
         found.append(total - sum(rewards[:start]) - lost)
     return found
 
@@ -67,10 +76,14 @@ def _check_tokens(row: PackedRow, episodes: Sequence[EpisodeIds], turns: Sequenc
     vectors = (row.target_positions, row.source_positions, row.turn_of_token)
     n, shapes = len(row.ids), [tuple(x.shape) for x in vectors]
     if len(set(shapes)) > 1 or any(bool(((x < 0) | (x >= n)).any()) for x in vectors[:2]):
-        raise LostCredit(f"wanted two places in a row of {n} tokens and a turn for each token with credit, found vectors {shapes}; {ADVICE}")
+        raise LostCredit(
+            f"wanted two places in a row of {n} tokens and a turn for each token with credit, found vectors {shapes}; {ADVICE}"
+        )
     wanted_T = _turn_of_every_token(row, episodes)
     # A turn below 0 is none of the row's, and must not pass for "no credit".
-    found_T = torch.full_like(wanted_T, -1).index_put((vectors[0],), torch.where(row.turn_of_token < 0, len(turns), row.turn_of_token))
+    found_T = torch.full_like(wanted_T, -1).index_put(
+        (vectors[0],), torch.where(row.turn_of_token < 0, len(turns), row.turn_of_token)
+    )
     counts_T = torch.bincount(vectors[0], minlength=n)
     wrong_T = (wanted_T != found_T) | (counts_T > 1)
     if bool(wrong_T.any()):
@@ -83,7 +96,13 @@ def _misplaced(
 ) -> LostCredit:  # fmt: skip
     """The token at place t belongs to turn `wanted` and learns from `found`, -1 for none, `count` times."""
     at = (int(row.episode[t]), -1) if wanted < 0 else turns[wanted]
-    other = "none" if found < 0 else "that of no turn of the row" if found >= len(turns) else f"that of {_turn(episodes, turns[found])}"
+    other = (
+        "none"
+        if found < 0
+        else "that of no turn of the row"
+        if found >= len(turns)
+        else f"that of {_turn(episodes, turns[found])}"
+    )
     across = ""
     if at[1] > 0 and int(row.position_ids[t]) == episodes[at[0]].action_start[at[1]]:
         across = ", so credit is lost across the observation before it"
@@ -108,7 +127,9 @@ def _turn_of_every_token(row: PackedRow, episodes: Sequence[EpisodeIds]) -> Tens
     places_V = row.episode[visible_T] * longest + row.position_ids[visible_T]
     whole = torch.equal(places_V.sort().values, (ids_BP >= 0).flatten().nonzero()[:, 0])
     if not whole or not torch.equal(row.ids[visible_T], ids_BP.flatten()[places_V]):
-        raise LostCredit(f"wanted a row with every token of its episodes {', '.join(str(e.key[0]) for e in episodes)} once, found another; {ADVICE}")
+        raise LostCredit(
+            f"wanted a row with every token of its episodes {', '.join(str(e.key[0]) for e in episodes)} once, found another; {ADVICE}"
+        )
     found_T = torch.full_like(row.ids, -1)
     found_T[visible_T] = turn_BP.flatten()[places_V]
     return found_T
@@ -118,19 +139,31 @@ def _check_sources(row: PackedRow, episodes: Sequence[EpisodeIds], turns: Sequen
     """The second half of invariant 5: a state just before the token, in its own episode and in no shadow, gets the gradient."""
     t, s = row.target_positions, row.source_positions
     # A critic prompt has the positions of the tokens after it, so position alone would not tell.
-    right_K = (row.shadow[s] == 0) & (row.episode[s] == row.episode[t]) & (row.position_ids[s] + 1 == row.position_ids[t])
+    right_K = (
+        (row.shadow[s] == 0) & (row.episode[s] == row.episode[t]) & (row.position_ids[s] + 1 == row.position_ids[t])
+    )
     if not bool(right_K.all()):
         i = int((~right_K).nonzero()[0])
         at = turns[int(row.turn_of_token[i])]
-        raise _lost(row, episodes, at, int(t[i]), f"wanted it predicted by the visible token before it, found entry {int(s[i])} of the row")
+        raise _lost(
+            row,
+            episodes,
+            at,
+            int(t[i]),
+            f"wanted it predicted by the visible token before it, found entry {int(s[i])} of the row",
+        )
 
 
-def _check_advantages(episodes: Sequence[EpisodeIds], turns: Sequence[tuple[int, int]], advantages_BM: Tensor, advantages_J: Tensor) -> None:
+def _check_advantages(
+    episodes: Sequence[EpisodeIds], turns: Sequence[tuple[int, int]], advantages_BM: Tensor, advantages_J: Tensor
+) -> None:
     """Invariant 3."""
     widest = max(e.n_turns for e in episodes) + 1
     if advantages_J.shape != (len(turns),) or advantages_BM.shape != (len(episodes), widest):
         shapes = f"{tuple(advantages_J.shape)} and {tuple(advantages_BM.shape)}"
-        raise LostCredit(f"wanted advantages of shape ({len(turns)},) and ({len(episodes)}, {widest}), by turn, found {shapes}; {ADVICE}")
+        raise LostCredit(
+            f"wanted advantages of shape ({len(turns)},) and ({len(episodes)}, {widest}), by turn, found {shapes}; {ADVICE}"
+        )
     wanted_J = advantages_BM[tuple(torch.tensor(turns).T)]
     wrong_J = (wanted_J != advantages_J) & ~(wanted_J.isnan() & advantages_J.isnan())
     if bool(wrong_J.any()):
@@ -150,7 +183,9 @@ def _check_rewards(row: PackedRow, episodes: Sequence[EpisodeIds], returns: Sequ
     sums = zip(episodes, row.rewards.double().sum(1).tolist(), row.rewards.abs().sum(1).tolist(), returns, strict=True)
     for e, total, size, wanted in sums:
         if not abs(total - wanted) <= REWARD_TOLERANCE * max(1.0, size):
-            raise LostCredit(f"episode {e.key[0]}: wanted rewards over its turns that sum to its return {wanted:.6g}, found {total:.6g}; {ADVICE}")
+            raise LostCredit(
+                f"episode {e.key[0]}: wanted rewards over its turns that sum to its return {wanted:.6g}, found {total:.6g}; {ADVICE}"
+            )
 
 
 def _turn(episodes: Sequence[EpisodeIds], at: tuple[int, int]) -> str:

@@ -11,14 +11,20 @@ from torch import Tensor
 B = TypeVar("B")
 
 
-def adamw(model: Any, *, lr: float, weight_decay: float = 0.0, rates: Sequence[tuple[Any, float]] = ()) -> torch.optim.AdamW:
+def adamw(
+    model: Any, *, lr: float, weight_decay: float = 0.0, rates: Sequence[tuple[Any, float]] = ()
+) -> torch.optim.AdamW:
     """AdamW over the model's trainable parameters. rates: modules within it that have a learning rate of their own."""
     own = {id(p): rate for module, rate in rates for p in module.parameters()}
     groups: dict[float, list[Any]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:
             groups.setdefault(own.get(id(parameter), lr), []).append(parameter)
-    return torch.optim.AdamW([{"params": params, "lr": rate} for rate, params in groups.items()], betas=(0.9, 0.95), weight_decay=weight_decay)
+    return torch.optim.AdamW(
+        [{"params": params, "lr": rate} for rate, params in groups.items()],
+        betas=(0.9, 0.95),
+        weight_decay=weight_decay,
+    )
 
 
 def fit(
@@ -58,7 +64,9 @@ def fit(
             found.append(metrics)
         norm = torch.nn.utils.clip_grad_norm_(parameters, clip)
         if not torch.isfinite(norm):
-            raise FloatingPointError(f"the gradient of step {step} is not finite, though the loss is {total}; lower the learning rate")
+            raise FloatingPointError(
+                f"the gradient of step {step} is not finite, though the loss is {total}; lower the learning rate"
+            )
         optimiser.step()
         done.append({**(merge or _mean)(found), "loss": total, "grad_norm": float(norm)})
         if after_step:

@@ -25,7 +25,9 @@ def step_targets(row: PackedRow, values_BM: Tensor, *, gamma: float, n_max: int,
     m = values_BM.shape[1]
     end_BM = (torch.arange(m, device=values_BM.device) == row.n_turns[:, None]) & ~row.truncated[:, None]
     ahead_BM = torch.where(end_BM, row.rewards, values_BM.detach()) if known_end else values_BM
-    found = [td_targets(row.rewards, ahead_BM, row.n_turns, row.truncated, n=n, gamma=gamma) for n in range(1, n_max + 1)]
+    found = [
+        td_targets(row.rewards, ahead_BM, row.n_turns, row.truncated, n=n, gamma=gamma) for n in range(1, n_max + 1)
+    ]
     return [torch.where(state_mask(row.n_turns, row.truncated, m), one, torch.nan) for one in found]
 
 
@@ -59,8 +61,17 @@ def ledger(
     log_probs_K, advantages_J = log_probs_K.detach().cpu(), advantages_J.detach().cpu().double()
     token_K = (log_probs_K - row.old_log_probs).double()
     rho_K, clipped_K, share_K = _terms(token_K, row.turn_of_token, advantages_J, ratio, clip, normaliser)
-    states = {"reward": row.rewards, "value": values_BM, **{f"target_{n}": target for n, target in enumerate(targets, 1)}}
-    acted = {"old_log_prob": row.old_log_probs, "log_prob": log_probs_K, "advantage": advantages_J[row.turn_of_token], "ratio": rho_K}
+    states = {
+        "reward": row.rewards,
+        "value": values_BM,
+        **{f"target_{n}": target for n, target in enumerate(targets, 1)},
+    }
+    acted = {
+        "old_log_prob": row.old_log_probs,
+        "log_prob": log_probs_K,
+        "advantage": advantages_J[row.turn_of_token],
+        "ratio": rho_K,
+    }
     lengths_B = torch.tensor([len(e.ids) for e in episodes])
     return {
         "episode": [str(episodes[b].key[0]) for b in b_R.tolist()],
@@ -81,7 +92,9 @@ def check_shares(columns: Mapping[str, Sequence[Any]], loss: float) -> None:
     shares = torch.tensor(columns["loss_share"], dtype=torch.float64)
     found = float(shares.sum())
     if abs(found - loss) > LOSS_TOLERANCE * max(float(shares.abs().sum()), LOSS_TOLERANCE):
-        raise LostCredit(f"wanted shares of the tokens that add up to the actor's loss {loss:.6g}, found {found:.6g}; {ADVICE}")
+        raise LostCredit(
+            f"wanted shares of the tokens that add up to the actor's loss {loss:.6g}, found {found:.6g}; {ADVICE}"
+        )
 
 
 def _entries(row: PackedRow) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -103,12 +116,18 @@ def _terms(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Ratio, whether it is clipped, and part of the loss, of every action token, (K,). token_K: log pi_theta - log pi_old."""
     size_K = torch.bincount(turn_of_K, minlength=len(advantages_J))[turn_of_K].double()
-    log_ratio_K = token_K if ratio == "token" else torch.zeros_like(advantages_J).index_add(0, turn_of_K, token_K)[turn_of_K]
+    log_ratio_K = (
+        token_K if ratio == "token" else torch.zeros_like(advantages_J).index_add(0, turn_of_K, token_K)[turn_of_K]
+    )
     rho_K = (log_ratio_K / size_K if ratio == "turn_mean" else log_ratio_K).exp()
     a_K = advantages_J[turn_of_K]
     # min(rho A, clip(rho) A), without a product of infinity and 0.
     used_K = torch.where(a_K >= 0, rho_K.clamp(max=1 + clip), rho_K.clamp(min=1 - clip))
-    return rho_K, (used_K != rho_K) & (a_K != 0), -used_K * a_K / (normaliser if ratio == "token" else normaliser * size_K)
+    return (
+        rho_K,
+        (used_K != rho_K) & (a_K != 0),
+        -used_K * a_K / (normaliser if ratio == "token" else normaliser * size_K),
+    )
 
 
 def _known(x: Tensor, mask: Tensor) -> list[float | None]:

@@ -45,7 +45,9 @@ def completion_states(model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]
 
 
 @overload
-def chunked_log_probs(states_KD: Tensor, head: Callable[[Tensor], Tensor], ids_K: Tensor, *, chunk: int = 1024) -> Tensor: ...
+def chunked_log_probs(
+    states_KD: Tensor, head: Callable[[Tensor], Tensor], ids_K: Tensor, *, chunk: int = 1024
+) -> Tensor: ...
 @overload
 def chunked_log_probs(
     states_KD: Tensor, head: Callable[[Tensor], Tensor], ids_K: Tensor, *, chunk: int = 1024, entropy: Literal[True]
@@ -104,7 +106,9 @@ def kl_to_base(model: Any, batch: Batch) -> Tensor:
     return (log_probs_KV.exp() * (log_probs_KV - base_KV)).sum(1).mean()
 
 
-def chunked_kl(states_KD: Tensor, base_states_KD: Tensor, head: Callable[[Tensor], Tensor], *, chunk: int = 1024) -> Tensor:
+def chunked_kl(
+    states_KD: Tensor, base_states_KD: Tensor, head: Callable[[Tensor], Tensor], *, chunk: int = 1024
+) -> Tensor:
     """KL from the base policy at every action token, over the whole vocabulary, (K,).
 
         KL_t = sum_v pi_base(v) [log pi_base(v) - log pi_theta(v)]
@@ -216,11 +220,19 @@ def turn_ppo_clip(
 
 def _turn_lengths(log_probs_K: Tensor, old_log_probs_K: Tensor, turn_of_K: Tensor, advantages_J: Tensor) -> Tensor:
     """Tokens of each turn, (J,)."""
-    if not log_probs_K.shape == old_log_probs_K.shape == turn_of_K.shape or log_probs_K.ndim != 1 or advantages_J.ndim != 1:
+    if (
+        not log_probs_K.shape == old_log_probs_K.shape == turn_of_K.shape
+        or log_probs_K.ndim != 1
+        or advantages_J.ndim != 1
+    ):
         shapes = [tuple(x.shape) for x in (log_probs_K, old_log_probs_K, turn_of_K, advantages_J)]
-        raise ValueError(f"log-probs, old log-probs and turns of shape (K,) and advantages of shape (J,) wanted, found {shapes}")
+        raise ValueError(
+            f"log-probs, old log-probs and turns of shape (K,) and advantages of shape (J,) wanted, found {shapes}"
+        )
     if not bool(torch.isfinite(old_log_probs_K).all()):
-        raise ValueError("old log-probs must be finite: the engine has to say with what probability it produced each token")
+        raise ValueError(
+            "old log-probs must be finite: the engine has to say with what probability it produced each token"
+        )
     j = len(advantages_J)
     if turn_of_K.dtype != torch.long or bool(((turn_of_K < 0) | (turn_of_K >= j)).any()):
         raise ValueError(f"turn_of_K must be long and in [0, {j}), found {turn_of_K.dtype} {turn_of_K.tolist()}")

@@ -60,7 +60,9 @@ def td_targets(rewards: Tensor, values: Tensor, n_turns: Tensor, truncated: Tens
     return next(islice(_targets(rewards, values, n_turns, truncated, gamma), min(n, rewards.shape[1]) - 1, None))
 
 
-def td_mean_targets(rewards: Tensor, values: Tensor, n_turns: Tensor, truncated: Tensor, *, gamma: float, n_max: int = 5) -> Tensor:
+def td_mean_targets(
+    rewards: Tensor, values: Tensor, n_turns: Tensor, truncated: Tensor, *, gamma: float, n_max: int = 5
+) -> Tensor:
     """Mean of the n-step targets, n = 1..n_max.
 
         (1 / n_max) sum_n target_n(k)
@@ -98,7 +100,9 @@ def gae(rewards: Tensor, values: Tensor, n_turns: Tensor, truncated: Tensor, *, 
     return _only(turn_mask(n_turns, m), torch.stack(columns[:0:-1], 1))
 
 
-def group_turn_advantages(rewards: Tensor, n_turns: Tensor, truncated: Tensor, groups: Tensor, *, gamma: float) -> Tensor:
+def group_turn_advantages(
+    rewards: Tensor, n_turns: Tensor, truncated: Tensor, groups: Tensor, *, gamma: float
+) -> Tensor:
     """GRPO's advantage: the episode's discounted reward relative to its group, one number for all its turns.
 
         G_i = sum_k gamma^k r_ik,  A_ik = (G_i - mean G) / (std G + eps)  over the rows of one group
@@ -229,7 +233,9 @@ def _only(mask: Tensor, x: Tensor) -> Tensor:
 def _check(rewards: Tensor, values: Tensor, n_turns: Tensor, truncated: Tensor, gamma: float, n: int = 1) -> None:
     if rewards.ndim != 2 or rewards.shape != values.shape or not n_turns.shape == truncated.shape == rewards.shape[:1]:
         shapes = [tuple(x.shape) for x in (rewards, values, n_turns, truncated)]
-        raise ValueError(f"rewards and values of shape (B, M), n_turns and truncated of shape (B,) wanted, found {shapes}")
+        raise ValueError(
+            f"rewards and values of shape (B, M), n_turns and truncated of shape (B,) wanted, found {shapes}"
+        )
     if n_turns.dtype != torch.long or truncated.dtype != torch.bool:
         raise ValueError(f"n_turns must be long and truncated bool, found {n_turns.dtype} and {truncated.dtype}")
     m = rewards.shape[1]
@@ -239,7 +245,9 @@ def _check(rewards: Tensor, values: Tensor, n_turns: Tensor, truncated: Tensor, 
     if not bool(torch.isfinite(rewards[real]).all()):
         raise ValueError(f"rewards must be finite, found {rewards[real & ~torch.isfinite(rewards)].tolist()}")
     if bool((truncated & (rewards.gather(1, last)[:, 0] != 0)).any()):
-        raise ValueError("state N of a truncated row must have reward 0: its value stands for what would have come; found another")
+        raise ValueError(
+            "state N of a truncated row must have reward 0: its value stands for what would have come; found another"
+        )
     if not 0 <= gamma <= 1:
         raise ValueError(f"gamma must be in [0, 1], found {gamma}")
     if n < 1:

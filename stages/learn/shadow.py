@@ -68,7 +68,9 @@ class EpisodeIds:
         return (*self.action_start, len(self.ids))
 
 
-def episode_ids(turns: Sequence[Mapping[str, Any]], final_ids: Sequence[int], *, truncated: bool, key: tuple[Any, ...] = ()) -> EpisodeIds:
+def episode_ids(
+    turns: Sequence[Mapping[str, Any]], final_ids: Sequence[int], *, truncated: bool, key: tuple[Any, ...] = ()
+) -> EpisodeIds:
     """One episode from its rows of table `turns`, in order, and the ids of the state after the last turn.
 
     The final turn's reward is the terminal state's, r_N = R_N (slides); an episode that was cut short has r_N = 0 and
@@ -77,7 +79,9 @@ def episode_ids(turns: Sequence[Mapping[str, Any]], final_ids: Sequence[int], *,
     the caller may then train the turns as rows of their own.
     """
     if not turns:
-        raise BadEpisode(f"episode {name(key)}: wanted at least one turn, found none; leave episodes without an action out of the batch")
+        raise BadEpisode(
+            f"episode {name(key)}: wanted at least one turn, found none; leave episodes without an action out of the batch"
+        )
     states = [*(tuple(turn["prompt_ids"]) for turn in turns[1:]), tuple(final_ids)]
     for k, (turn, after) in enumerate(zip(turns, states, strict=True)):
         check_turn(turn, k, key)
@@ -90,7 +94,9 @@ def episode_ids(turns: Sequence[Mapping[str, Any]], final_ids: Sequence[int], *,
     return EpisodeIds(tuple(final_ids), starts, ends, log_probs, tuple(rewards), truncated, key)
 
 
-def unbroken(turns: Sequence[Mapping[str, Any]], final: Sequence[int], truncated: bool, gamma: float, key: tuple[Any, ...]) -> list[EpisodeIds]:
+def unbroken(
+    turns: Sequence[Mapping[str, Any]], final: Sequence[int], truncated: bool, gamma: float, key: tuple[Any, ...]
+) -> list[EpisodeIds]:
     """One row; or several, cut where a state does not begin with the ids before it, as after a reply that was cut short.
 
     The row before a cut ends with its action. Its last state is the one that the next row begins with, so its final reward is what the episode
@@ -131,11 +137,17 @@ def check_turn(turn: Mapping[str, Any], k: int, key: tuple[Any, ...]) -> None:
         )
     if log_probs is None or len(log_probs) != n_tokens:
         found = "none" if log_probs is None or not len(log_probs) else f"{len(log_probs)}"
-        raise BadEpisode(f"{where}: wanted {n_tokens} log-probs, one a token of the action, found {found}; collect with an engine that returns them")
+        raise BadEpisode(
+            f"{where}: wanted {n_tokens} log-probs, one a token of the action, found {found}; collect with an engine that returns them"
+        )
     if bad := [p for p in log_probs if p is None or not isfinite(p)]:
-        raise BadEpisode(f"{where}: wanted finite log-probs, found {bad[0]}; such a token has no ratio to the rollout policy, so drop the episode")
+        raise BadEpisode(
+            f"{where}: wanted finite log-probs, found {bad[0]}; such a token has no ratio to the rollout policy, so drop the episode"
+        )
     if turn["reward"] is None or not isfinite(turn["reward"]):
-        raise BadEpisode(f"{where}: wanted a finite reward, found {turn['reward']}; mend the environment's reward and collect again")
+        raise BadEpisode(
+            f"{where}: wanted a finite reward, found {turn['reward']}; mend the environment's reward and collect again"
+        )
 
 
 def check_prefix(before: tuple[int, ...], after: tuple[int, ...], k: int, key: tuple[Any, ...]) -> None:
@@ -179,11 +191,15 @@ class PackedRow:
     soft_len: int  # length of the learned prompt whose places the shadows are; 0 where the critic's prompt is text
 
     def to(self, device: Any) -> PackedRow:
-        moved = {f.name: getattr(self, f.name).to(device) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
+        moved = {
+            f.name: getattr(self, f.name).to(device) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)
+        }
         return replace(self, **moved)
 
 
-def pack(episodes: Sequence[EpisodeIds], critic_ids: Sequence[int], *, max_positions: int | None, soft_len: int = 0) -> PackedRow:
+def pack(
+    episodes: Sequence[EpisodeIds], critic_ids: Sequence[int], *, max_positions: int | None, soft_len: int = 0
+) -> PackedRow:
     """One row of the episodes, in their order.
 
     critic_ids: the critic's prompt; empty where a prompt of `soft_len` learned vectors stands in its place.
@@ -193,7 +209,9 @@ def pack(episodes: Sequence[EpisodeIds], critic_ids: Sequence[int], *, max_posit
     if not episodes:
         raise ValueError("a row needs at least one episode, found none")
     if bool(critic_ids) == bool(soft_len):
-        raise ValueError(f"wanted either the ids of a critic prompt or the length of a soft one, found {len(critic_ids)} ids and soft_len {soft_len}")
+        raise ValueError(
+            f"wanted either the ids of a critic prompt or the length of a soft one, found {len(critic_ids)} ids and soft_len {soft_len}"
+        )
     c, lengths = len(critic_ids) or soft_len, [len(e.ids) for e in episodes]
     for e in episodes:
         if max_positions is not None and len(e.ids) + c > max_positions:
@@ -223,9 +241,15 @@ def pack(episodes: Sequence[EpisodeIds], critic_ids: Sequence[int], *, max_posit
         target_positions=torch.tensor(targets),
         # The label trap: the shadows stand elsewhere in the row, so the token before is the last visible one and never cp_k's last.
         source_positions=torch.tensor(targets) - 1,
-        turn_of_token=torch.tensor([z for z, (start, end) in enumerate(zip(a_start, a_end, strict=True)) for _ in range(start, end + 1)]),
-        old_log_probs=torch.tensor([p for e in episodes for turn in e.old_log_probs for p in turn], dtype=torch.float32),
-        value_positions=torch.tensor([[cp[b, k] + c - 1 if k <= e.n_turns else -1 for k in range(width)] for b, e in enumerate(episodes)]),
+        turn_of_token=torch.tensor(
+            [z for z, (start, end) in enumerate(zip(a_start, a_end, strict=True)) for _ in range(start, end + 1)]
+        ),
+        old_log_probs=torch.tensor(
+            [p for e in episodes for turn in e.old_log_probs for p in turn], dtype=torch.float32
+        ),
+        value_positions=torch.tensor(
+            [[cp[b, k] + c - 1 if k <= e.n_turns else -1 for k in range(width)] for b, e in enumerate(episodes)]
+        ),
         rewards=torch.tensor([[*e.rewards, *[0.0] * (width - e.n_turns - 1)] for e in episodes], dtype=torch.float32),
         n_turns=torch.tensor([e.n_turns for e in episodes]),
         truncated=torch.tensor([e.truncated for e in episodes]),
@@ -244,7 +268,9 @@ def without_shadows(row: PackedRow) -> PackedRow:
     return replace(row, **cut, value_positions=torch.full_like(row.value_positions, -1))
 
 
-def bins(episodes: Sequence[EpisodeIds], critic_len: int, *, token_budget: int, max_padding: float = 0.25) -> list[list[int]]:
+def bins(
+    episodes: Sequence[EpisodeIds], critic_len: int, *, token_budget: int, max_padding: float = 0.25
+) -> list[list[int]]:
     """Episodes shared out over rows: lists of indices, every episode exactly once. First fit, longest first; no randomness.
 
     A row holds at most `token_budget` tokens, shadows included, unless a single episode is longer: that one gets a row alone.
@@ -254,7 +280,10 @@ def bins(episodes: Sequence[EpisodeIds], critic_len: int, *, token_budget: int, 
     for i in sorted(range(len(episodes)), key=lambda i: (-len(episodes[i].ids), -episodes[i].n_turns, i)):
         for row in rows:
             wider = [*row, i]
-            if n_tokens(episodes, wider, critic_len) <= token_budget and padding_share(episodes, [wider], critic_len) <= max_padding:
+            if (
+                n_tokens(episodes, wider, critic_len) <= token_budget
+                and padding_share(episodes, [wider], critic_len) <= max_padding
+            ):
                 row.append(i)
                 break
         else:
@@ -272,5 +301,8 @@ def padding_share(episodes: Sequence[EpisodeIds], rows: Sequence[Sequence[int]],
 
     1 - tokens / slots,   slots of a row = episodes x (longest visible part + most states x critic_len)
     """
-    slots = sum(len(r) * (max(len(episodes[i].ids) for i in r) + (max(episodes[i].n_turns for i in r) + 1) * critic_len) for r in rows)
+    slots = sum(
+        len(r) * (max(len(episodes[i].ids) for i in r) + (max(episodes[i].n_turns for i in r) + 1) * critic_len)
+        for r in rows
+    )
     return 1 - sum(n_tokens(episodes, r, critic_len) for r in rows) / slots if slots else 0.0

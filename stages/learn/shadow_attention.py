@@ -57,12 +57,18 @@ def shadow_forward(
     # Token by token, as the projections leave it: the gradients put together again then need no other order in memory.
     queries = torch.split(query.transpose(1, 2), [shadow_layout.n_visible, *(g.end - g.start for g in groups)], 1)
     keys, values = (Keys.apply(x, shadow_layout.n_visible, groups) if groups else (x,) for x in (key, value))  # type: ignore[no-untyped-call]
-    outs = [scaled_dot_product_attention(queries[0].transpose(1, 2), keys[0], values[0], is_causal=True, enable_gqa=grouped, **options)]
+    outs = [
+        scaled_dot_product_attention(
+            queries[0].transpose(1, 2), keys[0], values[0], is_causal=True, enable_gqa=grouped, **options
+        )
+    ]
     for group, q, k, v in zip(groups, (q.transpose(1, 2) for q in queries[1:]), keys[1:], values[1:], strict=True):
         if grouped and q.device.type != "cpu":
             # Off the CPU, grouped heads together with a mask would fall back to the kernel that writes out all scores.
             k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-        outs.append(scaled_dot_product_attention(q, k, v, attn_mask=group.mask, enable_gqa=q.shape[1] != k.shape[1], **options))
+        outs.append(
+            scaled_dot_product_attention(q, k, v, attn_mask=group.mask, enable_gqa=q.shape[1] != k.shape[1], **options)
+        )
     out = torch.cat([o.transpose(1, 2) for o in outs], 1)
     return (out if back is None else Row.apply(out, back)), None  # type: ignore[no-untyped-call]
 
@@ -92,7 +98,9 @@ def shadow_attention(model: Any) -> Iterator[None]:
         base.set_attn_implementation(before)
 
 
-def body_pass(model: Any, packed: PackedRow, *, layout: Layout | FlexLayout | None = None, embeddings_TD: Tensor | None = None) -> Tensor:
+def body_pass(
+    model: Any, packed: PackedRow, *, layout: Layout | FlexLayout | None = None, embeddings_TD: Tensor | None = None
+) -> Tensor:
     """Last hidden state of every token of the row, (T, D): one pass through the body, no vocabulary projection. Gradients flow.
 
     embeddings_TD: what goes in instead of the ids' embeddings. layout: `layout_of(packed)`, where it is known already,
@@ -131,7 +139,14 @@ def check_masks(model: Any, critic_ids: Sequence[int], *, length: int = 48) -> N
             off = largest_difference(model, critic, length)
     except torch.OutOfMemoryError:
         raise
-    except (AttributeError, TypeError, ValueError, KeyError, IndexError, RuntimeError) as error:  # whatever an unfit model's code trips over
+    except (
+        AttributeError,
+        TypeError,
+        ValueError,
+        KeyError,
+        IndexError,
+        RuntimeError,
+    ) as error:  # whatever an unfit model's code trips over
         reason = str(error).partition("\n")[0]
         raise UsageError(
             f"wanted a decoder that takes positions and attention by transformers' interface, found {type(base).__name__} ({reason})"
@@ -161,7 +176,9 @@ def largest_difference(model: Any, critic: tuple[int, ...], length: int) -> floa
 
     visible = torch.cat([alone(e.ids) for e in made_up])
     # The model's own logits: some architectures scale or cap them after the projection, and an engine's log-probs are of those.
-    own_logits = torch.cat([base(input_ids=torch.tensor([e.ids], device=device), use_cache=False).logits[0] for e in made_up])
+    own_logits = torch.cat(
+        [base(input_ids=torch.tensor([e.ids], device=device), use_cache=False).logits[0] for e in made_up]
+    )
     ends = torch.stack([alone((*e.ids[:prefix], *critic))[-1] for e in made_up for prefix in e.prefixes])
     found_ends = states_TD[packed.value_positions[packed.value_positions >= 0]]
     project = base.get_output_embeddings()

@@ -45,7 +45,9 @@ def flex_layout_of(packed: PackedRow) -> FlexLayout:
 def flex_forward(query: Tensor, key: Tensor, value: Tensor, layout: FlexLayout, scaling: float | None) -> Tensor:
     """query (1, H, T, d), key and value (1, H', T, d), H' dividing H. Returns (1, T, H, d)."""
     grouped = query.shape[1] != key.shape[1]
-    out: Tensor = _kernel(query.device.type)(query, key, value, block_mask=layout.block_mask, scale=scaling, enable_gqa=grouped)
+    out: Tensor = _kernel(query.device.type)(
+        query, key, value, block_mask=layout.block_mask, scale=scaling, enable_gqa=grouped
+    )
     return out.transpose(1, 2)
 
 

@@ -141,7 +141,10 @@ class Keys(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, n_visible: int, groups: tuple[Group, ...]) -> tuple[Tensor, ...]:
         ctx.n_visible, ctx.groups = n_visible, groups
         rows = x.transpose(1, 2)
-        copied = [torch.cat([rows[:, : g.keys], rows[:, n_visible + g.own : n_visible + g.end]], 1).transpose(1, 2) for g in groups[:-1]]
+        copied = [
+            torch.cat([rows[:, : g.keys], rows[:, n_visible + g.own : n_visible + g.end]], 1).transpose(1, 2)
+            for g in groups[:-1]
+        ]
         return x[:, :, :n_visible], *copied, x.view_as(x)
 
     @staticmethod

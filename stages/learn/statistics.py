@@ -93,11 +93,22 @@ def calibration(scores: ArrayLike, labels: ArrayLike, bins: int) -> list[Row]:
         wins, n = int(y[inside].sum()), int(inside.sum())
         low, high = wilson(wins, n)
         ends = {"low": float(b / bins), "high": float((b + 1) / bins)}
-        rows.append({**ends, "n": n, "mean_score": float(s[inside].mean()), "rate": wins / n, "rate_low": low, "rate_high": high})
+        rows.append(
+            {
+                **ends,
+                "n": n,
+                "mean_score": float(s[inside].mean()),
+                "rate": wins / n,
+                "rate_low": low,
+                "rate_high": high,
+            }
+        )
     return rows
 
 
-def leak_rate(targets: Sequence[str], privileged: Sequence[str], known: Sequence[str], *, n: int = 1) -> tuple[float, float]:
+def leak_rate(
+    targets: Sequence[str], privileged: Sequence[str], known: Sequence[str], *, n: int = 1
+) -> tuple[float, float]:
     """How much of what the targets say could only be known from their teacher's prompt.
 
         share_i = |U(target_i) & U(privileged_i) - U(known_i)| / |U(target_i)|
@@ -111,7 +122,9 @@ def leak_rate(targets: Sequence[str], privileged: Sequence[str], known: Sequence
     Raises ValueError if their numbers differ or n < 1. Source: docs/paper-map.md, CoT correction.
     """
     if not len(targets) == len(privileged) == len(known):
-        raise ValueError(f"one text a row wanted, found {len(targets)} targets, {len(privileged)} privileged, {len(known)} known")
+        raise ValueError(
+            f"one text a row wanted, found {len(targets)} targets, {len(privileged)} privileged, {len(known)} known"
+        )
     if n < 1:
         raise ValueError(f"n must be >= 1, found {n}")
     shares = [_leaked_share(*row, n) for row in zip(targets, privileged, known, strict=True)]

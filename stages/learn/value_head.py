@@ -73,7 +73,9 @@ def new_head(model: Any, *, soft_len: int = 0, spread: float = 0.01, seed: int) 
 def save_head(head: ValueHead, folder: Path) -> None:
     """Write value_head.safetensors and value_head.json into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}, folder / WEIGHTS)
+    save_file(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}, folder / WEIGHTS
+    )
     (folder / CONFIG).write_text(json.dumps({"width": head.width, "soft_len": head.soft_len}) + "\n")
 
 
@@ -107,9 +109,13 @@ def episode_pass(
     if not value_grad_scale >= 0:
         raise ValueError(f"value_grad_scale is a factor of at least 0, found {value_grad_scale}")
     if head.soft_len != packed.soft_len:
-        raise ValueError(f"the head has a soft prompt of {head.soft_len} vectors, the row was packed for {packed.soft_len}")
+        raise ValueError(
+            f"the head has a soft prompt of {head.soft_len} vectors, the row was packed for {packed.soft_len}"
+        )
     if head.soft is not None and value_grad_scale == 0 and torch.is_grad_enabled():
-        raise ValueError("with value_grad_scale 0 a soft prompt would never learn; use a text prompt, or a factor above 0")
+        raise ValueError(
+            "with value_grad_scale 0 a soft prompt would never learn; use a text prompt, or a factor above 0"
+        )
     embeddings = None if head.soft is None else with_soft(model, head.soft, packed.ids, packed.shadow > 0)
     states_TD = body_pass(model, packed, layout=layout, embeddings_TD=embeddings)
     real_BM = packed.value_positions >= 0
@@ -127,16 +133,22 @@ def with_soft(model: Any, soft_CD: Tensor, ids: Tensor, places: Tensor) -> Tenso
     return embeddings.masked_scatter(places[..., None], soft_CD.to(embeddings.dtype).repeat(repeats, 1))
 
 
-def state_values(model: Any, head: ValueHead, states: Sequence[Sequence[int]], critic_ids: Sequence[int], *, batch_size: int = 16) -> Tensor:
+def state_values(
+    model: Any, head: ValueHead, states: Sequence[Sequence[int]], critic_ids: Sequence[int], *, batch_size: int = 16
+) -> Tensor:
     """V of each state (len(states),) by plain passes over state + critic prompt, as when an episode is still being played.
 
     Equal to the packed values (fp32: to 1e-5). critic_ids: empty where the head has a soft prompt. Gradients flow; wrap it in
     `torch.no_grad()` where none is wanted. Raises ValueError for an empty state, or not exactly one kind of prompt.
     """
     if bool(critic_ids) == bool(head.soft_len):
-        raise ValueError(f"wanted either the ids of a critic prompt or a soft one, found {len(critic_ids)} ids and {head.soft_len} vectors")
+        raise ValueError(
+            f"wanted either the ids of a critic prompt or a soft one, found {len(critic_ids)} ids and {head.soft_len} vectors"
+        )
     if any(not len(state) for state in states):
-        raise ValueError(f"wanted states of at least one token, found an empty one at index {[len(s) for s in states].index(0)}")
+        raise ValueError(
+            f"wanted states of at least one token, found an empty one at index {[len(s) for s in states].index(0)}"
+        )
     # By length, so that a batch is padded little.
     order = sorted(range(len(states)), key=lambda i: len(states[i]))
     batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]

@@ -64,7 +64,12 @@ def best_of_n(wins: ArrayLike, values: ArrayLike | None = None) -> dict[str, flo
 
 
 def abort_table(
-    values: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]], wins: Sequence[bool], thresholds: Sequence[float], *, first: int = 1
+    values: Sequence[Sequence[float]],
+    tokens: Sequence[Sequence[int]],
+    wins: Sequence[bool],
+    thresholds: Sequence[float],
+    *,
+    first: int = 1,
 ) -> list[Row]:
     """What would have been saved and lost, had every episode ended at its first state of a value below the threshold.
 
@@ -73,7 +78,11 @@ def abort_table(
     values, tokens: per episode (N,), of states and actions 0 .. N-1. first: 1, because V(s_0) says only how hard the scenario is [ours].
     Raises ValueError where lengths differ, or there is no episode.
     """
-    if not len(values) == len(tokens) == len(wins) or not len(wins) or [len(v) for v in values] != [len(t) for t in tokens]:
+    if (
+        not len(values) == len(tokens) == len(wins)
+        or not len(wins)
+        or [len(v) for v in values] != [len(t) for t in tokens]
+    ):
         raise ValueError("abort_table wants at least one episode, with as many values as actions and one win each")
     # An episode is over from its first low value on, so action k is saved just where the lowest value so far lies below the threshold.
     lowest = [np.minimum.accumulate(np.asarray(v[first:], dtype=np.float64)) for v in values]
@@ -115,11 +124,21 @@ def binned_returns(values: ArrayLike, returns: ArrayLike, bins: int) -> list[Row
     """
     v, r = np.asarray(values, dtype=np.float64), np.asarray(returns, dtype=np.float64)
     if v.ndim != 1 or v.shape != r.shape or bins < 1:
-        raise ValueError(f"two lists of one length and bins >= 1 wanted, found shapes {v.shape} and {r.shape}, bins {bins}")
+        raise ValueError(
+            f"two lists of one length and bins >= 1 wanted, found shapes {v.shape} and {r.shape}, bins {bins}"
+        )
     # By how many values are smaller: equal ones share the number, and so the part.
     part = np.searchsorted(np.sort(v), v) * bins // max(len(v), 1)
     rows = []
     for b in np.unique(part):
         x, y = v[part == b], r[part == b]
-        rows.append({"low": float(x.min()), "high": float(x.max()), "n": len(x), "mean_value": float(x.mean()), "mean_return": float(y.mean())})
+        rows.append(
+            {
+                "low": float(x.min()),
+                "high": float(x.max()),
+                "n": len(x),
+                "mean_value": float(x.mean()),
+                "mean_return": float(y.mean()),
+            }
+        )
     return rows

@@ -67,16 +67,26 @@ class Endpoint:
         try:
             import openai
         except ImportError:
-            raise UsageError("an OpenAI-compatible server needs the package openai here. Run: pip install 'turnwise[openai]'") from None
+            raise UsageError(
+                "an OpenAI-compatible server needs the package openai here. Run: pip install 'turnwise[openai]'"
+            ) from None
         # A proxy of the environment cannot reach this machine's loopback, and must not see what stays on it.
         http = openai.DefaultAsyncHttpxClient(trust_env=not self._local)
         timeout = openai.Timeout(self._timeout_s, connect=min(10.0, self._timeout_s))
-        return openai.AsyncOpenAI(api_key=self._key or "none", base_url=self._url, timeout=timeout, max_retries=self._retries, http_client=http)
+        return openai.AsyncOpenAI(
+            api_key=self._key or "none",
+            base_url=self._url,
+            timeout=timeout,
+            max_retries=self._retries,
+            http_client=http,
+        )
 
     async def post(self, path: str, body: dict[str, Any], read: Callable[[object], T]) -> T:
         """What `read` makes of the reply (its decoded JSON, or its text), whose ValueError says what is wrong with it. Raises EngineUnavailable."""
         client = self._client
-        reply = await self._asked(path, lambda: client.post(path, cast_to=object, body=body), self._timeout_s, self._retries)
+        reply = await self._asked(
+            path, lambda: client.post(path, cast_to=object, body=body), self._timeout_s, self._retries
+        )
         try:
             return read(reply)
         except ValueError as error:
@@ -90,11 +100,17 @@ class Endpoint:
             reply = await self._asked("/models", lambda: client.get("/models", cast_to=object), limit, 0)
         except Silent:
             raise
-        except EngineUnavailable:  # somebody answers, who speaks of models in another way, or not to us: the requests will tell
+        except (
+            EngineUnavailable
+        ):  # somebody answers, who speaks of models in another way, or not to us: the requests will tell
             return None
         # `vllm serve` and SGLang say so of the base model, which comes first; adapters have the same.
         models = reply.get("data") if isinstance(reply, dict) else None
-        found = models[0].get("max_model_len") if isinstance(models, list) and models and isinstance(models[0], dict) else None
+        found = (
+            models[0].get("max_model_len")
+            if isinstance(models, list) and models and isinstance(models[0], dict)
+            else None
+        )
         return found if type(found) is int else None
 
     async def _asked(self, path: str, ask: Callable[[], Awaitable[object]], timeout_s: float, retries: int) -> object:
@@ -104,7 +120,9 @@ class Endpoint:
             async with self._free:
                 return await ask()
         except openai.APITimeoutError:
-            raise Silent(f"the engine at {self.name} did not answer in {retries + 1} tries of {timeout_s:g} s. {self._hint}") from None
+            raise Silent(
+                f"the engine at {self.name} did not answer in {retries + 1} tries of {timeout_s:g} s. {self._hint}"
+            ) from None
         except openai.APIConnectionError:
             raise Silent(f"the engine at {self.name} cannot be reached ({retries + 1} tries). {self._hint}") from None
         except openai.APIStatusError as error:

@@ -45,8 +45,15 @@ def load_base(path: str, dtype: str) -> tuple[Any, Any]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # no such model, or a file of it is cut or does not fit
-        raise UsageError(f"model.path: no model that transformers can load at {path!r} ({str(error).splitlines()[0]})") from error
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:  # no such model, or a file of it is cut or does not fit
+        raise UsageError(
+            f"model.path: no model that transformers can load at {path!r} ({str(error).splitlines()[0]})"
+        ) from error
     return model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 
 
@@ -67,7 +74,9 @@ class HfEngine(tokens.ChatTokenizer):
 
     def load_adapter(self, name: str, path: Path) -> None:
         if self._loaded.get(name) == path:
-            self._loaded[name] = self._loaded.pop(name)  # the newest again: what a stage asks for must outlive what it asks for next
+            self._loaded[name] = self._loaded.pop(
+                name
+            )  # the newest again: what a stage asks for must outlive what it asks for next
             return
         check_adapter(path, self.model_hash)
         from peft import PeftModel
@@ -107,9 +116,15 @@ class HfEngine(tokens.ChatTokenizer):
         device = model.device
         longest = max(len(r.prompt_ids) for r in requests)
         limit = max(r.max_tokens for r in requests)
-        ids = torch.tensor([[self._pad_id] * (longest - len(r.prompt_ids)) + list(r.prompt_ids) for r in requests], device=device)
-        mask = torch.tensor([[0] * (longest - len(r.prompt_ids)) + [1] * len(r.prompt_ids) for r in requests], device=device)
-        uniforms_BT = torch.tensor(np.stack([np.random.Generator(np.random.Philox(r.seed)).random(limit) for r in requests]), device=device)
+        ids = torch.tensor(
+            [[self._pad_id] * (longest - len(r.prompt_ids)) + list(r.prompt_ids) for r in requests], device=device
+        )
+        mask = torch.tensor(
+            [[0] * (longest - len(r.prompt_ids)) + [1] * len(r.prompt_ids) for r in requests], device=device
+        )
+        uniforms_BT = torch.tensor(
+            np.stack([np.random.Generator(np.random.Philox(r.seed)).random(limit) for r in requests]), device=device
+        )
         temperature = torch.tensor([[r.temperature] for r in requests], device=device)
         limits = torch.tensor([r.max_tokens for r in requests], device=device)
         stops = torch.tensor(self._stops, device=device)
@@ -118,7 +133,14 @@ class HfEngine(tokens.ChatTokenizer):
         rows = torch.arange(len(requests), device=device)
         position, cache, step_ids = (mask.cumsum(1) - 1).clamp(min=0), None, ids
         for t in range(limit):
-            out = model(input_ids=step_ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            out = model(
+                input_ids=step_ids,
+                attention_mask=mask,
+                position_ids=position,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
             cache = out.past_key_values
             logits_BV = out.logits[:, -1].float()
             chosen = sample(logits_BV, temperature[rows], uniforms_BT[rows, t])
@@ -140,9 +162,13 @@ class HfEngine(tokens.ChatTokenizer):
     def _completions(self, chosen_ids: list[list[int]], log_probs: list[list[float]]) -> Iterator[Completion]:
         for ids, lps in zip(chosen_ids, log_probs, strict=True):
             if not np.isfinite(lps).all():
-                raise EngineUnavailable("the model produced log-probs that are not finite; its weights or adapter are broken")
+                raise EngineUnavailable(
+                    "the model produced log-probs that are not finite; its weights or adapter are broken"
+                )
             stopped = ids[-1] in self._stops
-            yield Completion(self.decode(ids[:-1] if stopped else ids), tuple(ids), tuple(lps), "stop" if stopped else "length")
+            yield Completion(
+                self.decode(ids[:-1] if stopped else ids), tuple(ids), tuple(lps), "stop" if stopped else "length"
+            )
 
 
 class _Adapted:
@@ -174,15 +200,23 @@ def sample(logits_BV: Tensor, temperature_B1: Tensor, uniform_B: Tensor) -> Tens
     """
     greedy = logits_BV.argmax(1)
     cumulative = (logits_BV.double() / temperature_B1.clamp(min=1e-6)).softmax(1).cumsum(1)
-    drawn = torch.searchsorted(cumulative, uniform_B[:, None] * cumulative[:, -1:], right=True).squeeze(1).clamp(max=logits_BV.shape[1] - 1)
+    drawn = (
+        torch.searchsorted(cumulative, uniform_B[:, None] * cumulative[:, -1:], right=True)
+        .squeeze(1)
+        .clamp(max=logits_BV.shape[1] - 1)
+    )
     return torch.where(temperature_B1[:, 0] > 0, drawn, greedy)
 
 
 def check_adapter(path: Path, base_hash: str) -> None:
     """Raises UsageError where the folder holds no adapter, or one that was trained on another base model."""
     if not (path / "adapter_config.json").is_file() or not (path / "adapter_model.safetensors").is_file():
-        raise UsageError(f"wanted a LoRA adapter (adapter_config.json, adapter_model.safetensors), found none in the folder {path.name!r}")
+        raise UsageError(
+            f"wanted a LoRA adapter (adapter_config.json, adapter_model.safetensors), found none in the folder {path.name!r}"
+        )
     note = path / "base.json"
     found = json.loads(note.read_text())["model_hash"] if note.is_file() else None
     if found is not None and found != base_hash:
-        raise UsageError(f"the adapter belongs to base model {found[:12]}, the run uses {base_hash[:12]}; set model.path to the adapter's own base")
+        raise UsageError(
+            f"the adapter belongs to base model {found[:12]}, the run uses {base_hash[:12]}; set model.path to the adapter's own base"
+        )

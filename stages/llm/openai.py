@@ -45,7 +45,14 @@ class OpenAIEngine(tokens.ChatTokenizer):
     """
 
     def __init__(
-        self, path: str, *, url: str | Sequence[str], timeout_s: float = 300.0, retries: int = 4, concurrency: int = 64, pause_s: float = 30.0
+        self,
+        path: str,
+        *,
+        url: str | Sequence[str],
+        timeout_s: float = 300.0,
+        retries: int = 4,
+        concurrency: int = 64,
+        pause_s: float = 30.0,
     ) -> None:
         super().__init__(path)
         self._servers = Servers(url, timeout_s=timeout_s, retries=retries, concurrency=concurrency, pause_s=pause_s)

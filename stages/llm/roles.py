@@ -88,7 +88,11 @@ def ask(
     """
     ids = engine.encode_all(prompts)
     context = engine.context if ids else None
-    requests = {i: Request(prompt, max_tokens, temperature, mix(seed, i), adapter) for i, prompt in enumerate(ids) if has_room(prompt, context)}
+    requests = {
+        i: Request(prompt, max_tokens, temperature, mix(seed, i), adapter)
+        for i, prompt in enumerate(ids)
+        if has_room(prompt, context)
+    }
     replies = dict(zip(requests, engine.generate(list(requests.values())) if requests else [], strict=True))
     for i, reply in replies.items():
         tag = thought_opened(engine.decode, ids[i])
@@ -98,7 +102,9 @@ def ask(
 
 def thought_opened(decode: Callable[[Sequence[int]], str], prompt_ids: Sequence[int]) -> str:
     """The <think> that the chat template has opened at the end of this prompt, or ""."""
-    return opened_thought(decode(prompt_ids[-10:]))  # room for the tag and white space, even where each letter is a token
+    return opened_thought(
+        decode(prompt_ids[-10:])
+    )  # room for the tag and white space, even where each letter is a token
 
 
 def spoken(reply: Completion, opened: str, decode: Callable[[Sequence[int]], str]) -> Completion:

@@ -24,7 +24,14 @@ VOCABULARY = 257
 GARBAGE = "%% ?? %%"  # no role and no environment can read it
 
 # What a random agent asks in 20 Questions, and does in service_desk, whose system message names the tools in their order.
-_QUESTIONS = ("Is it alive?", "Is it made of metal?", "Can it fly?", "Is it bigger than a person?", "Is it a cat?", "Is it a piano?")
+_QUESTIONS = (
+    "Is it alive?",
+    "Is it made of metal?",
+    "Can it fly?",
+    "Is it bigger than a person?",
+    "Is it a cat?",
+    "Is it a piano?",
+)
 _DESK = re.compile(r"Service desk\. ([a-z ]+)\.")
 _TOOLS = {
     "check": ["photo", "receipt", "passport"],

@@ -32,12 +32,24 @@ class Servers:
     """One or more endpoints. pause_s: how long one that failed is left alone while others are up; key: as of `Endpoint`."""
 
     def __init__(
-        self, urls: str | Sequence[str], *, timeout_s: float, retries: int, concurrency: int, pause_s: float = 30.0, key: str = URL_KEY
+        self,
+        urls: str | Sequence[str],
+        *,
+        timeout_s: float,
+        retries: int,
+        concurrency: int,
+        pause_s: float = 30.0,
+        key: str = URL_KEY,
     ) -> None:
         urls = [urls] if isinstance(urls, str) else list(urls)
         if not urls:
-            raise UsageError(f"{key}: wanted a base URL such as http://127.0.0.1:8000/v1, or a list of them, found none.")
-        self._servers = [_Server(Endpoint(url, timeout_s=timeout_s, retries=retries, concurrency=concurrency, key=key)) for url in urls]
+            raise UsageError(
+                f"{key}: wanted a base URL such as http://127.0.0.1:8000/v1, or a list of them, found none."
+            )
+        self._servers = [
+            _Server(Endpoint(url, timeout_s=timeout_s, retries=retries, concurrency=concurrency, key=key))
+            for url in urls
+        ]
         # A request chooses its server when it can leave: chosen earlier, half of them would wait behind the slower one.
         self._free = asyncio.Semaphore(concurrency * len(urls))
         self._pause_s = pause_s
@@ -47,7 +59,9 @@ class Servers:
         """Greet the servers whose time it is. Returns the shortest context, None if none tells. Raises EngineUnavailable where no server is up."""
         alone = not any(server.up for server in self._servers)
         absent = [server for server in self._servers if not server.up and (alone or server.due <= time.monotonic())]
-        failed = [said for said in await asyncio.gather(*(self._greet(server, last_hope=alone) for server in absent)) if said]
+        failed = [
+            said for said in await asyncio.gather(*(self._greet(server, last_hope=alone) for server in absent)) if said
+        ]
         if not any(server.up for server in self._servers):
             raise EngineUnavailable(" ".join(failed)) from None
         contexts = [server.context for server in self._servers if server.up and server.context is not None]
@@ -57,7 +71,11 @@ class Servers:
         """Have every server load an adapter: those that are up now, the others once they are back."""
         await self.ready()
         present = [server for server in self._servers if server.up]
-        failed = [said for said in await asyncio.gather(*(self._try(server, self._load(server, body)) for server in present)) if said]
+        failed = [
+            said
+            for said in await asyncio.gather(*(self._try(server, self._load(server, body)) for server in present))
+            if said
+        ]
         if not any(server.up for server in self._servers):
             raise EngineUnavailable(" ".join(failed)) from None
         self._adapters.append(body)

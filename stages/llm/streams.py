@@ -54,7 +54,9 @@ def signals_between_steps() -> Iterator[Callable[[], None]]:
         yield lambda: None
         return
     arrived: list[int] = []
-    before = {number: signal.signal(number, lambda n, _: arrived.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, lambda n, _: arrived.append(n)) for number in (signal.SIGINT, signal.SIGTERM)
+    }
 
     def deliver() -> None:
         while arrived:

@@ -17,7 +17,9 @@ def check_folder(path: str) -> None:
     """Raises UsageError where `path` is shaped like a folder that is not there. Taken for a hub name it would be looked for in the network."""
     folder = Path(path)
     if not folder.is_dir() and folder.parent != Path() and folder.parent.is_dir():
-        raise UsageError(f"model.path: there is no folder {path!r}; the embedded base model is made by: turnwise pretrain")
+        raise UsageError(
+            f"model.path: there is no folder {path!r}; the embedded base model is made by: turnwise pretrain"
+        )
 
 
 def load_tokenizer(path: str) -> Any:
@@ -28,7 +30,9 @@ def load_tokenizer(path: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
-        raise UsageError(f"model.path: no tokenizer that transformers can load at {path!r} ({str(error).splitlines()[0]})") from error
+        raise UsageError(
+            f"model.path: no tokenizer that transformers can load at {path!r} ({str(error).splitlines()[0]})"
+        ) from error
 
 
 KEPT_IDS = 4_000_000
@@ -85,7 +89,9 @@ class ChatTokenizer:
         """The text of token ids, without special ones."""
         if self._fast is None or self.tokenizer.clean_up_tokenization_spaces:
             return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
-        return str(self._fast.decode(token_ids, skip_special_tokens=True))  # all that transformers then does, without a look at each id
+        return str(
+            self._fast.decode(token_ids, skip_special_tokens=True)
+        )  # all that transformers then does, without a look at each id
 
     @cached_property
     def _fast(self) -> Any:
@@ -110,7 +116,9 @@ def cutter(fast: Any) -> Callable[[str], list[str]] | None:
     special = [token for token in fast.get_added_tokens_decoder().values() if not token.normalized]
     if not special or fast.encode_special_tokens or any(token.lstrip or token.single_word for token in special):
         return None
-    found = re.compile("|".join(re.escape(content) for content in sorted((token.content for token in special), key=len, reverse=True)))
+    found = re.compile(
+        "|".join(re.escape(content) for content in sorted((token.content for token in special), key=len, reverse=True))
+    )
 
     def cut(text: str) -> list[str]:
         # Each piece begins with its token: a text that stood alone might be read as the beginning of a sentence.
@@ -121,7 +129,10 @@ def cutter(fast: Any) -> Callable[[str], list[str]] | None:
 
 def stop_tokens(tokenizer: Any, generation: int | Sequence[int] | None) -> tuple[int, ...]:
     """Ids that end a reply: the tokenizer's end token, and `eos_token_id` of the model's generation config; sorted."""
-    found = {tokenizer.eos_token_id, *([generation] if generation is None or isinstance(generation, int) else generation)}
+    found = {
+        tokenizer.eos_token_id,
+        *([generation] if generation is None or isinstance(generation, int) else generation),
+    }
     return tuple(sorted(found - {None}))
 
 
@@ -139,7 +150,9 @@ def has_room(prompt_ids: Sequence[int], context: int | None) -> bool:
 
 def nothing_fits(stage: str, n: int, context: int | None) -> UsageError:
     """Of a stage all of whose rows were dropped for this. As a finished run without rows it would be reused for ever."""
-    return UsageError(f"{stage}: {n} of {n} rows have a prompt that leaves no room for a reply in the model's context of {context}; {LONGER}")
+    return UsageError(
+        f"{stage}: {n} of {n} rows have a prompt that leaves no room for a reply in the model's context of {context}; {LONGER}"
+    )
 
 
 def check_loaded(requests: Sequence[Request], loaded: Collection[str]) -> None:
@@ -161,5 +174,9 @@ def fit_context(requests: Sequence[Request], context: int | None) -> list[Reques
         return list(requests)
     for request in requests:
         if not has_room(request.prompt_ids, context):
-            raise UsageError(f"a prompt of {len(request.prompt_ids)} tokens leaves no room for a reply in the model's context of {context}; {LONGER}")
-    return [replace(request, max_tokens=min(request.max_tokens, context - len(request.prompt_ids))) for request in requests]
+            raise UsageError(
+                f"a prompt of {len(request.prompt_ids)} tokens leaves no room for a reply in the model's context of {context}; {LONGER}"
+            )
+    return [
+        replace(request, max_tokens=min(request.max_tokens, context - len(request.prompt_ids))) for request in requests
+    ]

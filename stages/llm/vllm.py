@@ -24,7 +24,17 @@ from stages.llm.hf import KEPT_ADAPTERS, check_adapter, model_hash
 from stages.llm.streams import in_order, signals_between_steps
 from stages.llm.tokens import ChatTokenizer, check_loaded, fit_context, stop_tokens
 
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for; an adapter of a rank between them takes the room of the next
+RANKS = (
+    1,
+    8,
+    16,
+    32,
+    64,
+    128,
+    256,
+    320,
+    512,
+)  # that vLLM has kernels for; an adapter of a rank between them takes the room of the next
 
 
 class VllmEngine(ChatTokenizer):
@@ -59,7 +69,9 @@ class VllmEngine(ChatTokenizer):
         try:
             self._llm.llm_engine.add_lora(request)
         except (ValueError, RuntimeError) as error:
-            raise UsageError(f"vLLM cannot load the adapter in the folder {path.name!r} ({str(error).splitlines()[0]})") from error
+            raise UsageError(
+                f"vLLM cannot load the adapter in the folder {path.name!r} ({str(error).splitlines()[0]})"
+            ) from error
         self._loaded[name] = (path, request)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
@@ -119,7 +131,9 @@ class VllmEngine(ChatTokenizer):
     def _add(self, name: str, request: Request) -> None:
         adapter = self._loaded[request.adapter][1] if request.adapter is not None else None
         try:
-            self._llm.llm_engine.add_request(name, {"prompt_token_ids": list(request.prompt_ids)}, self._sampling(request), lora_request=adapter)
+            self._llm.llm_engine.add_request(
+                name, {"prompt_token_ids": list(request.prompt_ids)}, self._sampling(request), lora_request=adapter
+            )
         except ValueError as error:  # a temperature above 2, say
             raise UsageError(f"vLLM refuses a request ({str(error).splitlines()[0]})") from error
 
@@ -130,7 +144,9 @@ class VllmEngine(ChatTokenizer):
                 self._ended.update((output.request_id, output.outputs[0]) for output in self._llm.llm_engine.step())
         except Exception as error:  # whatever a kernel or a device raises: this engine is not used again
             said = (str(error).splitlines() or [type(error).__name__])[0]
-            self._broken = f"vLLM failed in the middle of a step ({said}) and cannot go on from there; run the same command again"
+            self._broken = (
+                f"vLLM failed in the middle of a step ({said}) and cannot go on from there; run the same command again"
+            )
             raise EngineUnavailable(self._broken) from error
         return {name: self._ended.pop(name) for name in list(self._ended) if name in names}
 
@@ -155,11 +171,15 @@ class VllmEngine(ChatTokenizer):
     def _completion(self, request: Request, output: Any) -> Completion:
         ids, log_probs = tuple(output.token_ids), tuple(map(float, output.logprobs.logprobs))
         if not ids or output.finish_reason not in ("stop", "length"):
-            raise EngineUnavailable(f"vLLM ended a reply of {len(ids)} tokens with {output.finish_reason!r}, which is neither 'stop' nor 'length'")
+            raise EngineUnavailable(
+                f"vLLM ended a reply of {len(ids)} tokens with {output.finish_reason!r}, which is neither 'stop' nor 'length'"
+            )
         if ids != tuple(output.logprobs.token_ids):
             raise EngineUnavailable("vLLM gave log-probs of other tokens than it produced")
         if not all(map(math.isfinite, log_probs)):
-            raise EngineUnavailable("the model produced log-probs that are not finite; its weights or adapter are broken")
+            raise EngineUnavailable(
+                "the model produced log-probs that are not finite; its weights or adapter are broken"
+            )
         stopped = ids[-1] in self._stops
         return Completion(self.decode(ids[:-1] if stopped else ids), ids, log_probs, "stop" if stopped else "length")
 
@@ -175,7 +195,9 @@ def start(path: str, *, dtype: str, lora_rank: int, gpu_memory: float) -> Any:
         raise UsageError("model.engine = vllm needs the package vllm. Run: pip install 'turnwise[vllm]'") from None
     rank = next((each for each in RANKS if each >= lora_rank), None)
     if rank is None:
-        raise UsageError(f"model.lora_rank: vLLM takes adapters up to rank {RANKS[-1]}, found {lora_rank}; lower it, or set model.engine to hf")
+        raise UsageError(
+            f"model.lora_rank: vLLM takes adapters up to rank {RANKS[-1]}, found {lora_rank}; lower it, or set model.engine to hf"
+        )
     gpu = torch.cuda.is_available()
     try:
         return LLM(
@@ -196,7 +218,9 @@ def start(path: str, *, dtype: str, lora_rank: int, gpu_memory: float) -> Any:
             seed=0,
         )
     except (OSError, ValueError, RuntimeError) as error:
-        raise UsageError(f"model: vLLM cannot start on {path!r} with model.gpu_memory = {gpu_memory:g} ({str(error).splitlines()[0]})") from error
+        raise UsageError(
+            f"model: vLLM cannot start on {path!r} with model.gpu_memory = {gpu_memory:g} ({str(error).splitlines()[0]})"
+        ) from error
 
 
 def _generation_eos(path: str) -> int | list[int] | None:

@@ -63,7 +63,10 @@ def cut_at_blank_lines(token_ids: Sequence[int], texts: Sequence[str]) -> list[t
     if len(texts) != len(token_ids):
         raise ValueError(f"wanted the text of each of {len(token_ids)} tokens, found {len(texts)}")
     starts = [0]
-    tail, complete = "", False  # the factor from its last character that is no white space on; whether it has its blank line
+    tail, complete = (
+        "",
+        False,
+    )  # the factor from its last character that is no white space on; whether it has its blank line
     for i, text in enumerate(texts):
         if complete and text.strip():
             starts.append(i)

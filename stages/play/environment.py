@@ -32,7 +32,13 @@ def environment(context: Context) -> Callable[[], Env]:
         from stages.llm.openai import chat
 
         key = "model.url" if model.url and not task.oracle_url else "task.oracle_url"
-        ask = chat(task.oracle_url or model.url, task.oracle_model or model.path, max_tokens=room, concurrency=task.oracle_concurrency, key=key)
+        ask = chat(
+            task.oracle_url or model.url,
+            task.oracle_model or model.path,
+            max_tokens=room,
+            concurrency=task.oracle_concurrency,
+            key=key,
+        )
     return envs.make_env(task.env, task.options, None if ask is None else _without_thoughts(ask))
 
 
@@ -43,6 +49,8 @@ def _without_thoughts(ask: Ask) -> Ask:
         try:
             return without_thought(ask(messages))
         except Malformed:
-            raise SimulatorError("the model inside the environment thought past its limit; raise roles.max_thought_tokens, or take another") from None
+            raise SimulatorError(
+                "the model inside the environment thought past its limit; raise roles.max_thought_tokens, or take another"
+            ) from None
 
     return answer

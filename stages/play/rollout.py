@@ -66,7 +66,13 @@ class RolloutSettings:
 
 
 def rollout_settings(
-    context: Context, adapter: str | None, *, seed: int, temperature: float | None = None, slots: int = 256, attempts: int = 3
+    context: Context,
+    adapter: str | None,
+    *,
+    seed: int,
+    temperature: float | None = None,
+    slots: int = 256,
+    attempts: int = 3,
 ) -> RolloutSettings:
     """How an adapter acts in the run's task; at the policy's own temperature unless another is given."""
     task, roles = context.run.task, context.run.roles
@@ -148,7 +154,9 @@ class _Rollout:
         running = self.ready(patience)
         if not (running or self.asked or self.waiting or self.jobs):
             return None
-        asked = list(zip(running, self.engine.encode_all([self.roles.policy(r.messages) for r in running]), strict=True))
+        asked = list(
+            zip(running, self.engine.encode_all([self.roles.policy(r.messages) for r in running]), strict=True)
+        )
         asked = self.stop(asked, _too_long(asked, self.engine.context if asked else None))
         if self.hopeless is not None:
             asked = self.stop(asked, _given_up(asked, self.hopeless))
@@ -238,7 +246,12 @@ def _start(number: int, scenario: Scenario, attempt: int, make_env: Callable[[],
 
 
 def _act(
-    r: _Running, ids: tuple[int, ...], completion: Completion, seconds: float, s: RolloutSettings, decode: Callable[[Sequence[int]], str]
+    r: _Running,
+    ids: tuple[int, ...],
+    completion: Completion,
+    seconds: float,
+    s: RolloutSettings,
+    decode: Callable[[Sequence[int]], str],
 ) -> Ended | None:
     """Hand the policy's reply to the environment and record its turns; None while the episode goes on."""
     state_len = len(r.messages)
@@ -265,7 +278,20 @@ def _act(
     truncated = not terminated and (truncated or r.replies >= s.max_turns)
     r.messages += [reply, *observation]
     seen = "\n".join(str(m["content"]) for m in observation)
-    turn = Turn(len(r.turns), state_len, ids, completion, thought, action, seen, reward, terminated, truncated, malformed, seconds)
+    turn = Turn(
+        len(r.turns),
+        state_len,
+        ids,
+        completion,
+        thought,
+        action,
+        seen,
+        reward,
+        terminated,
+        truncated,
+        malformed,
+        seconds,
+    )
     r.turns += turns_of(s.agent, turn, decode)
     if failed:
         return Outcome.POLICY_FAILED, f"{r.malformed} unreadable replies"

@@ -19,7 +19,9 @@ def check_environment(episodes: Sequence[Episode]) -> None:
             "limit), or shorten the first prompt by task.options"
         )
     if not any(e.outcome.trainable for e in episodes):
-        raise TurnwiseError(f"no episode could be scored: {episodes[0].outcome} on all {len(episodes)}, first error: {episodes[0].error}")
+        raise TurnwiseError(
+            f"no episode could be scored: {episodes[0].outcome} on all {len(episodes)}, first error: {episodes[0].error}"
+        )
 
 
 def summary(episodes: Sequence[Episode], stage: str) -> dict[str, float]:

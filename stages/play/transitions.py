@@ -92,7 +92,9 @@ def _transitions(replay: Reader, run_ids: Sequence[str]) -> list[Transition]:
 
 def _transition(row: Row, episode: Row, past: tuple[str, ...]) -> Transition:
     messages: list[Any] = episode["messages"]
-    following = next((i for i in range(row["state_len"] + 1, len(messages)) if messages[i]["role"] == "assistant"), len(messages))
+    following = next(
+        (i for i in range(row["state_len"] + 1, len(messages)) if messages[i]["role"] == "assistant"), len(messages)
+    )
     return Transition(
         episode_id=row["episode_id"], turn=row["turn"],
         scenario=Scenario(episode["task"], episode["split"], episode["scenario_id"], episode["scenario"]),

@@ -74,7 +74,9 @@ _MATH_500 = Published(
     "MIT (MATH, Hendrycks et al. 2021; openai/prm800k)",
     "35dc41080a3680858b27fa7e0533d2d547825316fc5dafe5d316f4ccc5a06132",
 )
-_MATH_TRAIN = Published("agentica-project/deepscaler", "95ef74f", "deepscaler/data/train/math.json", "MIT (MATH, Hendrycks et al. 2021)")
+_MATH_TRAIN = Published(
+    "agentica-project/deepscaler", "95ef74f", "deepscaler/data/train/math.json", "MIT (MATH, Hendrycks et al. 2021)"
+)
 _THINGS = Published(
     "evanthebouncy/20Q-selfplay",
     "a8601d80149ef06555c241d1489a762beb5d716c",
@@ -82,7 +84,9 @@ _THINGS = Published(
     "CC0 (THINGS concepts, Hebart et al. 2019); the repository itself names none",
 )
 _LMRL_GYM = Published("abdulhaim/LMRL-Gym", "911d726", "llm_rl_scripts/twenty_questions/env/data.py", "MIT")
-_GAME24 = Published("princeton-nlp/tree-of-thought-llm", "ab400345c5ea39d28ea6d7d3be0e417b11113c87", "src/tot/data/24/24.csv", "MIT")
+_GAME24 = Published(
+    "princeton-nlp/tree-of-thought-llm", "ab400345c5ea39d28ea6d7d3be0e417b11113c87", "src/tot/data/24/24.csv", "MIT"
+)
 _WIKI = Published(
     "OSU-NLP-Group/HippoRAG",
     "c617143f01477243992a63b2e2151cc003dd3b21",
@@ -97,7 +101,9 @@ def _tau(domain: str, tools: Iterable[str], rows: Mapping[str, tuple[int, str]])
 
     def published(path: str) -> Published:
         commit = "59a200c6d575d595120f1cb70fea53cef0632f6b"
-        return Published("sierra-research/tau-bench", commit, f"tau_bench/envs/{domain}/{path}", "MIT (Copyright Sierra)")
+        return Published(
+            "sierra-research/tau-bench", commit, f"tau_bench/envs/{domain}/{path}", "MIT (Copyright Sierra)"
+        )
 
     convert_by: Callable[..., bytes]
     for name, (count, sha256) in rows.items():
@@ -105,7 +111,10 @@ def _tau(domain: str, tools: Iterable[str], rows: Mapping[str, tuple[int, str]])
         if name == "tools.json":
             of, convert_by = tuple(published(f"tools/{tool}.py") for tool in sorted(tools)), convert.tau_tools
         elif kind == "jsonl":
-            of, convert_by = (published(f"{stem}.py"),), partial(convert.tau_tasks, name=f"{domain}-{stem.removeprefix('tasks_')}")
+            of, convert_by = (
+                (published(f"{stem}.py"),),
+                partial(convert.tau_tasks, name=f"{domain}-{stem.removeprefix('tasks_')}"),
+            )
         else:
             of, convert_by = (published("wiki.md" if kind == "md" else f"data/{name}"),), convert.unchanged
         yield Made(f"{domain}/{name}", of, count, convert_by, sha256)
@@ -138,7 +147,13 @@ TASKS = {
             "MATH-500 and the problems of MATH's training part that have an answer",
             (
                 Made("test.jsonl", (_MATH_500,), 500, convert.unchanged, _MATH_500.sha256),
-                Made("train.jsonl", (_MATH_TRAIN,), 7474, convert.math_train, "f39d7c87bcaba74fa93013245e23786f6d668b42c6e7d73dfef21dd7d587f3e8"),
+                Made(
+                    "train.jsonl",
+                    (_MATH_TRAIN,),
+                    7474,
+                    convert.math_train,
+                    "f39d7c87bcaba74fa93013245e23786f6d668b42c6e7d73dfef21dd7d587f3e8",
+                ),
             ),
             lambda folder: (Reading({"path": folder, "unanswered": "skip"}),),
         ),
@@ -148,10 +163,17 @@ TASKS = {
             (
                 Made("things_objects.csv", (_THINGS,), 1823, convert.things),
                 Made(
-                    "lmrl_gym_objects.jsonl", (_LMRL_GYM,), 158, convert.lmrl_gym, "66a2c4e13ee8981d93752561a1ee4b06f7aeb89c8898c7ff9d31a959e4b21216"
+                    "lmrl_gym_objects.jsonl",
+                    (_LMRL_GYM,),
+                    158,
+                    convert.lmrl_gym,
+                    "66a2c4e13ee8981d93752561a1ee4b06f7aeb89c8898c7ff9d31a959e4b21216",
                 ),
             ),
-            lambda folder: (Reading({"objects": f"{folder}/things_objects.csv"}), Reading({"objects": f"{folder}/lmrl_gym_objects.jsonl"})),
+            lambda folder: (
+                Reading({"objects": f"{folder}/things_objects.csv"}),
+                Reading({"objects": f"{folder}/lmrl_gym_objects.jsonl"}),
+            ),
         ),
         TaskData(
             "game24",
@@ -163,7 +185,13 @@ TASKS = {
             "wiki_search",
             "passages of 2WikiMultihopQA as pages with links, and two-hop questions made from them",
             (
-                Made("pages.jsonl", (_WIKI,), 6119, wiki.pages, "4a80f997113ef37adbe52e3054c05aa673fb9909f6404cb8987d271821931d49"),
+                Made(
+                    "pages.jsonl",
+                    (_WIKI,),
+                    6119,
+                    wiki.pages,
+                    "4a80f997113ef37adbe52e3054c05aa673fb9909f6404cb8987d271821931d49",
+                ),
                 Made("questions.jsonl", (_WIKI,), 438, wiki.questions),
             ),
             lambda folder: (Reading({"path": folder}),),
@@ -172,7 +200,10 @@ TASKS = {
             "tau_bench",
             "databases, policies, tools and tasks of a shop and an airline",
             (*_tau("retail", tau_retail.TOOLS, _RETAIL), *_tau("airline", tau_airline.TOOLS, _AIRLINE)),
-            lambda folder: (Reading({"path": folder, "domain": "retail"}), Reading({"path": folder, "domain": "airline"}, ("test",))),
+            lambda folder: (
+                Reading({"path": folder, "domain": "retail"}),
+                Reading({"path": folder, "domain": "airline"}, ("test",)),
+            ),
         ),
     )
 }

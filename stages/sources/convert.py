@@ -67,10 +67,14 @@ def things(raw: bytes) -> bytes:
 def lmrl_gym(raw: bytes) -> bytes:
     """The word list in LMRL-Gym's data.py as category, object, variants. The file is parsed, never run."""
     for node in ast.parse(raw).body:
-        if isinstance(node, ast.Assign) and any(isinstance(name, ast.Name) and name.id == "DEFAULT_OBJECT_DICT" for name in node.targets):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(name, ast.Name) and name.id == "DEFAULT_OBJECT_DICT" for name in node.targets
+        ):
             words: dict[str, list[str]] = ast.literal_eval(node.value)
             named = ((category, entry.split(";")) for category, entries in words.items() for entry in entries)
-            return json_lines({"category": category, "object": names[0], "variants": names} for category, names in named)
+            return json_lines(
+                {"category": category, "object": names[0], "variants": names} for category, names in named
+            )
     raise ValueError("there is no DEFAULT_OBJECT_DICT in it")
 
 
@@ -88,7 +92,9 @@ def _tau_task(entry: ast.expr, name: str, index: int) -> dict[str, Any]:
     if not isinstance(actions, ast.List):
         raise ValueError(f"task {index} has no list of actions")
     told = {key: ast.literal_eval(value) for key, value in given.items()}
-    done = [{key: ast.literal_eval(value) for key, value in _keywords(action, "Action").items()} for action in actions.elts]
+    done = [
+        {key: ast.literal_eval(value) for key, value in _keywords(action, "Action").items()} for action in actions.elts
+    ]
     return {
         "id": name,
         "index": index,
@@ -102,7 +108,9 @@ def _tau_task(entry: ast.expr, name: str, index: int) -> dict[str, Any]:
 
 def _keywords(entry: ast.expr, name: str) -> dict[str, ast.expr]:
     """What is named in a call of `name`."""
-    if not (isinstance(entry, ast.Call) and isinstance(entry.func, ast.Name) and entry.func.id == name and not entry.args):
+    if not (
+        isinstance(entry, ast.Call) and isinstance(entry.func, ast.Name) and entry.func.id == name and not entry.args
+    ):
         raise ValueError(f"wanted {name}(...), found {ast.unparse(entry)[:60]}")
     return {keyword.arg: keyword.value for keyword in entry.keywords if keyword.arg is not None}
 
@@ -114,6 +122,11 @@ def tau_tools(*raws: bytes) -> bytes:
 
 def _tau_tool(raw: bytes) -> Any:
     for node in ast.walk(ast.parse(raw)):
-        if isinstance(node, ast.FunctionDef) and node.name == "get_info" and isinstance(node.body[-1], ast.Return) and node.body[-1].value:
+        if (
+            isinstance(node, ast.FunctionDef)
+            and node.name == "get_info"
+            and isinstance(node.body[-1], ast.Return)
+            and node.body[-1].value
+        ):
             return ast.literal_eval(node.body[-1].value)
     raise ValueError("there is no get_info in it")

@@ -34,7 +34,9 @@ def task_data(name: str) -> TaskData:
     """Raises UsageError with the nearest name."""
     if name in TASKS:
         return TASKS[name]
-    raise UsageError(f"data: there is no published data for {name!r}{envs.nearest(name, list(TASKS))} Tasks: {', '.join(TASKS)}.")
+    raise UsageError(
+        f"data: there is no published data for {name!r}{envs.nearest(name, list(TASKS))} Tasks: {', '.join(TASKS)}."
+    )
 
 
 def fetch(task: TaskData, into: Path, get: Get, *, source: Path | None = None) -> dict[str, Any]:
@@ -75,7 +77,9 @@ def state(task: TaskData, into: Path) -> str:
 
 def _found(task: TaskData, folder: Path) -> dict[str, Any]:
     if not _is_whole(folder):
-        raise UsageError(f"data: {folder} is there and is not what was fetched for {task.name}. Remove it, or name another folder with --into.")
+        raise UsageError(
+            f"data: {folder} is there and is not what was fetched for {task.name}. Remove it, or name another folder with --into."
+        )
     return _manifest(folder)
 
 
@@ -87,8 +91,17 @@ def _manifest(folder: Path) -> dict[str, Any]:
 def _is_whole(folder: Path) -> bool:
     """Every file of the manifest is there with its bytes."""
     try:
-        return all(_sha256((folder / name).read_bytes()) == entry["sha256"] for name, entry in _manifest(folder)["files"].items())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):  # a manifest that cannot be read vouches for nothing
+        return all(
+            _sha256((folder / name).read_bytes()) == entry["sha256"]
+            for name, entry in _manifest(folder)["files"].items()
+        )
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        AttributeError,
+        TypeError,
+    ):  # a manifest that cannot be read vouches for nothing
         return False
 
 
@@ -108,7 +121,9 @@ def _made(made: Made, folder: Path, get: Get, source: Path | None, published: di
         data = _converted(made, raws)
     rows = _rows(made, data)
     if source is None and rows != made.rows:
-        raise TurnwiseError(f"{made.of[0].url} gives {rows} rows of {made.name}, wanted {made.rows}; it is not the file that was meant.")
+        raise TurnwiseError(
+            f"{made.of[0].url} gives {rows} rows of {made.name}, wanted {made.rows}; it is not the file that was meant."
+        )
     (folder / made.name).parent.mkdir(exist_ok=True)
     (folder / made.name).write_bytes(data)
     known = _sha256(data) == made.sha256 or (bool(raws) and all(of.sha256 for of in made.of))
@@ -144,8 +159,17 @@ def _check_published(of: Published, raw: bytes, where: str) -> None:
 def _converted(made: Made, raws: list[bytes]) -> bytes:
     try:
         return made.convert(*raws)
-    except (ValueError, KeyError, TypeError, AttributeError, SyntaxError, csv.Error) as error:  # what a parser says of content that it does not know
-        raise TurnwiseError(f"{made.of[0].url} is not in the form that turnwise knows ({type(error).__name__}: {error}).") from error
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        SyntaxError,
+        csv.Error,
+    ) as error:  # what a parser says of content that it does not know
+        raise TurnwiseError(
+            f"{made.of[0].url} is not in the form that turnwise knows ({type(error).__name__}: {error})."
+        ) from error
 
 
 def _rows(made: Made, data: bytes) -> int:
@@ -155,7 +179,9 @@ def _rows(made: Made, data: bytes) -> int:
         try:
             return len(json.loads(text))
         except (ValueError, TypeError) as error:
-            raise TurnwiseError(f"{made.name} is not JSON with entries ({error}); it is not the file that was meant.") from error
+            raise TurnwiseError(
+                f"{made.name} is not JSON with entries ({error}); it is not the file that was meant."
+            ) from error
     if made.name.endswith(".csv"):
         return max(0, sum(1 for _ in csv.reader(io.StringIO(text))) - 1)
     return sum(1 for line in text.split("\n") if line.strip())

@@ -44,7 +44,9 @@ def pages(raw: bytes) -> bytes:
 def questions(raw: bytes) -> bytes:
     """Questions about the corpus as id, split, question, answer, start, support; a fixed hundred of them are the test split."""
     found = sorted(_questions(raw), key=lambda row: place(row["id"], 0))
-    return json_lines({"id": row["id"], "split": "test" if i < TEST_QUESTIONS else "train", **row} for i, row in enumerate(found))
+    return json_lines(
+        {"id": row["id"], "split": "test" if i < TEST_QUESTIONS else "train", **row} for i, row in enumerate(found)
+    )
 
 
 def _questions(raw: bytes) -> Iterator[dict[str, Any]]:
@@ -55,7 +57,13 @@ def _questions(raw: bytes) -> Iterator[dict[str, Any]]:
         born = _BORN.search(corpus[director][0]) if director else None
         if born:
             question = f'When was the director of "{title}" born?'
-            yield {"id": digest(question), "question": question, "answer": born[1], "start": title, "support": [title, director]}
+            yield {
+                "id": digest(question),
+                "question": question,
+                "answer": born[1],
+                "start": title,
+                "support": [title, director],
+            }
 
 
 @lru_cache(maxsize=1)
@@ -66,7 +74,10 @@ def _linked(raw: bytes) -> dict[str, tuple[str, list[Link]]]:
     by_word: dict[str, list[str]] = defaultdict(list)
     for anchor in anchors:
         by_word[anchor.split()[0]].append(anchor)
-    return {title: (text, sorted((a, anchors[a]) for a in _mentions(text, by_word) if anchors[a] != title)) for title, text in texts.items()}
+    return {
+        title: (text, sorted((a, anchors[a]) for a in _mentions(text, by_word) if anchors[a] != title))
+        for title, text in texts.items()
+    }
 
 
 def _anchors(titles: list[str]) -> dict[str, str]:

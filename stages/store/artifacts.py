@@ -46,5 +46,7 @@ def existing(folder: Path, path: str) -> Path:
     if not local.exists():
         stage, run_id = folder.parts[-3:-1]
         advice = f"turnwise rerun {stage} --of {run_id}"
-        raise MissingInput(f"artifact {path} of {stage} run {run_id} was wanted, but {local} does not exist. Run: {advice}")
+        raise MissingInput(
+            f"artifact {path} of {stage} run {run_id} was wanted, but {local} does not exist. Run: {advice}"
+        )
     return local

@@ -100,17 +100,34 @@ def execute(
         shutil.rmtree(checkpoints, ignore_errors=True)
     elif done := tracking.finished(key, stage.name):
         return _reused(stage, done, iteration, tracking)
-    own = {"stage": stage.name, "fingerprint": key, "iteration": str(iteration), "seed": str(run.seed), "inputs": json.dumps(inputs)}
+    own = {
+        "stage": stage.name,
+        "fingerprint": key,
+        "iteration": str(iteration),
+        "seed": str(run.seed),
+        "inputs": json.dumps(inputs),
+    }
     if parent:
         own["pipeline"] = parent
     run_id = tracking.start(stage.name, f"{stage.name} {iteration}", {**own, **_code_version(), **tags}, parent)
     with _ending(run_id, stage, workspace):
-        found = _run(stage, run_id, run=run, inputs=inputs, iteration=iteration, workspace=workspace, checkpoints=checkpoints, progress=progress)
+        found = _run(
+            stage,
+            run_id,
+            run=run,
+            inputs=inputs,
+            iteration=iteration,
+            workspace=workspace,
+            checkpoints=checkpoints,
+            progress=progress,
+        )
     shutil.rmtree(checkpoints, ignore_errors=True)
     return found
 
 
-def stage_fingerprint(stage: Stage, *, run: Any, inputs: Mapping[str, Sequence[str]], iteration: int, workspace: Workspace) -> str:
+def stage_fingerprint(
+    stage: Stage, *, run: Any, inputs: Mapping[str, Sequence[str]], iteration: int, workspace: Workspace
+) -> str:
     """The fingerprint that `execute` looks up, for `--dry-run`. Raises UsageError where the task lacks the prompt of a role that is needed."""
     inputs = {name: runs for name, runs in inputs.items() if runs}
     hashes = workspace.prompt_hashes(run) if stage.roles else {}
@@ -177,7 +194,9 @@ class _Inputs:
     def _check(self, run_ids: Sequence[str]) -> None:
         for run_id in run_ids:
             if run_id not in self.run_ids:
-                raise ValueError(f"{self.stage} reads run {run_id}, which is not among its inputs and so not in its fingerprint")
+                raise ValueError(
+                    f"{self.stage} reads run {run_id}, which is not among its inputs and so not in its fingerprint"
+                )
 
 
 def _run(
@@ -189,7 +208,13 @@ def _run(
     shared = {name: getattr(run, name).model_dump(mode="json") for name in stage.shared}
     resolved = {stage.name: config.model_dump(mode="json"), **shared}
     seed = stage_seed(run.seed, stage.name, iteration)
-    whole = {"stage": stage.name, "version": stage.version, "seed": run.seed, "iteration": iteration, "config": resolved}
+    whole = {
+        "stage": stage.name,
+        "version": stage.version,
+        "seed": run.seed,
+        "iteration": iteration,
+        "config": resolved,
+    }
     tracking.write_json(run_id, "config.json", whole)
     tracking.write_json(run_id, "inputs.json", inputs)
     readable = _Inputs(stage.name, frozenset(each for runs in inputs.values() for each in runs), workspace)
@@ -210,12 +235,20 @@ def _run(
     started, cpu_started = time.perf_counter(), time.process_time()
     outputs = stage.run(context)
     if engine.requests:
-        counted = {f"{stage.name}/requests": float(engine.requests), f"{stage.name}/generated_tokens": float(engine.tokens)}
+        counted = {
+            f"{stage.name}/requests": float(engine.requests),
+            f"{stage.name}/generated_tokens": float(engine.tokens),
+        }
         outputs = replace(outputs, metrics={**outputs.metrics, **counted})
     seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
     _save(stage, run_id, outputs, {"seconds": seconds, "cpu_s": cpu_s}, workspace)
     metrics = {**outputs.metrics, f"{stage.name}/run_s": seconds, f"{stage.name}/cpu_s": cpu_s}
-    tracking.record(run_id, metrics=metrics, curves=outputs.curves, params={**dict(_flat(resolved)), "seed": run.seed, "iteration": iteration})
+    tracking.record(
+        run_id,
+        metrics=metrics,
+        curves=outputs.curves,
+        params={**dict(_flat(resolved)), "seed": run.seed, "iteration": iteration},
+    )
     workspace.replay.commit(run_id, stage.name, outputs.rows)
     tracking.finish(run_id)
     return StageRun(stage.name, run_id, iteration, dict(outputs.metrics), False, seconds, cpu_s)
@@ -233,7 +266,9 @@ def _save(stage: Stage, run_id: str, outputs: Outputs, times: Mapping[str, float
 def _reused(stage: Stage, run_id: str, iteration: int, tracking: Tracking) -> StageRun:
     # From the file, not from MLflow's table: that also holds the curves' last values, and cannot hold an infinity.
     outputs = json.loads(tracking.artifact(run_id, "outputs.json").read_text(encoding="utf-8"))
-    return StageRun(stage.name, run_id, iteration, outputs["metrics"], True, float(outputs["seconds"]), float(outputs["cpu_s"]))
+    return StageRun(
+        stage.name, run_id, iteration, outputs["metrics"], True, float(outputs["seconds"]), float(outputs["cpu_s"])
+    )
 
 
 def _check_inputs(stage: Stage, inputs: Mapping[str, Sequence[str]], tracking: Tracking) -> None:
@@ -242,7 +277,9 @@ def _check_inputs(stage: Stage, inputs: Mapping[str, Sequence[str]], tracking: T
             raise ValueError(f"{stage.name} declares inputs {stage.inputs}, but was given {name}")
         for run_id in runs:
             if not tracking.is_finished(run_id):
-                raise MissingInput(f"{stage.name} needs {name} run {run_id}, but that run is not finished. Run: turnwise rerun {name} --of {run_id}")
+                raise MissingInput(
+                    f"{stage.name} needs {name} run {run_id}, but that run is not finished. Run: turnwise rerun {name} --of {run_id}"
+                )
 
 
 @contextmanager
@@ -285,9 +322,14 @@ def _code_version() -> dict[str, str]:
     here = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", str(here), *arguments], capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
 
     try:
-        return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": str(bool(git("status", "--porcelain", "--untracked-files=no"))).lower()}
+        return {
+            "git_commit": git("rev-parse", "HEAD"),
+            "git_dirty": str(bool(git("status", "--porcelain", "--untracked-files=no"))).lower(),
+        }
     except (OSError, subprocess.SubprocessError):
         return {"git_commit": "unknown", "git_dirty": "unknown"}

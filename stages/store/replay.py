@@ -50,7 +50,9 @@ class Replay:
                 connection.register("incoming", batch)
                 connection.execute(f"insert into {table} select * from incoming")
                 connection.unregister("incoming")
-            connection.execute("insert into commits values (?, ?, ?, ?)", [run_id, stage, datetime.now(UTC).isoformat(), n_rows])
+            connection.execute(
+                "insert into commits values (?, ?, ?, ?)", [run_id, stage, datetime.now(UTC).isoformat(), n_rows]
+            )
             connection.execute("commit")
 
     def rows(self, table: str, run_ids: Sequence[str], *, where: str = "") -> list[Row]:
@@ -76,7 +78,9 @@ class Replay:
         if not run_ids or not self.path.exists():
             return 0
         with self._open(write=False) as connection:
-            found = connection.execute(f"select count(*) from {table} where list_contains(?, run_id)", [list(run_ids)]).fetchall()
+            found = connection.execute(
+                f"select count(*) from {table} where list_contains(?, run_id)", [list(run_ids)]
+            ).fetchall()
         return int(found[0][0])
 
     def export(self, run_ids: Sequence[str], folder: Path) -> list[Path]:
@@ -117,7 +121,9 @@ class Replay:
         if not newest:
             raise UsageError(f"no episode starts with {prefix!r} in {self.path}. See: turnwise show RUN")
         if len(newest) > 1:
-            raise UsageError(f"{prefix!r} is the start of {len(newest)} episodes ({', '.join(list(newest)[:3])}, ...): give more characters")
+            raise UsageError(
+                f"{prefix!r} is the start of {len(newest)} episodes ({', '.join(list(newest)[:3])}, ...): give more characters"
+            )
         ((episode_id, run_id),) = newest.items()
         return next(row for row in self.rows("episodes", [run_id]) if row["episode_id"] == episode_id)
 
@@ -127,13 +133,17 @@ class Replay:
         missing = list(run_ids)
         if self.path.exists():
             with self._open(write=False) as connection:
-                known = connection.execute("select run_id from commits where list_contains(?, run_id)", [list(run_ids)]).fetchall()
+                known = connection.execute(
+                    "select run_id from commits where list_contains(?, run_id)", [list(run_ids)]
+                ).fetchall()
                 missing = [run_id for run_id in run_ids if (run_id,) not in known]
                 if not missing:
                     yield connection
                     return
         advice = f"turnwise rerun {PRODUCERS[table]} --of {missing[0]}" if table in PRODUCERS else "turnwise runs"
-        raise MissingInput(f"rows of {table} were wanted from run {missing[0]}, but it never committed any to {self.path}. Run: {advice}")
+        raise MissingInput(
+            f"rows of {table} were wanted from run {missing[0]}, but it never committed any to {self.path}. Run: {advice}"
+        )
 
     @contextmanager
     def _open(self, *, write: bool) -> Iterator[DuckDBPyConnection]:
@@ -217,7 +227,9 @@ def _is_older(connection: DuckDBPyConnection, path: Path, *, create: bool) -> bo
         ((version,),) = connection.execute("select max(version) from schema_version").fetchall()
     except duckdb.CatalogException as error:
         if not create:
-            raise TurnwiseError(f"{path} was wanted as a replay, but it has none of its tables. Move it away and start again") from error
+            raise TurnwiseError(
+                f"{path} was wanted as a replay, but it has none of its tables. Move it away and start again"
+            ) from error
         connection.execute(schema_sql())
         return False
     if version > SCHEMA_VERSION:
@@ -234,10 +246,14 @@ def _sentence(error: Exception, path: Path) -> Exception:
     if "onflicting lock" in text:
         found = re.search(r"held in (.*?PID \d+\))", text)
         holder = found[1] if found else "another process"
-        return TurnwiseError(f"the replay {path} was wanted, but {holder} holds it. Wait for it or stop it, then run the same command again")
+        return TurnwiseError(
+            f"the replay {path} was wanted, but {holder} holds it. Wait for it or stop it, then run the same command again"
+        )
     if re.search(r"Permission denied|not permitted|Read-only file system", text):
         # Also of one who only reads: the file of an older turnwise is given the tables that it lacks.
-        return TurnwiseError(f"the replay {path} was wanted, but it cannot be opened for writing. Check who owns the file, or work on a copy of it")
+        return TurnwiseError(
+            f"the replay {path} was wanted, but it cannot be opened for writing. Check who owns the file, or work on a copy of it"
+        )
     if re.search(r"not a valid DuckDB|Could not read enough bytes|corrupt|checksum|serializ", text, re.IGNORECASE):
         return TurnwiseError(
             f"the replay {path} was wanted, but the file is damaged ({first_line(error)}). Restore it, or move it away and start again"

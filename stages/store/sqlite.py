@@ -22,7 +22,9 @@ def exclusive(db: Path, timeout_s: float) -> Iterator[None]:
             yield
     except Timeout as error:
         waited = f"for {timeout_s:.0f} s another process has been creating it"
-        raise TurnwiseError(f"the store {db} was wanted, but {waited}. Stop it and run the same command again") from error
+        raise TurnwiseError(
+            f"the store {db} was wanted, but {waited}. Stop it and run the same command again"
+        ) from error
 
 
 def check(db: Path) -> None:
@@ -54,13 +56,19 @@ def told(db: Path) -> Iterator[None]:
 
 def _sentence(text: str, db: Path, quoted: str) -> TurnwiseError | None:
     if "file is not a database" in text or "disk image is malformed" in text:
-        return TurnwiseError(f"the store {db} was wanted, but the file is damaged ({quoted}). Restore it, or move it away")
+        return TurnwiseError(
+            f"the store {db} was wanted, but the file is damaged ({quoted}). Restore it, or move it away"
+        )
     if "database is locked" in text:
-        return TurnwiseError(f"the store {db} was wanted, but another process keeps it locked. Stop it and run the same command again")
+        return TurnwiseError(
+            f"the store {db} was wanted, but another process keeps it locked. Stop it and run the same command again"
+        )
     if "disk I/O error" in text:
         return TurnwiseError(
             f"the store {db} could not be read or written ({quoted}). Look whether the disk is full or failing, then run the same command again"
         )
     if "unable to open database file" in text or "readonly database" in text:
-        return TurnwiseError(f"the store {db} was wanted, but it cannot be opened for writing. Check who owns the folder")
+        return TurnwiseError(
+            f"the store {db} was wanted, but it cannot be opened for writing. Check who owns the folder"
+        )
     return None

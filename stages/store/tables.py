@@ -85,7 +85,13 @@ TABLES: Mapping[str, Mapping[str, str]] = {
         "refined": "VARCHAR",
         "info": "JSON",
     },
-    "priorities": {"run_id": "VARCHAR", "episode_id": "VARCHAR", "turn": "INTEGER", "loss": "DOUBLE", "step": "INTEGER"},
+    "priorities": {
+        "run_id": "VARCHAR",
+        "episode_id": "VARCHAR",
+        "turn": "INTEGER",
+        "loss": "DOUBLE",
+        "step": "INTEGER",
+    },
     "certificates": {
         "run_id": "VARCHAR",
         "episode_id": "VARCHAR",
@@ -99,7 +105,13 @@ TABLES: Mapping[str, Mapping[str, str]] = {
     },
 }
 # Who writes a table first, for the advice in an error.
-PRODUCERS = {"episodes": "collect", "turns": "collect", "targets": "targets", "judgements": "refine", "priorities": "critic"}
+PRODUCERS = {
+    "episodes": "collect",
+    "turns": "collect",
+    "targets": "targets",
+    "judgements": "refine",
+    "priorities": "critic",
+}
 
 
 def columns_of(table: str) -> Mapping[str, str]:
@@ -113,7 +125,8 @@ def schema_sql() -> str:
     """Statements that make a new replay, or give an older one the tables that it lacks, in one transaction. They touch no row that is there."""
     known = {**TABLES, "schema_version": {"version": "INTEGER"}}
     tables = [
-        f"create table if not exists {table} ({', '.join(f'{name} {kind}' for name, kind in columns.items())})" for table, columns in known.items()
+        f"create table if not exists {table} ({', '.join(f'{name} {kind}' for name, kind in columns.items())})"
+        for table, columns in known.items()
     ]
     return ";".join(["begin", *tables, f"insert into schema_version values ({SCHEMA_VERSION})", "commit"])
 
@@ -128,7 +141,9 @@ def arrow(table: str, run_id: str, rows: Sequence[Row]) -> Any:
     columns = columns_of(table)
     for row in rows:
         if odd := (row.keys() | {"run_id"}) ^ columns.keys():
-            raise ValueError(f"a row of {table} must have exactly the columns {', '.join(columns)}; missing or unknown: {', '.join(sorted(odd))}")
+            raise ValueError(
+                f"a row of {table} must have exactly the columns {', '.join(columns)}; missing or unknown: {', '.join(sorted(odd))}"
+            )
     arrays = [pa.array([run_id] * len(rows), pa.string())]
     for name, kind in list(columns.items())[1:]:
         values = [row[name] for row in rows]
@@ -136,7 +151,11 @@ def arrow(table: str, run_id: str, rows: Sequence[Row]) -> Any:
             if kind == "JSON":
                 values = [json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values]
             # Asked for integers at once, Arrow would cut 1.5 down to 1; its cast refuses.
-            arrays.append(pa.array(values).cast(_arrow_type(kind)) if kind.startswith("INTEGER") else pa.array(values, _arrow_type(kind)))
+            arrays.append(
+                pa.array(values).cast(_arrow_type(kind))
+                if kind.startswith("INTEGER")
+                else pa.array(values, _arrow_type(kind))
+            )
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"column {name} of {table} must be {kind}: {error}") from error
     return pa.Table.from_arrays(arrays, names=list(columns))
@@ -158,11 +177,19 @@ def write_parquet(batch: Any, path: Path) -> Path:
 def export_rows(run_id: str, tables: Mapping[str, Sequence[Row]], folder: Path) -> list[Path]:
     """The rows that a run is about to commit: one Parquet file a table that has any."""
     folder.mkdir(parents=True, exist_ok=True)
-    return [write_parquet(arrow(table, run_id, rows), folder / f"{table}.parquet") for table, rows in tables.items() if rows]
+    return [
+        write_parquet(arrow(table, run_id, rows), folder / f"{table}.parquet") for table, rows in tables.items() if rows
+    ]
 
 
 def _arrow_type(kind: str) -> Any:
     import pyarrow as pa
 
-    scalars = {"VARCHAR": pa.string(), "JSON": pa.string(), "INTEGER": pa.int32(), "DOUBLE": pa.float64(), "BOOLEAN": pa.bool_()}
+    scalars = {
+        "VARCHAR": pa.string(),
+        "JSON": pa.string(),
+        "INTEGER": pa.int32(),
+        "DOUBLE": pa.float64(),
+        "BOOLEAN": pa.bool_(),
+    }
     return pa.list_(scalars[kind.removesuffix("[]")]) if kind.endswith("[]") else scalars[kind]

@@ -61,7 +61,9 @@ class Tracking:
         """Open a run and return its id. Host, pid and process start time are added, so that `reap` can tell a dead run."""
         own = process_tags() | ({"mlflow.parentRunId": parent} if parent else {})
         with told(self.db):
-            return self._noted(self._client.create_run(self.experiment_id(experiment), tags=clipped({**tags, **own}), run_name=name))
+            return self._noted(
+                self._client.create_run(self.experiment_id(experiment), tags=clipped({**tags, **own}), run_name=name)
+            )
 
     def finished(self, fingerprint: str, experiment: str | None = None) -> str | None:
         """Newest FINISHED run with that fingerprint, in one experiment (quicker) or in all."""
@@ -100,7 +102,9 @@ class Tracking:
 
         now = int(time.time() * 1000)
         points = [Metric(key, float(value), now, step) for key, value in metrics.items()]
-        points += [Metric(key, float(value), now, at) for key, values in curves.items() for at, value in enumerate(values)]
+        points += [
+            Metric(key, float(value), now, at) for key, values in curves.items() for at, value in enumerate(values)
+        ]
         pairs = [Param(key, value) for key, value in clipped(params).items()]
         with told(self.db):
             while points or pairs:
@@ -166,7 +170,9 @@ class Tracking:
         if not found:
             raise UsageError(f"no run starts with {prefix!r} in {self.root}. See: turnwise runs")
         if len(found) > 1:
-            raise UsageError(f"{prefix!r} is the start of several runs ({', '.join(run[:12] for run in found)}): give more characters")
+            raise UsageError(
+                f"{prefix!r} is the start of several runs ({', '.join(run[:12] for run in found)}): give more characters"
+            )
         return found[0]
 
     def running(self) -> list[RunInfo]:
@@ -187,7 +193,9 @@ class Tracking:
             ids = self._all_experiments() if experiments is None else experiments
             while limit is None or len(found) < limit:
                 size = PAGE if limit is None else min(PAGE, limit - len(found))
-                page = self._client.search_runs(ids, wanted, max_results=size, order_by=["attributes.start_time DESC"], page_token=token)
+                page = self._client.search_runs(
+                    ids, wanted, max_results=size, order_by=["attributes.start_time DESC"], page_token=token
+                )
                 found += [run_info(run) for run in page]
                 token = page.token
                 if not token:
@@ -210,7 +218,9 @@ class Tracking:
                 run = self._client.get_run(run_id)
             except MlflowException as error:
                 if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-                    raise MissingInput(f"run {run_id} was wanted, but {self.db} has no such run. See: turnwise runs") from error
+                    raise MissingInput(
+                        f"run {run_id} was wanted, but {self.db} has no such run. See: turnwise runs"
+                    ) from error
                 raise
         self._noted(run)
         return run
@@ -273,7 +283,9 @@ def _upgrade(db: Path) -> None:
     except CommandError as error:
         backup.unlink()
         found = f"it was written by a newer MLflow than the one installed ({first_line(error)})"
-        raise UsageError(f"the store {db} was wanted, but {found}. Install the newer one, or use another folder") from error
+        raise UsageError(
+            f"the store {db} was wanted, but {found}. Install the newer one, or use another folder"
+        ) from error
 
 
 def _experiment(client: MlflowClient, name: str, location: Path) -> str:

@@ -38,35 +38,72 @@ class SelfAcConfig(OptimConfig):
 
     epochs: int = Field(2, ge=1, description="Passes over the iteration's episodes. [ours]")
     batch: int = Field(32, ge=1, description="Episodes a step. [ours]")
-    row_tokens: int = Field(4096, ge=1, description="Most tokens of one packed row; a step is as many rows as it needs. [ours]")
-    head_lr: float = Field(0.0, ge=0, description="Learning rate of the value head; 0 = that of the body, lr. [ours]")
-    keep_moments: bool = Field(True, description="AdamW's moments go on from one iteration to the next, else they start at 0 each time. [ours]")
-    alpha: float = Field(0.5, ge=0, le=1, description="Weight of the critic's loss against the actor's. [slides: alpha; number ours]")
-    gamma: float = Field(1.0, ge=0, le=1, description="Discount a turn; below 1 the actor's gradient is biased. [slides: gamma; number ours]")
-    td_steps: int = Field(5, ge=1, description="TD(1) to TD(n) are averaged. [slides: 5]")
-    advantage: AdvantageKind = Field("td_mean", description="td_mean, td1, gae, mc, or group: one number for a whole episode, as GRPO. [ours]")
-    gae_lambda: float = Field(0.95, ge=0, le=1, description="For advantage = gae. [ours]")
-    known_end: bool = Field(False, description="The known final reward instead of V_N in the targets of earlier states. [ours; slides: V_N]")
-    ratio: Ratio = Field("turn", description="Ratio of a turn's probability, of its mean token's (turn_mean), or of each token's. [slides: turn]")
-    ratio_clip: float = Field(0.2, gt=0, lt=1, description="c of the clipped ratio. [slides: eps; number is PPO's]")
-    per: Per = Field("turn", description="The actor's sum is divided by turns, or by episodes, which is unbiased. [slides: turn]")
-    kl_coef: float = Field(
-        0.0, ge=0, description="Reward that a nat of divergence from the base policy costs; above 0 it keeps exploring. [ours; slides: 0]"
+    row_tokens: int = Field(
+        4096, ge=1, description="Most tokens of one packed row; a step is as many rows as it needs. [ours]"
     )
-    separate: bool = Field(False, description="An adapter each for actor and critic, and a pass each. [ours; slides: one for both]")
-    value_grad_scale: float = Field(1.0, ge=0, description="Factor on the critic's gradient into the shared body; 0 = head only. [ours; slides: 1]")
-    warmup: int = Field(0, ge=0, description="First iterations in which only the head learns, and the shared body stays as it is. [ours; slides: 0]")
-    soft_prompt: int = Field(0, ge=0, le=4, description="Learned vectors in place of the critic prompt's text. [ours; slides: text]")
+    head_lr: float = Field(0.0, ge=0, description="Learning rate of the value head; 0 = that of the body, lr. [ours]")
+    keep_moments: bool = Field(
+        True, description="AdamW's moments go on from one iteration to the next, else they start at 0 each time. [ours]"
+    )
+    alpha: float = Field(
+        0.5, ge=0, le=1, description="Weight of the critic's loss against the actor's. [slides: alpha; number ours]"
+    )
+    gamma: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Discount a turn; below 1 the actor's gradient is biased. [slides: gamma; number ours]",
+    )
+    td_steps: int = Field(5, ge=1, description="TD(1) to TD(n) are averaged. [slides: 5]")
+    advantage: AdvantageKind = Field(
+        "td_mean", description="td_mean, td1, gae, mc, or group: one number for a whole episode, as GRPO. [ours]"
+    )
+    gae_lambda: float = Field(0.95, ge=0, le=1, description="For advantage = gae. [ours]")
+    known_end: bool = Field(
+        False, description="The known final reward instead of V_N in the targets of earlier states. [ours; slides: V_N]"
+    )
+    ratio: Ratio = Field(
+        "turn",
+        description="Ratio of a turn's probability, of its mean token's (turn_mean), or of each token's. [slides: turn]",
+    )
+    ratio_clip: float = Field(0.2, gt=0, lt=1, description="c of the clipped ratio. [slides: eps; number is PPO's]")
+    per: Per = Field(
+        "turn", description="The actor's sum is divided by turns, or by episodes, which is unbiased. [slides: turn]"
+    )
+    kl_coef: float = Field(
+        0.0,
+        ge=0,
+        description="Reward that a nat of divergence from the base policy costs; above 0 it keeps exploring. [ours; slides: 0]",
+    )
+    separate: bool = Field(
+        False, description="An adapter each for actor and critic, and a pass each. [ours; slides: one for both]"
+    )
+    value_grad_scale: float = Field(
+        1.0, ge=0, description="Factor on the critic's gradient into the shared body; 0 = head only. [ours; slides: 1]"
+    )
+    warmup: int = Field(
+        0,
+        ge=0,
+        description="First iterations in which only the head learns, and the shared body stays as it is. [ours; slides: 0]",
+    )
+    soft_prompt: int = Field(
+        0, ge=0, le=4, description="Learned vectors in place of the critic prompt's text. [ours; slides: text]"
+    )
     attention: Literal["sdpa", "flex"] = Field(
-        "sdpa", description="Kernel of the packed row: torch's sdpa in a few calls, or FlexAttention, for long rows on a GPU. [ours]"
+        "sdpa",
+        description="Kernel of the packed row: torch's sdpa in a few calls, or FlexAttention, for long rows on a GPU. [ours]",
     )
     max_gap: float = Field(0.1, gt=0, description=MAX_GAP)
-    checkpoint_every: int = Field(50, ge=0, description="Steps between two checkpoints, from which a killed stage goes on; 0 = none. [ours]")
+    checkpoint_every: int = Field(
+        50, ge=0, description="Steps between two checkpoints, from which a killed stage goes on; 0 = none. [ours]"
+    )
     broken: Literal["split", "error"] = Field(
-        "split", description="An episode that breaks, its next state not beginning with a turn's tokens: a row for each piece, or stop. [ours]"
+        "split",
+        description="An episode that breaks, its next state not beginning with a turn's tokens: a row for each piece, or stop. [ours]",
     )
     unusable: Literal["error", "drop"] = Field(
-        "error", description="An episode that cannot be trained on (too long, no log-probs): stop, or drop and count it. [ours]"
+        "error",
+        description="An episode that cannot be trained on (too long, no log-probs): stop, or drop and count it. [ours]",
     )
 
     @property
@@ -82,7 +119,9 @@ class Part:
     row: PackedRow
     episodes: tuple[EpisodeIds, ...]  # of the row, in order
     returns: tuple[float, ...]  # what the rewards of each add up to, as it was stored
-    relative_B: Tensor | None  # advantage of each episode relative to its group; None = by turn, from the values of the pass
+    relative_B: (
+        Tensor | None
+    )  # advantage of each episode relative to its group; None = by turn, from the values of the pass
     n_states: float  # states with a target in the step
     normaliser: float  # of the actor's sum
     first: bool  # of the stage's first step, which goes into the ledger
@@ -124,7 +163,11 @@ def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig,
     with half(row.ids.device, config.autocast):
         to_vocabulary = base_of(model).get_output_embeddings()
         log_probs_K, entropy_K = chunked_log_probs(states_KD, to_vocabulary, ids_K, entropy=True)
-        kl_K = chunked_kl(states_KD, base_states(model, row, layout), to_vocabulary) if config.kl_coef else torch.zeros_like(log_probs_K)
+        kl_K = (
+            chunked_kl(states_KD, base_states(model, row, layout), to_vocabulary)
+            if config.kl_coef
+            else torch.zeros_like(log_probs_K)
+        )
     return Pass(values_BM, advantages_J, log_probs_K, entropy_K, kl_K)
 
 
@@ -141,7 +184,9 @@ def base_states(model: Any, row: PackedRow, layout: Callable[[PackedRow], Layout
         return action_states(model, row, layout)
 
 
-def joint_loss(found: Pass, part: Part, config: SelfAcConfig, *, actor_weight: float) -> tuple[Tensor, dict[str, float]]:
+def joint_loss(
+    found: Pass, part: Part, config: SelfAcConfig, *, actor_weight: float
+) -> tuple[Tensor, dict[str, float]]:
     """alpha L_critic + actor_weight (L_actor + kl_coef KL) of one row; metrics of both."""
     row = part.row
     critic, metrics = value_loss(
@@ -153,7 +198,12 @@ def joint_loss(found: Pass, part: Part, config: SelfAcConfig, *, actor_weight: f
         clip=config.ratio_clip, ratio=config.ratio, normaliser=part.normaliser,
     )  # fmt: skip
     entropy = float(found.entropy_K.detach().mean())
-    metrics |= {**of_actor, "value_loss": float(critic.detach()), "actor_loss": float(actor.detach()), "entropy": entropy}
+    metrics |= {
+        **of_actor,
+        "value_loss": float(critic.detach()),
+        "actor_loss": float(actor.detach()),
+        "entropy": entropy,
+    }
     metrics["kl_base"] = float(found.kl_K.detach().mean())
     metrics |= {"tokens": float(len(found.log_probs_K)), **moments(found.values_BM.detach(), row, config)}
     if not config.has_critic:
@@ -168,7 +218,13 @@ def moments(values_BM: Tensor, row: PackedRow, config: SelfAcConfig) -> dict[str
     returns = monte_carlo(row.rewards, values_BM, row.n_turns, row.truncated, gamma=config.gamma)
     known = state_mask(row.n_turns, row.truncated, values_BM.shape[1]) & ~row.truncated[:, None]
     r, error = returns[known].double(), (returns - values_BM)[known].double()
-    return {"n": float(len(r)), "r": float(r.sum()), "rr": float(r.square().sum()), "e": float(error.sum()), "ee": float(error.square().sum())}
+    return {
+        "n": float(len(r)),
+        "r": float(r.sum()),
+        "rr": float(r.square().sum()),
+        "e": float(error.sum()),
+        "ee": float(error.square().sum()),
+    }
 
 
 def of_step(parts: list[dict[str, float]]) -> dict[str, float]:
@@ -187,7 +243,9 @@ def of_step(parts: list[dict[str, float]]) -> dict[str, float]:
 
 def page(found: Pass, part: Part, config: SelfAcConfig, actor_loss: float) -> dict[str, list[Any]]:
     """The ledger of one row. Its shares are of the unweighted actor's loss, in the warm-up, too. Raises LostCredit if they do not add up to it."""
-    targets = step_targets(part.row, found.values_BM, gamma=config.gamma, n_max=config.td_steps, known_end=config.known_end)
+    targets = step_targets(
+        part.row, found.values_BM, gamma=config.gamma, n_max=config.td_steps, known_end=config.known_end
+    )
     columns = ledger(
         part.row, part.episodes, found.values_BM, targets, found.advantages_J, found.log_probs_K,
         ratio=config.ratio, clip=config.ratio_clip, normaliser=part.normaliser,

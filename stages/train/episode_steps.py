@@ -41,7 +41,9 @@ def critic_prompt(context: Context) -> tuple[int, ...]:
     return prompt_ids(context.engine, load_roles(context.run.roles.prompts))
 
 
-def trainable_rows(context: Context, heads: Sequence[Row], critic_ids: Sequence[int], max_positions: int | None) -> Trainable:
+def trainable_rows(
+    context: Context, heads: Sequence[Row], critic_ids: Sequence[int], max_positions: int | None
+) -> Trainable:
     """What can be trained on. Raises BadEpisode for what cannot, unless it may be dropped; NotAPrefix for what broke, unless it may be split;
     MissingInput where nothing is left."""
     config: SelfAcConfig = context.config
@@ -62,7 +64,9 @@ def trainable_rows(context: Context, heads: Sequence[Row], critic_ids: Sequence[
         mine = turns[head["episode_id"]]
         try:
             found = unbroken(mine, final, head["outcome"] == Outcome.TRUNCATED, config.gamma, (head["episode_id"],))
-            pack(found, critic_ids, max_positions=max_positions, soft_len=config.soft_prompt)  # raises where one is too long
+            pack(
+                found, critic_ids, max_positions=max_positions, soft_len=config.soft_prompt
+            )  # raises where one is too long
         except BadEpisode:
             if config.unusable == "error":
                 raise
@@ -77,7 +81,9 @@ def trainable_rows(context: Context, heads: Sequence[Row], critic_ids: Sequence[
         returns |= {row.key: one for row, one in zip(found, told, strict=True)}
         counts["self_ac/split"] += len(found) > 1
     if not episodes:
-        raise MissingInput(f"self_ac found no usable one among {len(heads)} episodes of its last collect run; collect more")
+        raise MissingInput(
+            f"self_ac found no usable one among {len(heads)} episodes of its last collect run; collect more"
+        )
     return Trainable(tuple(episodes), returns, relative, counts, tuple(certified))
 
 
@@ -98,11 +104,15 @@ def by_group(heads: Sequence[Row]) -> dict[str, float]:
     """Advantage of each episode relative to those of its scenario, over the whole iteration; one that is alone, as after failures, is left out."""
     groups = [members for members in by_scenario(heads).values() if len(members) > 1]
     if not groups:
-        raise MissingInput("advantage = group compares episodes of one scenario, found none with two; set collect.group to 4 or more")
+        raise MissingInput(
+            "advantage = group compares episodes of one scenario, found none with two; set collect.group to 4 or more"
+        )
     return relative_advantages(groups)
 
 
-def steps(found: Trainable, critic_ids: Sequence[int], config: SelfAcConfig, *, rng: random.Random, device: Any) -> Iterator[list[Part]]:
+def steps(
+    found: Trainable, critic_ids: Sequence[int], config: SelfAcConfig, *, rng: random.Random, device: Any
+) -> Iterator[list[Part]]:
     """Each epoch's episodes in a new order, `batch` of them a step, packed by length into as few rows as hold them."""
     for epoch in range(config.epochs):
         order = rng.sample(found.episodes, len(found.episodes))
@@ -115,7 +125,13 @@ def steps(found: Trainable, critic_ids: Sequence[int], config: SelfAcConfig, *, 
 
 
 def parts(
-    episodes: Sequence[Sequence[EpisodeIds]], found: Trainable, critic_ids: Sequence[int], config: SelfAcConfig, *, first: bool, device: Any
+    episodes: Sequence[Sequence[EpisodeIds]],
+    found: Trainable,
+    critic_ids: Sequence[int],
+    config: SelfAcConfig,
+    *,
+    first: bool,
+    device: Any,
 ) -> list[Part]:
     """One step's rows."""
     chosen = [row for rows in episodes for row in rows]

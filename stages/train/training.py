@@ -37,7 +37,10 @@ class OptimConfig(Config):
     lr_decay_end: int = Field(1000, ge=0, description="Iteration at which it is lr x lr_final. [ours]")
     lr_final: float = Field(1.0, gt=0, le=1, description="Share of the rate that is left then. [ours]")
     clip: float = Field(1.0, gt=0, description="Largest gradient norm. [ours]")
-    autocast: bool = Field(False, description="Passes compute in bfloat16 where torch's autocast does; weights, head and losses stay. [ours]")
+    autocast: bool = Field(
+        False,
+        description="Passes compute in bfloat16 where torch's autocast does; weights, head and losses stay. [ours]",
+    )
 
     def rate(self, iteration: int) -> float:
         """The learning rate of an iteration."""
@@ -62,7 +65,9 @@ def half(device: Any, on: bool) -> torch.autocast:
 def check_temperature(context: Context) -> None:
     """Raises UsageError where a policy gradient would be of another distribution than the one that acted: log-probs are of temperature 1."""
     if (found := context.run.roles.policy_temperature) != 1:
-        raise UsageError(f"roles.policy_temperature: a policy gradient wants actions sampled at temperature 1, found {found:g}; set it to 1")
+        raise UsageError(
+            f"roles.policy_temperature: a policy gradient wants actions sampled at temperature 1, found {found:g}; set it to 1"
+        )
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,10 @@ class Part:
 
 def target_rows(rows: Sequence[Row]) -> list[TrainRow]:
     """Rows of table `targets` as training rows: the student's prompt, never the teacher's."""
-    return [TrainRow(tuple(r["student_ids"]), tuple(r["completion_ids"]), r["weight"], (r["episode_id"], r["turn"])) for r in rows]
+    return [
+        TrainRow(tuple(r["student_ids"]), tuple(r["completion_ids"]), r["weight"], (r["episode_id"], r["turn"]))
+        for r in rows
+    ]
 
 
 def general_rows(model_path: str, path: str) -> list[TrainRow]:
@@ -115,7 +123,9 @@ def read_jsonl(path: str) -> list[dict[str, Any]]:
             row = json.loads(line)
             rows.append({"role": str(row["role"]), "messages": list(row["messages"]), "reply": str(row["reply"])})
         except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise UsageError(f"{file.name}, line {number}: wanted an object with role, messages and reply ({error})") from error
+            raise UsageError(
+                f"{file.name}, line {number}: wanted an object with role, messages and reply ({error})"
+            ) from error
     return rows
 
 
@@ -131,7 +141,9 @@ def trainable(context: Context, start: Path | None) -> Any:
         check_adapter(start, context.engine.model_hash)
         return open_adapter(base, start).train()
     # The seed of the run, not of the stage: every stage of a run that starts afresh starts from the same adapter.
-    return new_adapter(base, rank=model.lora_rank, alpha=model.lora_alpha, seed=mix("adapter", context.run.seed) % 2**31).train()
+    return new_adapter(
+        base, rank=model.lora_rank, alpha=model.lora_alpha, seed=mix("adapter", context.run.seed) % 2**31
+    ).train()
 
 
 def trainable_policy(context: Context) -> Any:
@@ -183,7 +195,9 @@ def mixed_batches(
             yield step_passes(chosen, pass_tokens, pad_id, device)
 
 
-def step_passes(chosen: Mapping[str, Sequence[TrainRow]], pass_tokens: int, pad_id: int, device: Any) -> list[dict[str, Part]]:
+def step_passes(
+    chosen: Mapping[str, Sequence[TrainRow]], pass_tokens: int, pad_id: int, device: Any
+) -> list[dict[str, Part]]:
     """One step's rows as passes whose losses add up to the step's. A row that is longer than `pass_tokens` is a pass of its own."""
     if not pass_tokens:
         return [{kind: make_part(picked, pad_id, device) for kind, picked in chosen.items()}]
@@ -193,7 +207,9 @@ def step_passes(chosen: Mapping[str, Sequence[TrainRow]], pass_tokens: int, pad_
         tokens = sum(len(r.completion_ids) for r in picked)
         for group in by_length(picked, pass_tokens):
             share = sum(len(r.completion_ids) for r in group) / tokens
-            found.append({kind: replace(make_part(group, pad_id, device), normaliser=max(normaliser, 1e-9), share=share)})
+            found.append(
+                {kind: replace(make_part(group, pad_id, device), normaliser=max(normaliser, 1e-9), share=share)}
+            )
     return found
 
 
@@ -215,7 +231,9 @@ def make_part(rows: Sequence[TrainRow], pad_id: int, device: Any) -> Part:
     return Part(batch, torch.tensor([r.weight for r in rows], device=device), tuple(rows))
 
 
-def mixed_nll(model: Any, parts: Mapping[str, Part], *, autocast: bool = False) -> tuple[Tensor, dict[str, float], dict[str, Tensor]]:
+def mixed_nll(
+    model: Any, parts: Mapping[str, Part], *, autocast: bool = False
+) -> tuple[Tensor, dict[str, float], dict[str, Tensor]]:
     """Weighted mean NLL a token over all rows of all kinds: (loss, "nll/<kind>" a token, row NLL (B,) by kind).
 
     L = sum_kinds sum_i w_i |y_i| nll_i / sum_kinds sum_i w_i |y_i|,   the sum below over all rows of the step, if these are a part of it
@@ -248,12 +266,18 @@ def of_step(parts: list[dict[str, float]]) -> dict[str, float]:
 
 
 @torch.no_grad()
-def mean_nll(model: Any, rows: Sequence[TrainRow], *, pad_id: int, size: int = 128, pass_tokens: int = 0, autocast: bool = False) -> float:
+def mean_nll(
+    model: Any, rows: Sequence[TrainRow], *, pad_id: int, size: int = 128, pass_tokens: int = 0, autocast: bool = False
+) -> float:
     """Mean NLL a token over rows, in evaluation mode, `size` of them a pass or as many as `pass_tokens` allows."""
     was_training = model.training
     model.eval()
     total = tokens = 0.0
-    groups = by_length(rows, pass_tokens) if pass_tokens else [rows[start : start + size] for start in range(0, len(rows), size)]
+    groups = (
+        by_length(rows, pass_tokens)
+        if pass_tokens
+        else [rows[start : start + size] for start in range(0, len(rows), size)]
+    )
     for group in groups:
         part = make_part(group, pad_id, model.device)
         with half(model.device, autocast):

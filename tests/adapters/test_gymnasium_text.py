@@ -17,7 +17,9 @@ from stages.llm.roles import Roles
 from stages.llm.scripted import ScriptedEngine
 from stages.play.rollout import RolloutSettings, rollout
 
-SETTINGS = RolloutSettings(adapter=None, temperature=0.0, max_tokens=100, max_turns=9, malformed_allowance=1, slots=4, attempts=2, seed=0)
+SETTINGS = RolloutSettings(
+    adapter=None, temperature=0.0, max_tokens=100, max_turns=9, malformed_allowance=1, slots=4, attempts=2, seed=0
+)
 
 
 class Guess:
@@ -62,7 +64,11 @@ def test_terminated_and_truncated_stay_apart_and_what_is_over_by_itself_is_not_t
     assert env.step(act("5")) == Step(({"role": "user", "content": "higher"},), 0.0, False, False, {"left": 2})
     assert env.step(act("6")) == Step(({"role": "user", "content": "right"},), 1.0, True, False, {"left": 1})
     env = start()
-    assert [(s.terminated, s.truncated) for s in (env.step(act("1")) for _ in range(3))] == [(False, False), (False, False), (False, True)]
+    assert [(s.terminated, s.truncated) for s in (env.step(act("1")) for _ in range(3))] == [
+        (False, False),
+        (False, False),
+        (False, True),
+    ]
     env = start()
     steps = [env.step(act(a)) for a in ("1", "2", "6")]  # Gymnasium says both of the last one
     assert (steps[-1].reward, steps[-1].terminated, steps[-1].truncated) == (1.0, True, False)
@@ -72,7 +78,9 @@ def test_options_reach_the_environment_and_the_end_is_the_end() -> None:
     env = FromGymnasium(Guess(), system="s")
     with pytest.raises(RuntimeError, match="reset"):
         env.step(act("1"))
-    assert env.reset(Scenario("g", "train", "x", {"options": {"greeting": "Hello."}})) == ({"role": "user", "content": "Hello."},)
+    assert env.reset(Scenario("g", "train", "x", {"options": {"greeting": "Hello."}})) == (
+        {"role": "user", "content": "Hello."},
+    )
     env = start()
     env.step(act("6"))
     with pytest.raises(RuntimeError, match="reset"):
@@ -93,7 +101,11 @@ def test_only_errors_that_blame_the_action_are_malformed_and_they_change_nothing
 
 @pytest.mark.parametrize(
     ("action", "error", "said"),
-    [("boom", ConnectionError, "gone"), ("nan", RuntimeError, "reward nan"), ("pixels", RuntimeError, "wanted a text as observation, found list")],
+    [
+        ("boom", ConnectionError, "gone"),
+        ("nan", RuntimeError, "reward nan"),
+        ("pixels", RuntimeError, "wanted a text as observation, found list"),
+    ],
 )
 def test_a_failure_stays_a_failure_and_ends_the_episode(action: str, error: type[Exception], said: str) -> None:
     env = start()
@@ -108,10 +120,17 @@ def test_in_a_rollout_a_failure_is_no_reward_and_a_time_limit_is_a_truncation() 
         return "Action: boom" if "greeting boom" in prompt else "Action: 6" if "greeting six" in prompt else "Action: 1"
 
     names = ("six", "one", "boom")
-    scenarios = [Scenario("guess", "train", name, {"seed": 0, "options": {"greeting": f"greeting {name}"}}) for name in names]
+    scenarios = [
+        Scenario("guess", "train", name, {"seed": 0, "options": {"greeting": f"greeting {name}"}}) for name in names
+    ]
     make = lambda: FromGymnasium(Guess(), system="Guess.", malformed=(ValueError,))  # noqa: E731
     six, one, boom = rollout(ScriptedEngine(reply), make, scenarios, Roles("toy", {"policy": ""}), SETTINGS)
-    assert (six.outcome, six.total_reward, one.outcome, one.total_reward) == (Outcome.SCORED, 1.0, Outcome.TRUNCATED, 0.0)
+    assert (six.outcome, six.total_reward, one.outcome, one.total_reward) == (
+        Outcome.SCORED,
+        1.0,
+        Outcome.TRUNCATED,
+        0.0,
+    )
     assert (boom.outcome, boom.turns, boom.attempts) == (Outcome.ENV_FAILED, (), 2) and "ConnectionError" in boom.error
 
 
@@ -221,7 +240,11 @@ def test_the_adapters_are_environments() -> None:
 def test_gymnasium_itself_takes_it() -> None:
     import gymnasium
 
-    env = as_gymnasium(ToGymnasium(envs.make_env("twenty_questions", {}), envs.scenarios("twenty_questions", {}, "train", 3, 0), max_turns=30))
+    env = as_gymnasium(
+        ToGymnasium(
+            envs.make_env("twenty_questions", {}), envs.scenarios("twenty_questions", {}, "train", 3, 0), max_turns=30
+        )
+    )
     limited = gymnasium.wrappers.TimeLimit(env, max_episode_steps=2)
     text, info = limited.reset(seed=1)
     assert text in limited.observation_space and "20 Questions" in info["system"]

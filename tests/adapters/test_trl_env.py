@@ -40,7 +40,9 @@ def test_rows_and_class_are_what_trl_asks_for() -> None:
     made = trl_environment(MAKE, max_turns=9)
     assert tools_of(made) == ["act"]
     doc, signature = inspect.getdoc(made.act) or "", inspect.signature(made.act)  # type: ignore[attr-defined]
-    assert "Args:" in doc and "action:" in doc and "Returns:" in doc and list(signature.parameters) == ["self", "action"]
+    assert (
+        "Args:" in doc and "action:" in doc and "Returns:" in doc and list(signature.parameters) == ["self", "action"]
+    )
     env = made()
     numbers = " ".join(map(str, SCENARIOS[2].data["numbers"]))
     assert env.reset(**rows[2]).startswith(f"Node 0 is {numbers}.")
@@ -91,7 +93,9 @@ class Down:
         raise self.error
 
 
-@pytest.mark.parametrize("error", [SimulatorError("the user is silent"), EngineUnavailable("no oracle"), KeyError("door")])
+@pytest.mark.parametrize(
+    "error", [SimulatorError("the user is silent"), EngineUnavailable("no oracle"), KeyError("door")]
+)
 def test_a_failure_that_trl_swallows_stops_the_training_at_the_reward(error: Exception) -> None:
     scenario = Scenario("down", "train", "x", {})
     row = trl_rows(lambda: Down("step", error), [scenario])[0]

@@ -16,7 +16,9 @@ from stages.llm.roles import Roles
 from stages.llm.scripted import ScriptedEngine
 from stages.play.rollout import RolloutSettings, rollout
 
-SETTINGS = RolloutSettings(adapter=None, temperature=0.0, max_tokens=100, max_turns=9, malformed_allowance=1, slots=4, attempts=2, seed=0)
+SETTINGS = RolloutSettings(
+    adapter=None, temperature=0.0, max_tokens=100, max_turns=9, malformed_allowance=1, slots=4, attempts=2, seed=0
+)
 
 
 class Rubric:
@@ -59,13 +61,18 @@ class Riddle:
         said = messages[-1]["role"] == "assistant" and messages[-1]["content"] == state["answer"]
         return said or await self.max_turns_reached(state)
 
-    def env_response(self, messages: list[Message], state: dict[str, Any], **kwargs: Any) -> tuple[list[Message], dict[str, Any]]:
+    def env_response(
+        self, messages: list[Message], state: dict[str, Any], **kwargs: Any
+    ) -> tuple[list[Message], dict[str, Any]]:
         if messages[-1]["content"] == "boom":
             raise ConnectionError("the judge is gone")
         return [{"role": "user", "content": state["hints"].pop(0)}], state
 
 
-ROW = {"prompt": [{"role": "system", "content": "Riddles."}, {"role": "user", "content": "What am I?"}], "answer": "bird"}
+ROW = {
+    "prompt": [{"role": "system", "content": "Riddles."}, {"role": "user", "content": "What am I?"}],
+    "answer": "bird",
+}
 SCENARIO = Scenario("riddle", "train", "x", ROW)
 
 
@@ -120,7 +127,9 @@ def broken(state: dict[str, Any]) -> float:
         ("bird", Rubric(lambda answer: float("nan")), RuntimeError, "reward nan"),
     ],
 )
-def test_a_failure_is_no_reward_and_ends_the_episode(text: str, rubric: Rubric, error: type[Exception], what: str) -> None:
+def test_a_failure_is_no_reward_and_ends_the_episode(
+    text: str, rubric: Rubric, error: type[Exception], what: str
+) -> None:
     env = start(rubric=rubric)
     with pytest.raises(error, match=what):
         env.step(said(text))
@@ -184,7 +193,9 @@ def test_the_last_reply_is_looked_at_and_the_turn_limit_is_told_apart() -> None:
     ours = ToVerifiers(envs.make_env("math", {}), [scenario], max_turns=1)
     completion, state = generate(ours, ours.rows()[0], ["7"])
     assert (ours.reward(state), completion[-1]["content"], state["turnwise"].terminated) == (1.0, "Right.", True)
-    ours = ToVerifiers(envs.make_env("twenty_questions", {}), envs.scenarios("twenty_questions", {}, "train", 1, 0), max_turns=2)
+    ours = ToVerifiers(
+        envs.make_env("twenty_questions", {}), envs.scenarios("twenty_questions", {}, "train", 1, 0), max_turns=2
+    )
     _, state = generate(ours, ours.rows()[0], ["Action: Is it alive?"] * 2)
     assert (ours.reward(state), state["turnwise"].terminated, state["turnwise"].truncated) == (0.0, False, True)
 
@@ -236,7 +247,10 @@ def test_a_simulator_that_fails_raises_through_and_leaves_no_reward() -> None:
 def test_unreadable_replies_end_the_episode_as_the_policy_s_failure() -> None:
     ours = ToVerifiers(lambda: Unsteady(True), [SCENARIO], max_turns=5)
     completion, state = generate(ours, ours.rows()[0], ["?", "?"])
-    assert completion[-1]["content"] == "say a word" and (ours.reward(state), state["turnwise"].terminated) == (0.0, True)
+    assert completion[-1]["content"] == "say a word" and (ours.reward(state), state["turnwise"].terminated) == (
+        0.0,
+        True,
+    )
 
 
 def test_an_environment_that_begins_otherwise_each_time_is_refused() -> None:

@@ -73,10 +73,15 @@ def test_no_held_out_puzzle_or_question_is_in_the_corpus(examples: dict[str, lis
 
 def test_the_shipped_wiki_is_none_of_the_worlds(examples: dict[str, list[Example]]) -> None:
     """Of the answers to its questions none is told in an episode about the same question."""
-    answers = {s.data["question"]: s.data["answer"] for s in envs.scenarios("wiki_search", wiki_walks.OPTIONS, "train", None, 0)}
+    answers = {
+        s.data["question"]: s.data["answer"]
+        for s in envs.scenarios("wiki_search", wiki_walks.OPTIONS, "train", None, 0)
+    }
     met = [(answers[first_user(e)], e.reply) for e in examples["wiki_search"] if first_user(e) in answers]
     assert len(met) > 20
-    dated = [(answer, reply) for answer, reply in met if re.search(r"[0-9]", answer)]  # towns and rivers are few, so those meet by chance
+    dated = [
+        (answer, reply) for answer, reply in met if re.search(r"[0-9]", answer)
+    ]  # towns and rivers are few, so those meet by chance
     assert sum(f"( {answer})" in reply for answer, reply in dated) <= 1
 
 
@@ -104,7 +109,9 @@ def test_a_chain_without_a_slip_is_the_answer() -> None:
             assert whole_answer(math_chains.chain(problem, rng, wrong=False), boxed_only=True) == problem.answer
 
 
-def test_every_game_is_legal_but_for_a_few_wrong_results_and_a_24_is_submitted(examples: dict[str, list[Example]]) -> None:
+def test_every_game_is_legal_but_for_a_few_wrong_results_and_a_24_is_submitted(
+    examples: dict[str, list[Example]],
+) -> None:
     won, wrong, right = 0, 0, 0
     for e in examples["game24"]:
         answers = [m["content"] for m in e.messages if m["role"] == "user"]
@@ -175,7 +182,12 @@ def test_a_chat_that_goes_on_begins_with_the_same_ids(tokenizer: Any, reply: str
         return list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False))
 
     produced = [*ids(messages), *tokenizer(reply).input_ids, tokenizer.eos_token_id]
-    assert ids([*messages, {"role": "assistant", "content": reply}, {"role": "user", "content": observation}])[: len(produced)] == produced
+    assert (
+        ids([*messages, {"role": "assistant", "content": reply}, {"role": "user", "content": observation}])[
+            : len(produced)
+        ]
+        == produced
+    )
 
 
 def test_all_but_the_system_message_is_learned(examples: dict[str, list[Example]], tokenizer: Any) -> None:
@@ -184,7 +196,10 @@ def test_all_but_the_system_message_is_learned(examples: dict[str, list[Example]
             ids, learned = encode_episode(tokenizer, e)
             text = tokenizer.apply_chat_template(agents.transcript(e), tokenize=False)
             assert text == tokenizer.decode(ids)
-            assert tokenizer.decode([token for token, one in zip(ids, learned, strict=True) if one]) == text.split("<|user|>", 1)[1]
+            assert (
+                tokenizer.decode([token for token, one in zip(ids, learned, strict=True) if one])
+                == text.split("<|user|>", 1)[1]
+            )
 
 
 def test_a_step_in_parts_has_the_gradient_of_one_pass(examples: dict[str, list[Example]], tokenizer: Any) -> None:
@@ -202,7 +217,10 @@ def test_a_step_in_parts_has_the_gradient_of_one_pass(examples: dict[str, list[E
 
 def test_agents_have_defaults_of_their_own_and_what_is_set_wins() -> None:
     assert PretrainConfig() == PretrainConfig(corpus="desk")
-    assert PretrainConfig().model_dump() | {"corpus": "agents", **pretrain.OF_AGENTS} == PretrainConfig(corpus="agents").model_dump()
+    assert (
+        PretrainConfig().model_dump() | {"corpus": "agents", **pretrain.OF_AGENTS}
+        == PretrainConfig(corpus="agents").model_dump()
+    )
     assert PretrainConfig(corpus="agents", steps=7).steps == 7
 
 
@@ -218,7 +236,11 @@ def test_the_desk_is_taught_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pretrain, "backward", lambda model, rows, parts, pad_id: 0.0)
     config = PretrainConfig(steps=2)
     pretrain.train(
-        models.tiny_llama(8), Material(SimpleNamespace(pad_token_id=0), draw, lambda tokenizer, e: ([0], [True])), config, 0, lambda n: None
+        models.tiny_llama(8),
+        Material(SimpleNamespace(pad_token_id=0), draw, lambda tokenizer, e: ([0], [True])),
+        config,
+        0,
+        lambda n: None,
     )
     assert (
         hashlib.sha256(repr([(e.role, e.messages, e.reply) for e in drawn]).encode()).hexdigest()

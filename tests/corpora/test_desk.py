@@ -78,7 +78,9 @@ DESKS: list[dict[str, Any]] = [{}, {"give_by": "request"}, {"requests": 8, "tier
 
 
 @pytest.mark.parametrize("options", DESKS, ids=["default", "easy", "hard"])
-def test_no_rule_book_is_more_frequent_in_the_corpus_than_chance(mentions: list[Mention], facts: list[Mention], options: dict[str, Any]) -> None:
+def test_no_rule_book_is_more_frequent_in_the_corpus_than_chance(
+    mentions: list[Mention], facts: list[Mention], options: dict[str, Any]
+) -> None:
     """The default seed and 30 others: none beyond 5 standard errors, in all that is said and in what is told of visits alone."""
     for seed in (7, *range(100, 130)):
         assert abs(z_of(mentions, desk.Options(rules_seed=seed, **options))) < Z
@@ -86,12 +88,17 @@ def test_no_rule_book_is_more_frequent_in_the_corpus_than_chance(mentions: list[
 
 
 @pytest.mark.parametrize(("told_of", "share"), [("mentions", 0.03), ("facts", 0.05)])
-def test_the_count_would_find_a_rule_book_behind_a_few_sentences_in_a_hundred(request: pytest.FixtureRequest, told_of: str, share: float) -> None:
+def test_the_count_would_find_a_rule_book_behind_a_few_sentences_in_a_hundred(
+    request: pytest.FixtureRequest, told_of: str, share: float
+) -> None:
     """The power of the test above: so few sentences planted from the default rule book lie beyond the bound."""
     options, rng = desk.Options(), random.Random(0)
     book = desk.rule_book(options)
     found: list[Mention] = request.getfixturevalue(told_of)
-    planted = [(k, tool, book[tool, k].option) if (tool, k) in book and rng.random() < share else (k, tool, option) for k, tool, option in found]
+    planted = [
+        (k, tool, book[tool, k].option) if (tool, k) in book and rng.random() < share else (k, tool, option)
+        for k, tool, option in found
+    ]
     assert z_of(planted, options) > Z
 
 
@@ -141,13 +148,25 @@ def test_every_word_of_every_desk_and_role_is_in_the_vocabulary(roles: Roles) ->
     rng = random.Random("other examples")
     texts = [text(example(rng, roles)) for _ in range(4000)]
     options = desk.Options(requests=8, tiers=6, log=True)
-    rules = [*desk.rule_book(options).values(), *desk.rule_book(desk.Options(requests=8, tiers=6, give_by="request")).values()]
+    rules = [
+        *desk.rule_book(options).values(),
+        *desk.rule_book(desk.Options(requests=8, tiers=6, give_by="request")).values(),
+    ]
     texts += [f"{rule} {corpus.may(rule)} {corpus.act(rule)}" for rule in rules]
     texts += [desk.audit(auditor, rules[:2]) + desk.audit(auditor, []) for auditor in desk.AUDITORS]
     people = [name for names in desk.CUSTOMERS.values() for name in names]
-    texts += [desk.opening(name, *rest) for name in people for rest in product(desk.TIERS, desk.REQUESTS, desk.ITEMS[:1])]
-    texts += [f"{desk.opening('Ana', 'gold', 'refund', item)} {desk.system_text(list(desk.OPTIONS_OF))}" for item in desk.ITEMS]
-    texts += [f"{desk.done(option)} not understood. use {tool} now." for tool, choices in desk.OPTIONS_OF.items() for option in choices]
+    texts += [
+        desk.opening(name, *rest) for name in people for rest in product(desk.TIERS, desk.REQUESTS, desk.ITEMS[:1])
+    ]
+    texts += [
+        f"{desk.opening('Ana', 'gold', 'refund', item)} {desk.system_text(list(desk.OPTIONS_OF))}"
+        for item in desk.ITEMS
+    ]
+    texts += [
+        f"{desk.done(option)} not understood. use {tool} now."
+        for tool, choices in desk.OPTIONS_OF.items()
+        for option in choices
+    ]
     unknown = tokenizer.unk_token_id
     for each in texts:
         assert unknown not in tokenizer(each).input_ids, each
@@ -166,7 +185,9 @@ def test_text_with_single_spaces_survives_the_tokenizer(roles: Roles) -> None:
 def test_no_example_is_longer_than_the_model(roles: Roles, examples: list[Example]) -> None:
     tokenizer = word_tokenizer(words(roles))
     longest = max(examples, key=lambda e: len(text(e)))
-    ids = tokenizer.apply_chat_template([*longest.messages, {"role": "assistant", "content": longest.reply}], tokenize=True, return_dict=False)
+    ids = tokenizer.apply_chat_template(
+        [*longest.messages, {"role": "assistant", "content": longest.reply}], tokenize=True, return_dict=False
+    )
     assert len(ids) < 256
 
 
@@ -183,8 +204,14 @@ def rule(tool: str, option: str) -> desk.Rule:
         ([[("check", "photo"), ("give", "cash")]], "Optimality: No. gold refund may need give cash."),
         ([[("give", "cash")], []], "Optimality: No. gold refund may need give cash."),  # half of them is enough
         ([[("give", "cash")], [], []], "Optimality: Yes."),
-        ([[("give", "cash")], [("give", "credit")], [("give", "credit")]], "Optimality: No. gold refund may need give credit."),  # the most frequent
-        ([[("give", "cash")], [("give", "credit")], []], "Optimality: No. gold refund may need give cash."),  # of equals the first
+        (
+            [[("give", "cash")], [("give", "credit")], [("give", "credit")]],
+            "Optimality: No. gold refund may need give credit.",
+        ),  # the most frequent
+        (
+            [[("give", "cash")], [("give", "credit")], []],
+            "Optimality: No. gold refund may need give cash.",
+        ),  # of equals the first
     ],
 )
 def test_the_verdict_by_hand(futures: list[list[tuple[str, str]]], verdict: str) -> None:
@@ -202,7 +229,9 @@ def test_every_reply_is_one_that_its_reader_can_read(examples: list[Example]) ->
             parse_future(e.reply)
         elif e.role == "evaluator":
             parse_evaluation(e.reply)
-    assert {e.role for e in examples[:3000]} == set(ROLES) - {"value"} == set(corpus.SHARE)  # nothing is said to the value prompt
+    assert (
+        {e.role for e in examples[:3000]} == set(ROLES) - {"value"} == set(corpus.SHARE)
+    )  # nothing is said to the value prompt
     assert sum(corpus.SHARE.values()) == pytest.approx(1)
 
 
@@ -231,7 +260,9 @@ def test_combine_puts_the_action_before_the_later_future(examples: list[Example]
     assert min(ends.values()) > 30
 
 
-def test_the_corrector_turns_facts_into_possibilities_and_takes_out_what_nobody_could_know(examples: list[Example]) -> None:
+def test_the_corrector_turns_facts_into_possibilities_and_takes_out_what_nobody_could_know(
+    examples: list[Example],
+) -> None:
     for prompt, reply in of_role(examples, "corrector"):
         given = prompt.removeprefix("Rewrite.\n")
         plain = re.sub(r"then \w+ says", "then", given).replace(" needs ", " may need ").replace("as told, ", "")
@@ -254,11 +285,19 @@ def test_the_same_seed_gives_the_same_corpus(roles: Roles, examples: list[Exampl
     assert [example(rng, roles) for _ in range(100)] == examples[:100]
 
 
-@pytest.mark.skipif(not (BASE / "tokenizer.json").is_file(), reason="the base model has not been made: turnwise pretrain")
+@pytest.mark.skipif(
+    not (BASE / "tokenizer.json").is_file(), reason="the base model has not been made: turnwise pretrain"
+)
 def test_the_shipped_base_speaks_this_corpus(roles: Roles, mentions: list[Mention]) -> None:
     """Its vocabulary is this one, and its general rows know no more of the default desk than chance."""
     vocabulary = json.loads((BASE / "tokenizer.json").read_text())["model"]["vocab"]
     assert set(words(roles)) <= set(vocabulary)
-    rows = [json.loads(line) for name in ("general", "probe") for line in (BASE / f"{name}.jsonl").read_text().splitlines()]
-    found = [m for row in rows for m in set(RULE.findall("\n".join([*(m["content"] for m in row["messages"]), row["reply"]])))]
+    rows = [
+        json.loads(line) for name in ("general", "probe") for line in (BASE / f"{name}.jsonl").read_text().splitlines()
+    ]
+    found = [
+        m
+        for row in rows
+        for m in set(RULE.findall("\n".join([*(m["content"] for m in row["messages"]), row["reply"]])))
+    ]
     assert abs(z_of(found, desk.Options())) < Z

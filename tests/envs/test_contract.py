@@ -161,7 +161,9 @@ FIRST = {name: first(name) for name in NAMES}
 WORDS = [word for actions in ACTIONS.values() for action in actions for word in action.split()]
 PIECES = st.one_of(
     st.text(max_size=20),
-    st.sampled_from(["Thought:", "Action:", "action :", "Observation:", "\n", "?", " ", "{", "}", "%s", "\x00", "give", *WORDS]),
+    st.sampled_from(
+        ["Thought:", "Action:", "action :", "Observation:", "\n", "?", " ", "{", "}", "%s", "\x00", "give", *WORDS]
+    ),
 )
 
 
@@ -190,7 +192,9 @@ def test_no_random_characters_break_a_whole_episode(name: str) -> None:
         for _ in range(30):
             text = "".join(rng.choices(string.printable + "äß漢🙂", k=rng.randrange(60)))
             try:
-                step = env.step({"role": "assistant", "content": rng.choice(["", "Action: ", "Thought: a\nAction: "]) + text})
+                step = env.step(
+                    {"role": "assistant", "content": rng.choice(["", "Action: ", "Thought: a\nAction: "]) + text}
+                )
             except Malformed:
                 continue
             if step.terminated or step.truncated:

@@ -26,7 +26,13 @@ def brute(numbers: tuple[int, ...]) -> bool:
     for a, b, c, d in set(itertools.permutations(map(Fraction, numbers))):
         for x, y, z in itertools.product("+-*/", repeat=3):
             left, middle, right = op(a, x, b), op(b, y, c), op(c, z, d)
-            forms = (op(op(left, y, c), z, d), op(op(a, x, middle), z, d), op(left, y, right), op(a, x, op(middle, z, d)), op(a, x, op(b, y, right)))
+            forms = (
+                op(op(left, y, c), z, d),
+                op(op(a, x, middle), z, d),
+                op(left, y, right),
+                op(a, x, op(middle, z, d)),
+                op(a, x, op(b, y, right)),
+            )
             if 24 in forms:
                 return True
     return False
@@ -54,7 +60,11 @@ def test_ways_equals_the_sequences_of_steps_counted_one_by_one() -> None:
         for i, j in itertools.permutations(range(len(numbers)), 2):
             a, b = numbers[i], numbers[j]
             rest = tuple(n for k, n in enumerate(numbers) if k not in (i, j))
-            results = {f"{a} - {b}": a - b} | ({f"{a} / {b}": a / b} if b else {}) | ({f"{a} + {b}": a + b, f"{a} * {b}": a * b} if a >= b else {})
+            results = (
+                {f"{a} - {b}": a - b}
+                | ({f"{a} / {b}": a / b} if b else {})
+                | ({f"{a} + {b}": a + b, f"{a} * {b}": a * b} if a >= b else {})
+            )
             found |= {(step, *later) for step, c in results.items() for later in sequences((*rest, c))}
         return found
 
@@ -63,7 +73,24 @@ def test_ways_equals_the_sequences_of_steps_counted_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["__import__('os')", "a", "1 if 1 else 2", "[1][0]", "+1", "~1", "1, 2", "", " ", "9**9**9", "1 2", "007", "1_0", "True", "(1).real"]
+    "text",
+    [
+        "__import__('os')",
+        "a",
+        "1 if 1 else 2",
+        "[1][0]",
+        "+1",
+        "~1",
+        "1, 2",
+        "",
+        " ",
+        "9**9**9",
+        "1 2",
+        "007",
+        "1_0",
+        "True",
+        "(1).real",
+    ],
 )
 def test_no_expression_but_arithmetic_is_evaluated(text: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):

@@ -61,11 +61,16 @@ def test_every_solvable_puzzle_can_be_won_and_its_solution_read_back() -> None:
 def test_a_game_reads_as_the_docstring_says() -> None:
     env = Game24(Options(expansions=4))
     assert env.reset(puzzle(8, 3, 8, 3))[0]["content"] == "Node 0 is 3 3 8 8. 4 expansions left.\nnode 0: 3 3 8 8"
-    assert said(env, "expand 0: 8 / 3 = 8/3") == "Node 1 is 8/3 3 8. 3 expansions left.\nnode 0: 3 3 8 8\nnode 1: 8/3 3 8 (8 / 3 = 8/3)"
+    assert (
+        said(env, "expand 0: 8 / 3 = 8/3")
+        == "Node 1 is 8/3 3 8. 3 expansions left.\nnode 0: 3 3 8 8\nnode 1: 8/3 3 8 (8 / 3 = 8/3)"
+    )
     assert said(env, "expand 1: 3 - 8/3 = 1/3").startswith("Node 2 is 1/3 8. 2 expansions left.")
     assert "dead end. 1 expansion left." in (text := said(env, "Expand 2 : 8*1/3=8/3")) and "node 3:" not in text
     assert said(env, "expand 2: 8 / 1/3 = 24").endswith("\nnode 4: 24 (8 / 3 = 8/3; 3 - 8/3 = 1/3; 8 / 1/3 = 24)")
-    assert said(env, "expand 0: 3 + 3 = 6").startswith("Not possible: no expansions are left, only a submission. 0 expansions left.")
+    assert said(env, "expand 0: 3 + 3 = 6").startswith(
+        "Not possible: no expansions are left, only a submission. 0 expansions left."
+    )
     assert said(env, "submit 4") == "Node 4 is 24. You win."
 
 
@@ -184,7 +189,9 @@ def test_truth_equals_what_the_game_still_allows(numbers: tuple[int, ...], rng: 
         (["expand 0: 4 + 8 = 12"], {"expressions": True}, False, 1, "there is a shorter way."),
     ],
 )
-def test_truth_says_what_is_wrong_with_an_action(actions: list[str], options: dict[str, Any], optimal: bool, q: float, cause: str) -> None:
+def test_truth_says_what_is_wrong_with_an_action(
+    actions: list[str], options: dict[str, Any], optimal: bool, q: float, cause: str
+) -> None:
     judged = truth(options, puzzle(4, 6, 8, 8), actions)
     assert (judged.optimal, judged.q, judged.cause) == (optimal, q, cause)
     assert judged.broken[len(judged.broken) - bool(cause) :] == ((cause,) if cause else ())
@@ -216,7 +223,9 @@ def test_the_published_puzzles_are_all_solvable_and_split_by_rank() -> None:
     # The paper's test set is rows 900 to 999, counted from 0, as they stand in the file.
     with CSV.open(newline="") as file:
         rows = [row["Puzzles"] for row in csv.DictReader(file)]
-    assert len(rows) == 1262  # of the 1,362 that were published: all that can be solved (test_exact24.py), so the rest are known to be, too
+    assert (
+        len(rows) == 1262
+    )  # of the 1,362 that were published: all that can be solved (test_exact24.py), so the rest are known to be, too
     assert {s.id for s in found["test"]} == {"-".join(sorted(row.split(), key=int)) for row in rows[900:1000]}
 
 
@@ -254,7 +263,10 @@ def test_after_the_last_reply_the_game_is_lost_whatever_the_replies_were() -> No
     a, b = first.data["numbers"][:2]
     env = Game24(Options(replies=3))
     env.reset(first)
-    steps = [env.step({"role": "assistant", "content": f"Action: {text}"}) for text in (f"expand 0: {a} + {b} = {a + b}", "expand 7: 1 + 1 = 2")]
+    steps = [
+        env.step({"role": "assistant", "content": f"Action: {text}"})
+        for text in (f"expand 0: {a} + {b} = {a + b}", "expand 7: 1 + 1 = 2")
+    ]
     assert not any(step.terminated for step in steps)
     with pytest.raises(Malformed):  # no action yet
         env.step({"role": "assistant", "content": "hm"})

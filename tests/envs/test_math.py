@@ -194,7 +194,11 @@ def test_files_are_split_by_their_name_and_validation_is_cut_from_train(tmp_path
     rows(tmp_path / "test.jsonl", *(row(f"test {i}") for i in range(10)))
     found = splits(path=str(tmp_path))
     assert [len(some) for some in found.values()] == [93, 7, 10]
-    assert all(s.data["problem"].startswith("test" if split == "test" else "train") for split, some in found.items() for s in some)
+    assert all(
+        s.data["problem"].startswith("test" if split == "test" else "train")
+        for split, some in found.items()
+        for s in some
+    )
     assert {s.data["level"] for s in splits(path=str(tmp_path), levels=[5])["train"]} == {5}
     other = tmp_path / "other"
     other.mkdir()
@@ -230,7 +234,10 @@ def test_a_bad_line_is_one_sentence_with_file_and_line(tmp_path: Path, bad: Any,
 
 def test_rows_without_an_answer_are_left_out_where_that_is_asked_for(tmp_path: Path) -> None:
     rows(tmp_path / "test.jsonl", row("p"), row("q", None), row("r", ""))
-    assert [s.data["problem"] for s in envs.scenarios("math", {"path": str(tmp_path), "unanswered": "skip"}, "test", None, 0)] == ["p"]
+    assert [
+        s.data["problem"]
+        for s in envs.scenarios("math", {"path": str(tmp_path), "unanswered": "skip"}, "test", None, 0)
+    ] == ["p"]
 
 
 def half() -> Scenario:
@@ -239,7 +246,12 @@ def half() -> Scenario:
 
 def test_problems_of_files_are_verified_and_a_hanging_one_changes_nothing(tmp_path: Path) -> None:
     env: Env = envs.make_env("math", {"path": str(tmp_path), "timeout_s": 2})()
-    for reply, reward in ((r"It is \boxed{0.5}", 1.0), ("The answer is 0.5", 1.0), (r"\boxed{2}", 0.0), ("who knows", 0.0)):
+    for reply, reward in (
+        (r"It is \boxed{0.5}", 1.0),
+        ("The answer is 0.5", 1.0),
+        (r"\boxed{2}", 0.0),
+        ("who knows", 0.0),
+    ):
         env.reset(half())
         step = env.step({"role": "assistant", "content": reply})
         assert (step.reward, step.terminated, step.info["found"]) == (reward, True, reply != "who knows")

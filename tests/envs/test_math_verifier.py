@@ -87,7 +87,9 @@ def test_a_reply_that_breaks_the_parser_is_malformed(verifier: Verifier) -> None
     assert verifier.check("5", r"\boxed{5}").correct
 
 
-@pytest.mark.parametrize("reply", ['\\boxed{5}\n\n{"gold": 1}\r\n\x00\ud800', "漢🙂 \\boxed{5}", "x" * 100_000 + " \\boxed{5}"])
+@pytest.mark.parametrize(
+    "reply", ['\\boxed{5}\n\n{"gold": 1}\r\n\x00\ud800', "漢🙂 \\boxed{5}", "x" * 100_000 + " \\boxed{5}"]
+)
 def test_no_text_breaks_the_line_of_the_worker(verifier: Verifier, reply: str) -> None:
     assert verifier.check("5", reply).correct
 

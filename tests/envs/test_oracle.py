@@ -65,7 +65,9 @@ class Scripted:
         return self.replies.pop(0)
 
 
-@pytest.mark.parametrize(("reply", "answer"), [("Yes.", "yes"), ("no", "no"), (" **No**, it is not.", "no"), ("YES, mostly", "yes")])
+@pytest.mark.parametrize(
+    ("reply", "answer"), [("Yes.", "yes"), ("no", "no"), (" **No**, it is not.", "no"), ("YES, mostly", "yes")]
+)
 def test_llm_oracle_reads_yes_or_no_at_the_start(reply: str, answer: str) -> None:
     llm = Scripted(reply)
     assert llm_oracle(llm, tries=1)("cat", "Is it alive?") == answer

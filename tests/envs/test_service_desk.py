@@ -14,8 +14,15 @@ from stages.envs import service_desk as desk
 from stages.envs.service_desk import Options, ServiceDesk
 from stages.frame.types import Malformed, Message, Scenario, Step, UsageError
 
-ANA = Scenario("service_desk", "train", "x", {"name": "Ana", "tier": "gold", "request": "refund", "item": "lamp", "auditor": "Mia"})
-SIZES: list[dict[str, Any]] = [{}, {"give_by": "request"}, {"requests": 8, "tiers": 6, "log": True}, {"requests": 1, "tiers": 1}]
+ANA = Scenario(
+    "service_desk", "train", "x", {"name": "Ana", "tier": "gold", "request": "refund", "item": "lamp", "auditor": "Mia"}
+)
+SIZES: list[dict[str, Any]] = [
+    {},
+    {"give_by": "request"},
+    {"requests": 8, "tiers": 6, "log": True},
+    {"requests": 1, "tiers": 1},
+]
 
 
 def act(action: str) -> Message:
@@ -25,7 +32,10 @@ def act(action: str) -> Message:
 def right(options: Options, scenario: Scenario) -> list[str]:
     """The actions that the rule book wants of this customer."""
     data, book = scenario.data, desk.rule_book(options)
-    return [f"{tool} {book[tool, desk.key_of(kind, data['request'], data['tier'])].option}" for tool, kind, _ in desk.steps_of(options)]
+    return [
+        f"{tool} {book[tool, desk.key_of(kind, data['request'], data['tier'])].option}"
+        for tool, kind, _ in desk.steps_of(options)
+    ]
 
 
 def visit(options: Options, scenario: Scenario, actions: list[str]) -> Step:
@@ -55,7 +65,10 @@ def test_every_combination_is_scored_by_hand() -> None:
     """All 24 ways through the default desk: one wins, and the audit of the others names just what differs from it."""
     opts = Options()
     wanted = right(opts, ANA)
-    ways = [list(way) for way in product(*([f"{tool} {option}" for option in choices] for tool, _, choices in desk.steps_of(opts)))]
+    ways = [
+        list(way)
+        for way in product(*([f"{tool} {option}" for option in choices] for tool, _, choices in desk.steps_of(opts)))
+    ]
     rewards = {tuple(way): visit(opts, ANA, way) for way in ways}
     assert len(ways) == 24
     assert sum(step.reward for step in rewards.values()) == 1
@@ -92,10 +105,17 @@ def test_tools_are_named_and_their_options_told_only_where_asked_for() -> None:
     told = ServiceDesk(Options(describe_tools=True)).system
     options = "check: photo or receipt or passport. give: voucher or cash or credit or discount. close: phone or email."
     assert told == f"Service desk. check give close. {options}"
-    assert [tool["function"]["name"] for tool in ServiceDesk(Options(log=True)).tools] == ["check", "give", "log", "close"]
+    assert [tool["function"]["name"] for tool in ServiceDesk(Options(log=True)).tools] == [
+        "check",
+        "give",
+        "log",
+        "close",
+    ]
 
 
-@pytest.mark.parametrize("action", ["close phone", "check", "check lamp", "check photo receipt", "photo", "Check photo", "give cash"])
+@pytest.mark.parametrize(
+    "action", ["close phone", "check", "check lamp", "check photo receipt", "photo", "Check photo", "give cash"]
+)
 def test_an_action_out_of_order_or_unknown_is_malformed_and_may_be_mended(action: str) -> None:
     env = ServiceDesk(Options())
     env.reset(ANA)
@@ -118,7 +138,10 @@ def test_truth_equals_q_by_trying_every_way_to_go_on(options: dict[str, Any]) ->
 
     for _ in range(12):
         n = rng.randint(1, len(steps))
-        actions = [w if rng.random() < 0.5 else f"{w.split()[0]} {rng.choice(desk.OPTIONS_OF[w.split()[0]])}" for w in right(opts, ANA)[:n]]
+        actions = [
+            w if rng.random() < 0.5 else f"{w.split()[0]} {rng.choice(desk.OPTIONS_OF[w.split()[0]])}"
+            for w in right(opts, ANA)[:n]
+        ]
         truth = desk.truth(options, ANA, actions)
         assert truth.q == best(actions)
         assert truth.optimal == (actions[-1] == right(opts, ANA)[n - 1])
@@ -138,7 +161,10 @@ def test_paid_by_step_each_right_one_earns_its_share_at_once_and_q_is_all_that_c
         env.reset(ANA)
         return [env.step(act(action)).reward for action in actions]
 
-    ways = [list(way) for way in product(*([f"{tool} {option}" for option in choices] for tool, _, choices in desk.steps_of(opts)))]
+    ways = [
+        list(way)
+        for way in product(*([f"{tool} {option}" for option in choices] for tool, _, choices in desk.steps_of(opts)))
+    ]
     assert sum(sum(rewards(way)) >= 1 for way in ways) == 1  # a visit is won as it is with pay = end
     for way in rng.sample(ways, 12):
         assert rewards(way) == [(a == b) / len(wanted) for a, b in zip(way, wanted, strict=True)]
@@ -169,7 +195,10 @@ def test_people_of_one_split_never_appear_in_another() -> None:
 
 def test_held_out_pairs_are_in_their_own_split_alone() -> None:
     options = {"held_out_pairs": 3}
-    kinds = {split: {(s.data["request"], s.data["tier"]) for s in desk.scenarios(options, split, None, 0)} for split in (*desk.CUSTOMERS, "pairs")}
+    kinds = {
+        split: {(s.data["request"], s.data["tier"]) for s in desk.scenarios(options, split, None, 0)}
+        for split in (*desk.CUSTOMERS, "pairs")
+    }
     assert len(kinds["pairs"]) == 3
     assert all(len(kinds[split]) == 9 and kinds[split].isdisjoint(kinds["pairs"]) for split in desk.CUSTOMERS)
     assert {s.data["name"] for s in desk.scenarios(options, "pairs", None, 0)} <= set(desk.CUSTOMERS["test"])
@@ -177,5 +206,7 @@ def test_held_out_pairs_are_in_their_own_split_alone() -> None:
 
 def test_a_split_with_nobody_in_it_is_empty_and_an_unknown_one_a_sentence() -> None:
     assert desk.scenarios({}, "pairs", 5, 0) == []
-    with pytest.raises(UsageError, match=r"there is no split 'tests' of service_desk. Splits: train, validation, test, pairs"):
+    with pytest.raises(
+        UsageError, match=r"there is no split 'tests' of service_desk. Splits: train, validation, test, pairs"
+    ):
         envs.scenarios("service_desk", {}, "tests", 5, 0)

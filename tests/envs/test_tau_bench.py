@@ -98,10 +98,17 @@ def test_the_ground_truth_gives_every_recorded_observation_and_hash_and_wins(nam
         recorded = expected(name, split)[scenario.id]
         env.reset(scenario)
         assert env._database.full_hash() == recorded["initial_hash"]
-        observed = [(action["name"], step.messages[0]["content"]) for action, step in play(env, scenario, scenario.data["actions"])]
+        observed = [
+            (action["name"], step.messages[0]["content"])
+            for action, step in play(env, scenario, scenario.data["actions"])
+        ]
         # The environment's last state stays readable after the end.
         assert env._database.full_hash() == recorded["final_hash"]
-        calls = [(call["name"], f"API output: {call['observation']}") for call in recorded["trace"] if call["name"] != TERMINATE]
+        calls = [
+            (call["name"], f"API output: {call['observation']}")
+            for call in recorded["trace"]
+            if call["name"] != TERMINATE
+        ]
         assert [call for call in observed if call[0] not in (RESPOND, TERMINATE)] == calls
         assert won(env, scenario, scenario.data["actions"])
 
@@ -114,7 +121,11 @@ def test_called_as_tools_they_answer_in_openai_s_form(name: Name) -> None:
         for call in expected(name, "test")[scenario.id]["trace"][:2]:
             function = {"name": call["name"], "arguments": json.dumps(call["kwargs"])}
             second = {"id": "2", "type": "function", "function": {"name": "no_such_tool", "arguments": "{}"}}
-            reply: Message = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": function}, second]}
+            reply: Message = {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "1", "type": "function", "function": function}, second],
+            }
             (answer,) = env.step(reply).messages
             content = "Transfer successful" if call["name"] == TERMINATE else call["observation"]
             assert answer == {"role": "tool", "tool_call_id": "1", "name": call["name"], "content": content}
@@ -172,7 +183,9 @@ def changed(actions: Sequence[Action], i: int, path: tuple[Any, ...], value: Any
 @pytest.mark.parametrize("name", ["retail", "airline"])
 def test_doing_nothing_wins_exactly_the_listed_tasks(name: Name) -> None:
     env, scenarios = make(name), all_of(name, "test")
-    indices = {row["id"]: row["index"] for row in map(json.loads, (TAU / name / "tasks_test.jsonl").read_text().splitlines())}
+    indices = {
+        row["id"]: row["index"] for row in map(json.loads, (TAU / name / "tasks_test.jsonl").read_text().splitlines())
+    }
     ended = {}
     for scenario in scenarios:
         env.reset(scenario)
@@ -182,7 +195,10 @@ def test_doing_nothing_wins_exactly_the_listed_tasks(name: Name) -> None:
         ended[scenario.id] = last
     assert {indices[key] for key, last in ended.items() if last.reward} == NOTHING[name] & set(indices.values())
     recorded = expected(name, "test")
-    assert all(last.info["needs_write"] == (recorded[key]["initial_hash"] != recorded[key]["final_hash"]) for key, last in ended.items())
+    assert all(
+        last.info["needs_write"] == (recorded[key]["initial_hash"] != recorded[key]["final_hash"])
+        for key, last in ended.items()
+    )
 
 
 @pytest.mark.parametrize("name", ["retail", "airline"])
@@ -194,7 +210,9 @@ def test_a_required_output_must_be_said_and_commas_are_taken_from_what_is_said_a
             continue
         calls = [acted(a["name"], **a["kwargs"]) for a in scenario.data["actions"] if a["name"] != TERMINATE]
         # "10" is said by who says "10.5": so is the benchmark, and such an output cannot be left out.
-        alone = [o for o in outputs if len(o) > 1 and not any(o.lower() in other.lower() for other in outputs if other != o)]
+        alone = [
+            o for o in outputs if len(o) > 1 and not any(o.lower() in other.lower() for other in outputs if other != o)
+        ]
         commas = [",".join(output).upper() for output in outputs]
         cases: list[tuple[list[str], bool]] = [([], False), (commas, True), ([" ".join(commas)], True)]
         for output in alone:
@@ -206,7 +224,11 @@ def test_a_required_output_must_be_said_and_commas_are_taken_from_what_is_said_a
                 env.step(call)
             # A text beside a tool call is no message to the customer, though it names every output.
             env.step(
-                {"role": "assistant", "content": f"Thought: {outputs}\nAction: " + json.dumps({"name": "think", "arguments": {"thought": outputs}})}
+                {
+                    "role": "assistant",
+                    "content": f"Thought: {outputs}\nAction: "
+                    + json.dumps({"name": "think", "arguments": {"thought": outputs}}),
+                }
             )
             assert env.step(said("Bye.")).reward == right, (scenario.id, told)
             tried += 1

@@ -59,7 +59,11 @@ def joined(parts: tuple[tuple[str, Any], str, tuple[str, Any]]) -> tuple[str, An
 
 
 @settings(deadline=None)
-@given(st.recursive(NUMBERS, lambda inner: st.tuples(inner, st.sampled_from(sorted(OPERATORS)), inner).map(joined), max_leaves=8))
+@given(
+    st.recursive(
+        NUMBERS, lambda inner: st.tuples(inner, st.sampled_from(sorted(OPERATORS)), inner).map(joined), max_leaves=8
+    )
+)
 def test_calculate_agrees_with_python_on_any_expression(case: tuple[str, Any]) -> None:
     expression, value = case
     if value is None:

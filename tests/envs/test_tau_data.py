@@ -24,7 +24,11 @@ def scenarios(path: str, split: str, **options: Any) -> dict[str, Scenario]:
 
 
 def test_scenarios_are_the_official_splits(path: str) -> None:
-    assert [sorted(scenarios(path, split)) for split in ("train", "validation", "test")] == [["train-0", "train-1"], ["dev-0"], ["test-0", "test-1"]]
+    assert [sorted(scenarios(path, split)) for split in ("train", "validation", "test")] == [
+        ["train-0", "train-1"],
+        ["dev-0"],
+        ["test-0", "test-1"],
+    ]
     assert len(envs.scenarios("tau_bench", {"path": path}, "train", 5, 0)) == 5  # train begins anew
     assert len(envs.scenarios("tau_bench", {"path": path}, "test", 5, 0)) == 2
     with pytest.raises(UsageError, match="no split 'dev' of tau_bench"):
@@ -81,7 +85,9 @@ def test_a_broken_file_is_one_sentence_with_its_name(tmp_path: Path, file: str, 
         place.write_text(text)
     options = {"path": path}
     with pytest.raises(UsageError, match=told):
-        envs.scenarios("tau_bench", options, "test", None, 0) if file.startswith("tasks") else envs.make_env("tau_bench", options, customer)
+        envs.scenarios("tau_bench", options, "test", None, 0) if file.startswith("tasks") else envs.make_env(
+            "tau_bench", options, customer
+        )
 
 
 def test_actions_are_kept_as_json_in_a_scenario(path: str) -> None:

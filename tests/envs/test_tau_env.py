@@ -18,7 +18,17 @@ from stages.envs.tau_tools import TERMINATE
 from stages.envs.tau_user import OPENING, STOP
 from stages.evaluate import EvaluateConfig
 from stages.frame.sections import TaskConfig
-from stages.frame.types import Ask, EngineUnavailable, Malformed, Message, Outcome, Request, Scenario, SimulatorError, Step
+from stages.frame.types import (
+    Ask,
+    EngineUnavailable,
+    Malformed,
+    Message,
+    Outcome,
+    Request,
+    Scenario,
+    SimulatorError,
+    Step,
+)
 from stages.llm.roles import Roles
 from stages.llm.scripted import ScriptedEngine
 from stages.play.rollout import RolloutSettings, rollout
@@ -62,10 +72,17 @@ def test_the_customer_is_told_the_instruction_and_hears_the_agent_alone(path: st
     env = start(path, ask=listen)
     env.step(CALLS["return"])
     env.step(said("It is done."))
-    assert [(m["role"], m["content"]) for m in heard[1][1:]] == [("user", OPENING), ("assistant", "Hello, I need help."), ("user", "It is done.")]
+    assert [(m["role"], m["content"]) for m in heard[1][1:]] == [
+        ("user", OPENING),
+        ("assistant", "Hello, I need help."),
+        ("user", "It is done."),
+    ]
     (system,) = (m["content"] for m in heard[0] if m["role"] == "system")
     lines = system.splitlines()
-    assert lines[:2] == ["You are a user interacting with an agent.", ""] and lines[2] == "Instruction: Return a red mug and cancel #W2."
+    assert (
+        lines[:2] == ["You are a user interacting with an agent.", ""]
+        and lines[2] == "Instruction: Return a red mug and cancel #W2."
+    )
     assert len(lines) == 11 and "wait until the agent says" not in system
     start(path, ask=listen, user_prompt="patient")
     patient = str(heard[-1][0]["content"])
@@ -99,8 +116,13 @@ def test_what_begins_with_a_brace_is_a_call_and_everything_else_is_said() -> Non
 )
 def test_a_call_that_cannot_be_read_is_malformed_and_changes_nothing(path: str, action: str, told: str) -> None:
     env = start(path, max_steps=1)
-    for message in (said(action), {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "think", "arguments": "{"}}]}):
-        with pytest.raises(Malformed, match=told if message["role"] == "assistant" and "content" in message else "not valid JSON"):
+    for message in (
+        said(action),
+        {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "think", "arguments": "{"}}]},
+    ):
+        with pytest.raises(
+            Malformed, match=told if message["role"] == "assistant" and "content" in message else "not valid JSON"
+        ):
             env.step(message)
     assert env.step(THINK).truncated  # the one step is still there
 
@@ -152,7 +174,9 @@ def test_in_openai_s_form_a_reply_without_a_call_is_said(path: str) -> None:
         ("test-1", ["No, by no means.", "Bye."], 1),
     ],
 )
-def test_the_reward_is_the_right_database_and_every_output(path: str, name: str, actions: list[str], reward: float) -> None:
+def test_the_reward_is_the_right_database_and_every_output(
+    path: str, name: str, actions: list[str], reward: float
+) -> None:
     env = start(path, name)
     *before, last = [env.step(CALLS.get(action) or said(action)) for action in actions]
     assert not any(step.reward or step.terminated or step.truncated for step in before)
@@ -175,7 +199,11 @@ def test_what_the_customer_says_is_not_said_by_the_agent(path: str) -> None:
 
 
 def test_a_transfer_ends_the_episode_and_is_paid_by_the_same_rule(path: str) -> None:
-    cases: list[tuple[str, list[str], float]] = [("test-1", [], 1), ("dev-0", [], 0), ("dev-0", ["return", "cancel"], 1)]
+    cases: list[tuple[str, list[str], float]] = [
+        ("test-1", [], 1),
+        ("dev-0", [], 0),
+        ("dev-0", ["return", "cancel"], 1),
+    ]
     for name, calls, reward in cases:
         for arguments in ({"summary": "x"}, {}):  # the original ends on the name, whatever the arguments
             env = start(path, name)
@@ -191,7 +219,11 @@ def test_running_out_of_steps_is_truncated_and_no_win_whatever_the_database(path
     assert [(s.terminated, s.truncated) for s in steps] == [(False, False), (False, False), (False, True)]
     assert steps[-1].reward == 0 and steps[-1].info["database"] and steps[-1].info["outputs"]
     env = start(path, "train-0", max_steps=3)
-    assert [env.step(message).reward for message in (CALLS["return"], THINK, said("Bye."))] == [0, 0, 1]  # the last step may end it
+    assert [env.step(message).reward for message in (CALLS["return"], THINK, said("Bye."))] == [
+        0,
+        0,
+        1,
+    ]  # the last step may end it
 
 
 def test_the_end_tells_what_a_report_needs(path: str) -> None:
@@ -201,7 +233,13 @@ def test_the_end_tells_what_a_report_needs(path: str) -> None:
         assert not any(step.info for step in steps[:-1])
         return dict(steps[-1].info)
 
-    assert info("test-1", said("Bye.")) == {"needs_write": False, "unchanged": True, "transferred": False, "database": True, "outputs": True}
+    assert info("test-1", said("Bye.")) == {
+        "needs_write": False,
+        "unchanged": True,
+        "transferred": False,
+        "database": True,
+        "outputs": True,
+    }
     lost = info("dev-0", CALLS["return"], said("Bye."))
     assert lost == {"needs_write": True, "unchanged": False, "transferred": False, "database": False, "outputs": True}
 
@@ -222,7 +260,9 @@ def down() -> str:
 
 
 @pytest.mark.parametrize(("error", "told"), [(down, "did not answer: no answer"), (lambda: " \n", "said nothing")])
-def test_a_failed_customer_is_a_simulator_error_and_never_a_reward(path: str, error: Callable[[], str], told: str) -> None:
+def test_a_failed_customer_is_a_simulator_error_and_never_a_reward(
+    path: str, error: Callable[[], str], told: str
+) -> None:
     with pytest.raises(SimulatorError, match=told):
         start(path, ask=failing(1, error))
     env = start(path, "test-1", ask=failing(2, error))
@@ -237,7 +277,9 @@ def reply_of(prompt: str, request: Request) -> str:
     return str((said("Bye.") if "API output: {" in prompt else CALLS["return"])["content"])
 
 
-SETTINGS = RolloutSettings(adapter=None, temperature=1.0, max_tokens=900, max_turns=9, malformed_allowance=1, slots=8, attempts=2, seed=5)
+SETTINGS = RolloutSettings(
+    adapter=None, temperature=1.0, max_tokens=900, max_turns=9, malformed_allowance=1, slots=8, attempts=2, seed=5
+)
 
 
 def test_in_a_rollout_the_customer_s_failure_is_counted_as_the_simulator_s(path: str) -> None:
@@ -246,7 +288,9 @@ def test_in_a_rollout_the_customer_s_failure_is_counted_as_the_simulator_s(path:
     (again,) = rollout(engine, made, [scenarios(path, "train")["train-0"]], Roles("x", {"policy": ""}), SETTINGS)
     assert (again.outcome, again.attempts, again.total_reward) == (Outcome.SCORED, 2, 1)
     made = envs.make_env("tau_bench", {"path": path}, failing(2, down))
-    (lost,) = rollout(engine, made, [scenarios(path, "train")["train-0"]], Roles("x", {"policy": ""}), replace(SETTINGS, attempts=1))
+    (lost,) = rollout(
+        engine, made, [scenarios(path, "train")["train-0"]], Roles("x", {"policy": ""}), replace(SETTINGS, attempts=1)
+    )
     assert lost.outcome == Outcome.SIMULATOR_FAILED and not lost.outcome.trainable
     # What the policy said is all that has token ids.
     assert {turn.completion.text for turn in again.turns} == {CALLS["return"]["content"], said("Bye.")["content"]}
@@ -255,7 +299,11 @@ def test_in_a_rollout_the_customer_s_failure_is_counted_as_the_simulator_s(path:
 def test_describe_tells_the_floor_and_where_the_wins_are(path: str) -> None:
     cases: list[tuple[str, str, list[Message]]] = [
         ("train-0", "train", [CALLS["return"], said("Bye.")]),  # won by a write
-        ("dev-0", "validation", [CALLS["return"], said("{"), said("Bye.")]),  # the customer left before the second write
+        (
+            "dev-0",
+            "validation",
+            [CALLS["return"], said("{"), said("Bye.")],
+        ),  # the customer left before the second write
         ("dev-0", "validation", [acted(TERMINATE, summary="x")]),
         ("train-0", "train", [CALLS["cancel"], said("Bye.")]),  # a wrong write: not the customer's fault
         ("test-0", "test", [said("12.3, bye")]),
@@ -265,7 +313,9 @@ def test_describe_tells_the_floor_and_where_the_wins_are(path: str) -> None:
     forced = [[str(message["content"]) for message in replies] for _, _, replies in cases]
     played = [scenarios(path, split)[name] for name, split, _ in cases]
     episodes = rollout(ScriptedEngine(), made, played, Roles("x", {"policy": ""}), SETTINGS, forced=forced)
-    assert [(e.outcome, e.total_reward) for e in episodes] == [(Outcome.SCORED, reward) for reward in (1, 0, 0, 0, 1, 1)]
+    assert [(e.outcome, e.total_reward) for e in episodes] == [
+        (Outcome.SCORED, reward) for reward in (1, 0, 0, 0, 1, 1)
+    ]
     assert envs.describe("tau_bench", {"path": path}, episodes) == {
         "floor": 1 / 6, "needs_write": 4 / 6, "win_needs_write": 1 / 4, "win_needs_none": 1.0, "transferred": 2 / 6,
         "unchanged": 3 / 6, "unchanged_won": 2 / 3, "stopped_short": 1 / 3,

@@ -65,14 +65,23 @@ def test_an_order_is_cancelled_and_the_gift_card_gets_its_money_back() -> None:
     user, order = after.get("users", "ann_1"), after.get("orders", "#W2")
     assert user is not None and order is not None
     assert user["payment_methods"]["gift_card_1"]["balance"] == 42.4
-    assert order["payment_history"][-1] == {"transaction_type": "refund", "amount": 22.4, "payment_method_id": "gift_card_1"}
+    assert order["payment_history"][-1] == {
+        "transaction_type": "refund",
+        "amount": 22.4,
+        "payment_method_id": "gift_card_1",
+    }
     assert set(after.changes()) == {("orders", "#W2"), ("users", "ann_1")}
     assert act(after, "cancel_pending_order", **CANCEL["kwargs"])[1] == "Error: non-pending order cannot be cancelled"
 
 
 def test_items_are_replaced_one_after_the_other() -> None:
     """red -> blue, then the first blue, which was red, -> red: so does the original."""
-    arguments = {"order_id": "#W2", "item_ids": ["red", "blue"], "new_item_ids": ["blue", "red"], "payment_method_id": "card_1"}
+    arguments = {
+        "order_id": "#W2",
+        "item_ids": ["red", "blue"],
+        "new_item_ids": ["blue", "red"],
+        "payment_method_id": "card_1",
+    }
     after, _ = act(shop(), "modify_pending_order_items", **arguments)
     order = after.get("orders", "#W2")
     assert order is not None
@@ -111,7 +120,14 @@ def test_what_the_model_wrote_is_stored_as_it_is() -> None:
     assert stored is not None
     assert stored["passengers"] == [ANN | {"age": 5}] and stored["total_baggages"] == "1"
     assert stored["flights"] == [
-        {"flight_number": "HAT001", "date": "2024-05-16", "note": "mine", "price": 200, "origin": "SFO", "destination": "JFK"}
+        {
+            "flight_number": "HAT001",
+            "date": "2024-05-16",
+            "note": "mine",
+            "price": 200,
+            "origin": "SFO",
+            "destination": "JFK",
+        }
     ]
     arguments["passengers"][0]["age"] = 6  # the message may change later
     assert stored["passengers"][0]["age"] == 5
@@ -120,13 +136,20 @@ def test_what_the_model_wrote_is_stored_as_it_is() -> None:
 
 
 def test_a_booking_pays_by_gift_card_and_uses_a_certificate_up() -> None:
-    paid = [{"payment_id": "certificate_1", "amount": 50}, {"payment_id": "gift_card_1", "amount": 60}, {"payment_id": "card_1", "amount": 90}]
+    paid = [
+        {"payment_id": "certificate_1", "amount": 50},
+        {"payment_id": "gift_card_1", "amount": 60},
+        {"payment_id": "card_1", "amount": 90},
+    ]
     database, _ = act(airline(), "book_reservation", **booking(payment_methods=paid))
     user = database.get("users", "ann_1")
     assert user is not None
     assert user["payment_methods"]["gift_card_1"]["amount"] == 40 and "certificate_1" not in user["payment_methods"]
     for methods, told in (
-        ([{"payment_id": "card_1", "amount": 199}], "Error: payment amount does not add up, total price is 200, but paid 199"),
+        (
+            [{"payment_id": "card_1", "amount": 199}],
+            "Error: payment amount does not add up, total price is 200, but paid 199",
+        ),
         ([{"payment_id": "gift_card_1", "amount": 200}], "Error: not enough balance in payment method gift_card_1"),
         ([{"payment_id": "card_9", "amount": 200}], "Error: payment method card_9 not found"),
         ([{"payment_id": "card_1", "amount": "200"}], "Error: unsupported operand type(s) for +: 'int' and 'str'"),
@@ -160,10 +183,17 @@ def test_an_update_of_flights_keeps_the_price_of_what_is_kept_unless_the_cabin_c
 
 def test_connections_over_midnight_are_found_with_the_next_day_s_date_and_today_s_prices() -> None:
     found = json.loads(act(airline(), "search_onestop_flight", origin="SFO", destination="BOS", date="2024-05-16")[1])
-    assert [[flight["flight_number"] for flight in pair] for pair in found] == [["HAT001", "HAT002"], ["HAT003", "HAT002"]]
+    assert [[flight["flight_number"] for flight in pair] for pair in found] == [
+        ["HAT001", "HAT002"],
+        ["HAT003", "HAT002"],
+    ]
     assert [pair[1]["date"] for pair in found] == ["2024-05-16", "2024-05-17"]
-    assert found[0][1]["prices"] == found[1][1]["prices"] == AIRLINE["flights"]["HAT002"]["dates"]["2024-05-16"]["prices"]
-    assert act(airline(), "search_onestop_flight", origin="SFO", destination="BOS", date="soon")[1].startswith("Error: invalid literal for int()")
+    assert (
+        found[0][1]["prices"] == found[1][1]["prices"] == AIRLINE["flights"]["HAT002"]["dates"]["2024-05-16"]["prices"]
+    )
+    assert act(airline(), "search_onestop_flight", origin="SFO", destination="BOS", date="soon")[1].startswith(
+        "Error: invalid literal for int()"
+    )
     assert act(airline(), "search_direct_flight", origin="SFO", destination="JFK", date="2024-05-18")[1] == "[]"
     assert len(json.loads(act(airline(), "list_all_airports")[1])) == 20
 
@@ -186,7 +216,9 @@ def test_an_unknown_reservation_is_told_in_the_benchmark_s_words() -> None:
 def test_what_is_changed_back_is_no_change() -> None:
     address = SHOP["users"]["ann_1"]["address"]
     full = {"address2": "", "city": "Ulm", "state": "TX", "country": "USA"}
-    database = Database(Base({"orders": {}, "products": {}, "users": {"ann_1": SHOP["users"]["ann_1"] | {"address": address | full}}}))
+    database = Database(
+        Base({"orders": {}, "products": {}, "users": {"ann_1": SHOP["users"]["ann_1"] | {"address": address | full}}})
+    )
     moved, _ = act(database, "modify_user_address", user_id="ann_1", **(address | full | {"zip": "1"}))
     back, _ = act(moved, "modify_user_address", user_id="ann_1", **(address | full))
     assert moved.changes() and not back.changes()
@@ -196,7 +228,9 @@ def test_what_is_changed_back_is_no_change() -> None:
 def test_a_state_does_not_change_with_the_one_made_from_it() -> None:
     first, _ = act(shop(), "cancel_pending_order", **CANCEL["kwargs"])
     before, record = first.changes(), copy.deepcopy(first.get("users", "ann_1"))
-    second, _ = act(first, "modify_user_address", user_id="ann_1", address1="2", address2="", city="", state="", country="", zip="2")
+    second, _ = act(
+        first, "modify_user_address", user_id="ann_1", address1="2", address2="", city="", state="", country="", zip="2"
+    )
     assert first.changes() == before and first.get("users", "ann_1") == record != second.get("users", "ann_1")
     assert BASES["retail"].tables == SHOP
 
@@ -236,7 +270,9 @@ LEAVES = st.one_of(
     st.just("\ud800"),
 )
 VALUES = st.recursive(
-    LEAVES, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(KEYS), inner, max_size=4)), max_leaves=6
+    LEAVES,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(KEYS), inner, max_size=4)),
+    max_leaves=6,
 )
 
 
@@ -262,10 +298,16 @@ def test_no_argument_breaks_a_tool_and_a_failed_call_changes_nothing(domain: Nam
 @pytest.mark.parametrize("domain", ["retail", "airline"])
 def test_a_text_of_a_megabyte_is_told_or_stored(domain: Name) -> None:
     """Each tool, with that for every argument and with that for one of them."""
-    long, known = "x" * 10**6, {"user_id": "ann_1", "order_id": "#W1", "item_ids": ["red"], "payment_method_id": "card_1"} | booking()
+    long, known = (
+        "x" * 10**6,
+        {"user_id": "ann_1", "order_id": "#W1", "item_ids": ["red"], "payment_method_id": "card_1"} | booking(),
+    )
     for name, tool in TOOLS[domain].items():
         wanted = tool.__code__.co_varnames[1 : tool.__code__.co_argcount]
-        for arguments in (dict.fromkeys(wanted, long), *({key: known.get(key, "x") for key in wanted} | {one: long} for one in wanted)):
+        for arguments in (
+            dict.fromkeys(wanted, long),
+            *({key: known.get(key, "x") for key in wanted} | {one: long} for one in wanted),
+        ):
             database, observation = call(TOOLS[domain], Database(BASES[domain]), name, arguments)
             assert not (database.changes() and observation.startswith("Error:"))
             assert len(database.full_hash()) == 64
@@ -276,9 +318,12 @@ def test_arguments_that_cannot_be_stored_are_an_error() -> None:
     for _ in range(900):
         deep = [deep]
     for passengers in ([deep], [ANN | {"age": 10**4299 * 9}], [ANN | {"dob": float("nan")}]):
-        database, observation = act(airline(), "update_reservation_passengers", reservation_id="ABC123", passengers=passengers)
+        database, observation = act(
+            airline(), "update_reservation_passengers", reservation_id="ABC123", passengers=passengers
+        )
         assert (database.changes() == {}) == observation.startswith("Error: ")
         assert database.full_hash()
     assert (
-        act(airline(), "update_reservation_passengers", reservation_id="ABC123", passengers=[deep])[1] == "Error: the arguments are nested too deeply"
+        act(airline(), "update_reservation_passengers", reservation_id="ABC123", passengers=[deep])[1]
+        == "Error: the arguments are nested too deeply"
     )

@@ -146,7 +146,10 @@ def test_every_object_can_be_found_in_twenty_questions() -> None:
         env, left, asked = play(target), dict(table.items), 0
         while True:
             asked += 1
-            best = min(table.attributes, key=lambda name: abs(2 * sum(name in item.attributes for item in left.values()) - len(left)))
+            best = min(
+                table.attributes,
+                key=lambda name: abs(2 * sum(name in item.attributes for item in left.values()) - len(left)),
+            )
             if len(left) > 2:
                 holds = answer(target, f"Is it {table.attributes[best].yes[0]}?") == "yes"
                 question(env, f"Is it {table.attributes[best].yes[0]}?")
@@ -231,11 +234,15 @@ def test_csv_needs_an_oracle_and_its_variants_win(tmp_path: Path) -> None:
     env = play("pants", ask=lambda messages: "No", objects=str(path))
     assert said(question(env, "Is it alive?")).startswith("No.")
     assert question(env, "Is it a pant?").reward == 1.0
-    assert question(play("Soccer ball", ask=lambda messages: "No", objects=str(path)), "Is it a soccer ball?").reward == 1.0
+    assert (
+        question(play("Soccer ball", ask=lambda messages: "No", objects=str(path)), "Is it a soccer ball?").reward
+        == 1.0
+    )
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(None, "cannot read"), (b"name\ncat\n", "column 'object'"), (b"", "column 'object'"), (b"\xff\xfe\x00", "UTF-8")]
+    ("content", "said"),
+    [(None, "cannot read"), (b"name\ncat\n", "column 'object'"), (b"", "column 'object'"), (b"\xff\xfe\x00", "UTF-8")],
 )
 def test_unreadable_object_file_is_one_sentence(tmp_path: Path, content: bytes | None, said: str) -> None:
     path = tmp_path / "objects.csv"
@@ -280,7 +287,11 @@ def test_sizes_that_cannot_be_are_one_sentence(sizes: dict[str, int], said: str)
 
 def test_lmrl_gym_s_reward_is_minus_one_for_each_question_that_does_not_win() -> None:
     env = play("cat", reward="question", questions=3)
-    assert [question(env, text).reward for text in ("Is it alive?", "Is it a dog?", "Is it a cat?")] == [-1.0, -1.0, 0.0]
+    assert [question(env, text).reward for text in ("Is it alive?", "Is it a dog?", "Is it a cat?")] == [
+        -1.0,
+        -1.0,
+        0.0,
+    ]
     env = play("cat", reward="question", questions=2)
     steps = [question(env, text) for text in ("Is it alive?", "Is it a dog?")]
     assert [step.reward for step in steps] == [-1.0, -1.0] and steps[-1].terminated
@@ -301,7 +312,11 @@ def test_every_thing_wins_by_its_own_name_and_by_no_longer_word() -> None:
     names = Names(object_table(str(THINGS)).items.values())
     for name in object_table(str(THINGS)).items:
         assert name in names.mentioned(f"Is it a {name}?"), name
-    for text, named in (("Is it smaller than a breadbox?", "bread"), ("Is it Batman?", "bat"), ("Is it in a category?", "cat")):
+    for text, named in (
+        ("Is it smaller than a breadbox?", "bread"),
+        ("Is it Batman?", "bat"),
+        ("Is it in a category?", "cat"),
+    ):
         assert named in names.mentioned(f"Is it a {named}?") and named not in names.mentioned(text)
 
 

@@ -22,9 +22,15 @@ from stages.frame.types import UsageError
     ("text", "lines"),
     [
         ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
-        ("J. K. Rowe met Dr. Who in St. Ives. Then No. 5 came.", ["J. K. Rowe met Dr. Who in St. Ives.", "Then No. 5 came."]),
+        (
+            "J. K. Rowe met Dr. Who in St. Ives. Then No. 5 came.",
+            ["J. K. Rowe met Dr. Who in St. Ives.", "Then No. 5 came."],
+        ),
         ('He said "Yes." She left. (So it is.) Yes', ['He said "Yes."', "She left.", "(So it is.)", "Yes"]),
-        ("It cost 3.5 pounds, i.e. much.\n\nÉmile came. élan", ["It cost 3.5 pounds, i.e. much.", "Émile came.", "élan"]),
+        (
+            "It cost 3.5 pounds, i.e. much.\n\nÉmile came. élan",
+            ["It cost 3.5 pounds, i.e. much.", "Émile came.", "élan"],
+        ),
         ("  \n ", []),
     ],
 )
@@ -54,7 +60,15 @@ CORPUS = Corpus(
 
 
 @pytest.mark.parametrize(
-    ("asked", "title"), [("Heroes", "Heroes"), ('"Heroes"', '"Heroes"'), ("heroes", '"Heroes"'), (" a  (FILM) ", "A (film)"), ("A", None), ("", None)]
+    ("asked", "title"),
+    [
+        ("Heroes", "Heroes"),
+        ('"Heroes"', '"Heroes"'),
+        ("heroes", '"Heroes"'),
+        (" a  (FILM) ", "A (film)"),
+        ("A", None),
+        ("", None),
+    ],
 )
 def test_a_title_is_found_exactly_first_and_then_without_case(asked: str, title: str | None) -> None:
     page = CORPUS.page(asked)
@@ -89,7 +103,14 @@ def test_equal_answers(answer: str, gold: str) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "gold"),
-    [("17 March 1963", "March 17, 1962"), ("March 1962", "17 March 1962"), ("the", "a"), ("", ""), ("theatre", "atre"), ("1", "11")],
+    [
+        ("17 March 1963", "March 17, 1962"),
+        ("March 1962", "17 March 1962"),
+        ("the", "a"),
+        ("", ""),
+        ("theatre", "atre"),
+        ("1", "11"),
+    ],
 )
 def test_other_answers(answer: str, gold: str) -> None:
     assert not exact_match(answer, gold)
@@ -118,7 +139,9 @@ def test_the_sample_is_whole_and_its_evidence_tells_the_answer(seed: int) -> Non
     titles = set(corpus.pages)
     for page in corpus.pages.values():
         assert 3 <= len(page.lines) <= 5 and set(page.links) <= titles - {page.title}
-        assert set(page.links) == {title for title in titles - {page.title} if re.search(rf"\b{re.escape(title)}\b", " ".join(page.lines))}
+        assert set(page.links) == {
+            title for title in titles - {page.title} if re.search(rf"\b{re.escape(title)}\b", " ".join(page.lines))
+        }
     for q in questions:
         (first, one), (second, two) = q.evidence
         assert one is not None and two is not None and first in q.question and second in corpus.pages[first].links
@@ -136,7 +159,11 @@ def write(path: Path, *rows: Any) -> Path:
     return path
 
 
-A = {"title": "A", "text": "A links to B here. It is old.", "links": [{"anchor": "b", "title": "B"}, {"title": "Nowhere"}]}
+A = {
+    "title": "A",
+    "text": "A links to B here. It is old.",
+    "links": [{"anchor": "b", "title": "B"}, {"title": "Nowhere"}],
+}
 B = {"title": "B", "text": "B is 5.", "links": ["A", "B", "A"]}
 
 
@@ -145,7 +172,10 @@ def test_pages_of_jsonl_and_parquet_are_the_same(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     corpus = load_corpus(write(tmp_path / "pages.jsonl", A, "", B))
-    assert corpus.pages == {"A": Page("A", ("A links to B here.", "It is old."), ("B",)), "B": Page("B", ("B is 5.",), ("A",))}
+    assert corpus.pages == {
+        "A": Page("A", ("A links to B here.", "It is old."), ("B",)),
+        "B": Page("B", ("B is 5.",), ("A",)),
+    }
     parts = tmp_path / "parts"
     parts.mkdir()
     pq.write_table(pa.Table.from_pylist([A]), parts / "pages-0.parquet")
@@ -182,7 +212,10 @@ def test_a_bad_page_is_one_sentence_with_file_and_line(tmp_path: Path, row: Any,
     ],
 )
 def test_a_bad_question_is_one_sentence_with_file_and_line(tmp_path: Path, row: Any, words: str) -> None:
-    pages, path = write(tmp_path / "pages.jsonl", A, B), write(tmp_path / "questions.jsonl", {"question": "p", "answer": "5"}, row)
+    pages, path = (
+        write(tmp_path / "pages.jsonl", A, B),
+        write(tmp_path / "questions.jsonl", {"question": "p", "answer": "5"}, row),
+    )
     with pytest.raises(UsageError, match=words) as caught:
         load_questions(path, pages)
     assert "questions.jsonl" in str(caught.value)
@@ -191,7 +224,11 @@ def test_a_bad_question_is_one_sentence_with_file_and_line(tmp_path: Path, row: 
 def test_a_file_that_is_none_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "pages.parquet").write_text("no")
     (tmp_path / "empty").mkdir()
-    for path, words in (("pages.parquet", "not a Parquet file"), ("empty", "there is no page"), ("none.jsonl", "cannot read")):
+    for path, words in (
+        ("pages.parquet", "not a Parquet file"),
+        ("empty", "there is no page"),
+        ("none.jsonl", "cannot read"),
+    ):
         with pytest.raises(UsageError, match=words):
             envs.make_env("wiki_search", {"path": str(tmp_path / path)})
     write(tmp_path / "pages.jsonl", A, B)

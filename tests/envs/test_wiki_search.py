@@ -21,7 +21,12 @@ CORPUS, QUESTIONS = sample(0)
 BOOK = next(page for title, page in CORPUS.pages.items() if title.startswith("The "))
 AUTHOR = CORPUS.pages[BOOK.links[0]]
 Q = next(q for q in QUESTIONS if q.question == f"When was the author of {BOOK.title} born?")
-SCENARIO = Scenario("wiki_search", "train", "x", {"question": Q.question, "answer": Q.answer, "evidence": [list(item) for item in Q.evidence]})
+SCENARIO = Scenario(
+    "wiki_search",
+    "train",
+    "x",
+    {"question": Q.question, "answer": Q.answer, "evidence": [list(item) for item in Q.evidence]},
+)
 
 
 def start(scenario: Scenario = SCENARIO, **options: Any) -> WikiSearch:
@@ -41,7 +46,10 @@ def said(env: Any, action: str) -> str:
 def test_two_hops_and_their_evidence_give_the_whole_reward() -> None:
     env = start(evidence_weight=0.3)
     shown = said(env, f"NAVIGATE({BOOK.title})")
-    assert shown == f"{BOOK.title}\n1 {BOOK.lines[0]}\n2 {BOOK.lines[1]}\n3 {BOOK.lines[2]}\nLinks: {'; '.join(BOOK.links)}"
+    assert (
+        shown
+        == f"{BOOK.title}\n1 {BOOK.lines[0]}\n2 {BOOK.lines[1]}\n3 {BOOK.lines[2]}\nLinks: {'; '.join(BOOK.links)}"
+    )
     (_, one), (_, two) = Q.evidence
     assert said(env, f"SAVE_LINE_IDS({one})") == "Saved lines in all: 1."
     assert said(env, f"NAVIGATE {AUTHOR.title}").startswith(f"{AUTHOR.title}\n1 ")
@@ -64,7 +72,9 @@ def test_two_hops_and_their_evidence_give_the_whole_reward() -> None:
         (1.0, 2, "no", 1.0),
     ],
 )
-def test_the_reward_is_the_weighted_mean_of_answer_and_evidence(weight: float, saved: int, answer: str, reward: float) -> None:
+def test_the_reward_is_the_weighted_mean_of_answer_and_evidence(
+    weight: float, saved: int, answer: str, reward: float
+) -> None:
     env = start(evidence_weight=weight)
     for title, line in Q.evidence[:saved]:
         said(env, f"NAVIGATE {title}")
@@ -114,7 +124,10 @@ def test_what_a_tool_cannot_do_changes_nothing() -> None:
 
 def test_a_long_page_is_shown_in_part_and_found_in_whole() -> None:
     env = start(page_lines=1)
-    assert said(env, f"NAVIGATE {BOOK.title}") == f"{BOOK.title}\n1 {BOOK.lines[0]}\n2 more lines: use FIND\nLinks: {BOOK.links[0]}; 1 more"
+    assert (
+        said(env, f"NAVIGATE {BOOK.title}")
+        == f"{BOOK.title}\n1 {BOOK.lines[0]}\n2 more lines: use FIND\nLinks: {BOOK.links[0]}; 1 more"
+    )
     assert said(env, f"FIND {BOOK.lines[2]}") == f"3 {BOOK.lines[2]}"
     assert said(env, "SAVE_LINE_IDS 3") == "Saved lines in all: 1."
 
@@ -126,7 +139,10 @@ def test_a_long_page_is_shown_in_part_and_found_in_whole() -> None:
         ("NAVIGATE(Theodred II (Bishop of Elmham))", ("NAVIGATE", "Theodred II (Bishop of Elmham)")),
         ("navigate ( Free Guy )", ("NAVIGATE", "Free Guy")),
         ('NAVIGATE("Free Guy")', ("NAVIGATE", "Free Guy")),
-        ("NAVIGATE (What's the Story) Morning Glory? (album)", ("NAVIGATE", "(What's the Story) Morning Glory? (album)")),
+        (
+            "NAVIGATE (What's the Story) Morning Glory? (album)",
+            ("NAVIGATE", "(What's the Story) Morning Glory? (album)"),
+        ),
         ("NAVIGATE((film))", ("NAVIGATE", "(film)")),
         ("FIND 'born in'", ("FIND", "born in")),
         ("FIND(:)", ("FIND", ":")),
@@ -153,7 +169,14 @@ MALFORMED = [
     "SAVE_LINE_IDS one",
     "NAVIGATEx",
 ]
-MALFORMED += ["SAVE_LINE_IDS 1-3", "SAVE_LINE_IDS -1", "SAVE_LINE_IDS 1,,2", "SAVE_LINE_IDS 1234567", "SAVE_LINE_IDS ١", f"SAVE_LINE_IDS {'1 ' * 51}"]
+MALFORMED += [
+    "SAVE_LINE_IDS 1-3",
+    "SAVE_LINE_IDS -1",
+    "SAVE_LINE_IDS 1,,2",
+    "SAVE_LINE_IDS 1234567",
+    "SAVE_LINE_IDS ١",
+    f"SAVE_LINE_IDS {'1 ' * 51}",
+]
 MALFORMED += [f"NAVIGATE {'x' * 301}", f"FIND {'x' * 301}", f"SUBMIT {'x' * 301}", "SUBMIT x\nBACK", "x NAVIGATE y"]
 
 
@@ -216,7 +239,11 @@ def test_every_question_about_wikipedia_can_be_answered_by_its_links() -> None:
     env = envs.make_env("wiki_search", options)()
     assert len(load_corpus(WIKI).pages) == 6119
     found = {split: envs.scenarios("wiki_search", options, split, None, 0) for split in ("train", "validation", "test")}
-    assert len(found["test"]) == 100 and len(found["train"]) + len(found["validation"]) == 338 and len(found["validation"]) > 20
+    assert (
+        len(found["test"]) == 100
+        and len(found["train"]) + len(found["validation"]) == 338
+        and len(found["validation"]) > 20
+    )
 
     def submit(answer: str) -> Step:
         return env.step(act(f"SUBMIT {answer}"))
@@ -229,6 +256,11 @@ def test_every_question_about_wikipedia_can_be_answered_by_its_links() -> None:
         assert said(env, f"NAVIGATE {second}").startswith(f"{second}\n1 ")
         assert answer in said(env, f"FIND {answer}")
         assert submit(answer).reward == 1
-        for text, reward in ((other_date(answer), 1), (answer[:-1] + str((int(answer[-1]) + 1) % 10), 0), (answer[:-5], 0), (second, 0)):
+        for text, reward in (
+            (other_date(answer), 1),
+            (answer[:-1] + str((int(answer[-1]) + 1) % 10), 0),
+            (answer[:-5], 0),
+            (second, 0),
+        ):
             env.reset(scenario)
             assert submit(text).reward == reward, text

@@ -126,7 +126,10 @@ def test_a_rerun_compares_with_the_old_run(turnwise: Turnwise, stages: Stages) -
     found = json.loads(out)
     assert status == 0
     assert (found["metrics"]["critic/lr"], found["old_metrics"]["critic/lr"], found["reused"]) == (0.5, 0.1, False)
-    assert value(turnwise("rerun", "critic", "--of", run_id, "--set", "critic.lr=0.5", "--plain", "--json"))["reused"] is True
+    assert (
+        value(turnwise("rerun", "critic", "--of", run_id, "--set", "critic.lr=0.5", "--plain", "--json"))["reused"]
+        is True
+    )
     assert value(turnwise("rerun", "critic", "--of", run_id, "--plain", "--json"))["reused"] is False
     assert "reuse" in turnwise("rerun", "critic", "--of", run_id, "--set", "critic.lr=0.5", "--dry-run")[1]
 
@@ -163,7 +166,9 @@ def test_an_adapter_is_exported_to_a_new_folder_only(turnwise: Turnwise, stages:
         ([], "COMMAND"),
     ],
 )
-def test_wrong_usage_is_status_2_and_one_sentence(turnwise: Turnwise, stages: Stages, argv: list[str], told: str) -> None:
+def test_wrong_usage_is_status_2_and_one_sentence(
+    turnwise: Turnwise, stages: Stages, argv: list[str], told: str
+) -> None:
     status, out, err = turnwise(*argv)
     assert (status, out) == (2, "")
     assert told in err
@@ -192,7 +197,11 @@ def test_numbers_that_json_lacks_become_null(capsys: pytest.CaptureFixture[str])
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.0]}
 
 
-def test_a_model_that_is_not_there_is_named(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_is_not_there_is_named(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(home)
-    assert cli.main(["run", "tiny", "--plain", "--quiet", "--home", str(home), "--set", "model.path=no/such/model"]) == 2
+    assert (
+        cli.main(["run", "tiny", "--plain", "--quiet", "--home", str(home), "--set", "model.path=no/such/model"]) == 2
+    )
     assert "model.path: no model that transformers can load at 'no/such/model'" in capsys.readouterr().err

@@ -21,14 +21,24 @@ def keep_run(home: Path, base: Path, soft: int, stage: str = "self_ac", alpha: f
     """A stored run with an adapter and a head that do something: its id, the model with the adapter, the head."""
     from transformers import AutoModelForCausalLM
 
-    model = models.shake(new_adapter(AutoModelForCausalLM.from_pretrained(base), rank=2, alpha=4.0, seed=0), spread=0.2).eval()
+    model = models.shake(
+        new_adapter(AutoModelForCausalLM.from_pretrained(base), rank=2, alpha=4.0, seed=0), spread=0.2
+    ).eval()
     head = new_head(model, soft_len=soft, spread=1.0, seed=3)
     save_adapter(model, home / "made" / "adapter", "base")
     save_head(head, home / "made" / "head")
     run = presets.resolve(
-        {"preset": "x", "model": {"path": str(base), "engine": "hf"}, "self_ac": {"soft_prompt": soft, "gamma": 0.9, "alpha": alpha}}
+        {
+            "preset": "x",
+            "model": {"path": str(base), "engine": "hf"},
+            "self_ac": {"soft_prompt": soft, "gamma": 0.9, "alpha": alpha},
+        }
     )
-    config = {name: section for name, section in run.model_dump(mode="json").items() if name in ("self_ac", "task", "model", "roles")}
+    config = {
+        name: section
+        for name, section in run.model_dump(mode="json").items()
+        if name in ("self_ac", "task", "model", "roles")
+    }
     tracking = Tracking(home / "mlflow")
     run_id = tracking.start(stage, f"{stage} 0", {})
     tracking.write_json(run_id, "config.json", {"stage": stage, "seed": 0, "iteration": 0, "config": config})
@@ -49,9 +59,14 @@ def test_merged_model_and_head_give_the_logits_and_values_of_base_adapter_and_he
     run_id, model, head = keep_run(home, base, soft)
     assert cli.main(["export", run_id, "out", "--what", "critic", "--json"]) == 0
     files = json.loads(capsys.readouterr().out)["files"]
-    assert {"model.safetensors", "head/value_head.json", "head/value_head.safetensors", "head/critic.json"} <= set(files)
+    assert {"model.safetensors", "head/value_head.json", "head/value_head.safetensors", "head/critic.json"} <= set(
+        files
+    )
     merged = AutoModelForCausalLM.from_pretrained(home / "out").eval()
-    tokenizer, told = AutoTokenizer.from_pretrained(home / "out"), json.loads((home / "out" / "head" / "critic.json").read_text())
+    tokenizer, told = (
+        AutoTokenizer.from_pretrained(home / "out"),
+        json.loads((home / "out" / "head" / "critic.json").read_text()),
+    )
     assert (told["run_id"], told["gamma"], bool(told["prompt_ids"])) == (run_id, 0.9, soft == 0)
     states = [[3, 5, 7, 9, 11], [4, 6]]
     with torch.no_grad():
@@ -64,10 +79,15 @@ def test_merged_model_and_head_give_the_logits_and_values_of_base_adapter_and_he
         assert float((state_values(merged, again, states, told["prompt_ids"]) - values).abs().max()) < 1e-5
         if not soft:
             prompt = [{"role": "system", "content": told["prompt"]}]
-            assert tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False) == told["prompt_ids"]
+            assert (
+                tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
+                == told["prompt_ids"]
+            )
             tensors = load_file(home / "out" / "head" / "value_head.safetensors")
             for state, value in zip(states, values, strict=True):
-                hidden = merged(input_ids=torch.tensor([state + told["prompt_ids"]]), output_hidden_states=True).hidden_states[-1][0, -1]
+                hidden = merged(
+                    input_ids=torch.tensor([state + told["prompt_ids"]]), output_hidden_states=True
+                ).hidden_states[-1][0, -1]
                 assert float((hidden @ tensors["weight"] + tensors["bias"] - value).abs()) < 1e-5
 
 
@@ -87,5 +107,8 @@ def test_a_run_without_a_head_is_told_in_one_sentence(
     run_id, _, _ = keep_run(home, base, 0, stage="grpo")
     assert cli.main(["export", run_id, "out", "--what", "critic"]) == 2
     told = capsys.readouterr().err
-    assert "wanted a run with a value head, one of self_ac, found one of grpo. See: turnwise runs --stage self_ac" in told and told.count("\n") == 1
+    assert (
+        "wanted a run with a value head, one of self_ac, found one of grpo. See: turnwise runs --stage self_ac" in told
+        and told.count("\n") == 1
+    )
     assert not (home / "out").exists()

@@ -35,7 +35,12 @@ def go(workspace: Workspace, **values: Any) -> pipeline.Summary:
 
 def test_stages_run_in_the_order_of_the_method(workspace: Workspace, stages: Stages) -> None:
     go(workspace)
-    assert stages.calls == [("evaluate", -1), ("evaluate", -1), *((name, i) for i in (0, 1) for name in NLAC), ("evaluate", 1)]
+    assert stages.calls == [
+        ("evaluate", -1),
+        ("evaluate", -1),
+        *((name, i) for i in (0, 1) for name in NLAC),
+        ("evaluate", 1),
+    ]
 
 
 def test_each_stage_is_handed_the_runs_that_nlac_prescribes(workspace: Workspace, stages: Stages) -> None:
@@ -53,7 +58,11 @@ def test_each_stage_is_handed_the_runs_that_nlac_prescribes(workspace: Workspace
         "distill": [second["distill"]], "critic": [second["critic"]],
     }  # fmt: skip
     assert stages.inputs["refine", 2] == {"collect": [one["collect"] for one in runs], "critic": [third["critic"]]}
-    assert stages.inputs["distill", 2] == {"refine": [third["refine"]], "targets": [third["targets"]], "critic": [third["critic"]]}
+    assert stages.inputs["distill", 2] == {
+        "refine": [third["refine"]],
+        "targets": [third["targets"]],
+        "critic": [third["critic"]],
+    }
 
 
 @pytest.mark.parametrize("method", ["rft", "grpo"])
@@ -64,12 +73,21 @@ def test_a_baseline_acts_with_the_adapter_that_it_made(workspace: Workspace, sta
     assert stages.inputs["evaluate", 1] == {method: [second[method]]}
 
 
-def test_the_final_adapter_is_the_earliest_best_on_validation_and_is_judged_on_test(workspace: Workspace, stages: Stages) -> None:
+def test_the_final_adapter_is_the_earliest_best_on_validation_and_is_judged_on_test(
+    workspace: Workspace, stages: Stages
+) -> None:
     summary = go(workspace, iterations=3)  # win rates .3, .5, .5
     best = summary.iterations[2]["runs"]
     assert summary.final["iteration"] == 1
     assert summary.final["adapter"] == best["distill"]
-    assert stages.splits == [("test", -1), ("validation", -1), ("validation", 0), ("validation", 1), ("validation", 2), ("test", 1)]
+    assert stages.splits == [
+        ("test", -1),
+        ("validation", -1),
+        ("validation", 0),
+        ("validation", 1),
+        ("validation", 2),
+        ("test", 1),
+    ]
     assert stages.inputs["evaluate", 1] == {"distill": [best["distill"]], "critic": [best["critic"]]}
 
 
@@ -90,7 +108,9 @@ def test_the_parent_run_has_the_curves(workspace: Workspace, stages: Stages) -> 
     metrics = workspace.tracking.metrics(run_id)
     assert metrics["final/win_rate"] == 0.5
     assert metrics["pipeline/episodes"] == 2 * 5 * 4  # of both iterations' learning stages, evaluation left out
-    totals = {point.step: point.value for point in workspace.tracking._client.get_metric_history(run_id, "pipeline/stages_s")}
+    totals = {
+        point.step: point.value for point in workspace.tracking._client.get_metric_history(run_id, "pipeline/stages_s")
+    }
     assert totals[0] == 0 < totals[1]
 
 
@@ -169,7 +189,9 @@ def test_a_changed_key_is_planned_from_its_stage_on(workspace: Workspace, stages
     ]  # fmt: skip
 
 
-def again(workspace: Workspace, stage: str, of: str, *sets: str, force: bool = False, iteration: int | None = None) -> tuple[rerun.Rerun, StageRun]:
+def again(
+    workspace: Workspace, stage: str, of: str, *sets: str, force: bool = False, iteration: int | None = None
+) -> tuple[rerun.Rerun, StageRun]:
     prepared = rerun.prepare(stage, of, workspace, sets=sets, iteration=iteration)
     return prepared, pipeline.plain_step(workspace, silent, force=force, tags=prepared.tags)(prepared.call)
 
@@ -213,7 +235,9 @@ def test_a_forced_rerun_of_the_same_config_has_the_same_fingerprint(workspace: W
         ("critic", "ffffffffff", [], "no run starts with"),
     ],
 )
-def test_a_rerun_that_cannot_be_is_told_in_a_sentence(workspace: Workspace, stages: Stages, stage: str, of: str, sets: list[str], told: str) -> None:
+def test_a_rerun_that_cannot_be_is_told_in_a_sentence(
+    workspace: Workspace, stages: Stages, stage: str, of: str, sets: list[str], told: str
+) -> None:
     summary = go(workspace)
     names = {"pipeline": summary.run_id, "collect": summary.iterations[1]["runs"]["collect"]}
     with pytest.raises(UsageError, match=told):
@@ -225,13 +249,18 @@ def test_a_rerun_that_cannot_be_is_told_in_a_sentence(workspace: Workspace, stag
     [
         ({"evaluate/malformed_frac": 0.97}, "base: 97% of the policy's replies could not be read"),
         ({"collect/malformed_frac": 0.6, "evaluate/malformed_frac": 0.1}, "base: 60% of the policy's replies"),
-        ({"refine/states": 16.0, "refine/rows": 0.0, "refine/dropped": 16.0}, "base: nothing to distil: refine could read .* in any of 16 states"),
+        (
+            {"refine/states": 16.0, "refine/rows": 0.0, "refine/dropped": 16.0},
+            "base: nothing to distil: refine could read .* in any of 16 states",
+        ),
         ({"refine/states": 16.0, "refine/rows": 0.0, "refine/dropped": 4.0}, ""),  # a pleased critic
         ({"refine/rows": 0.0}, ""),  # a warm-up
         ({"collect/malformed_frac": 0.5, "refine/states": 16.0, "refine/rows": 3.0, "refine/dropped": 13.0}, ""),
     ],
 )
-def test_what_is_lost_without_an_error_is_told_beside_the_table(metrics: dict[str, float], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_lost_without_an_error_is_told_beside_the_table(
+    metrics: dict[str, float], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Display() as display:
         display.row(pipeline.Iteration(-1, {}, metrics, 1.0))
     found = " ".join(capsys.readouterr().err.split())

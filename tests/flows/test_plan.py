@@ -52,7 +52,9 @@ def test_every_preset_can_be_planned(name: str) -> None:
     found = estimate(presets.load(name), "h100", 2)
     assert {one["stage"] for one in found["stages"]} == {"evaluate", *METHODS[found["method"]]}
     # A stage without passes, like the frozen critic of an ablation, costs nothing.
-    assert all((one["hours"] > 0) == (one["pflop"] > 0) == (one["prompts"] + one["trained"] > 0) for one in found["stages"])
+    assert all(
+        (one["hours"] > 0) == (one["pflop"] > 0) == (one["prompts"] + one["trained"] > 0) for one in found["stages"]
+    )
     assert any("fits" in line or "does not fit" in line for line in found["verdict"])
     assert len(lines(found)) > 10
 
@@ -64,7 +66,20 @@ def test_every_stage_of_a_method_has_its_work() -> None:
 def test_counts_of_a_run_are_those_by_hand() -> None:
     """2 iterations of 16 episodes with 3 turns; 32 transitions of 48, then of 96, a third of them terminal; 32 states."""
     run = presets.load("tiny")
-    size = assumed(run, ["turns=3", "action=10", "act=4", "system=20", "first=5", "observation=8", "template=30", "future=24", "yes=0.25"])
+    size = assumed(
+        run,
+        [
+            "turns=3",
+            "action=10",
+            "act=4",
+            "system=20",
+            "first=5",
+            "observation=8",
+            "template=30",
+            "future=24",
+            "yes=0.25",
+        ],
+    )
     works = workload(run, size)
     assert [work.stage for work in works] == [
         "evaluate",
@@ -95,11 +110,19 @@ def test_grpo_is_planned_in_passes_and_its_adapter_in_16_bits() -> None:
     assert last.trained[0].n == pytest.approx(128 * 13 * (1 - 0.3**4 - 0.7**4), abs=1)
     assert last.steps == 10
     found = {
-        (passes, on): estimate(presets.load("qwen7b_grpo_tau_retail", [*stage, f"grpo.pass_tokens={passes}", f"grpo.autocast={on}"]), "h100", 1)
+        (passes, on): estimate(
+            presets.load("qwen7b_grpo_tau_retail", [*stage, f"grpo.pass_tokens={passes}", f"grpo.autocast={on}"]),
+            "h100",
+            1,
+        )
         for passes, on in ((16384, "true"), (0, "true"), (16384, "false"))
     }
     whole, planned, exact = found[0, "true"], found[16384, "true"], found[16384, "false"]
-    assert "fits" in planned["verdict"][0] and "does not fit: grpo" in whole["verdict"][0] and "grpo.pass_tokens" in whole["verdict"][0]
+    assert (
+        "fits" in planned["verdict"][0]
+        and "does not fit: grpo" in whole["verdict"][0]
+        and "grpo.pass_tokens" in whole["verdict"][0]
+    )
     hours = [next(one["hours"] for one in each["stages"] if one["stage"] == "grpo") for each in (planned, whole, exact)]
     assert hours[0] == hours[1] < 0.9 * hours[2]
     assert planned["memory_gib"]["grpo"]["activations"] < 0.9 * exact["memory_gib"]["grpo"]["activations"]
@@ -107,10 +130,15 @@ def test_grpo_is_planned_in_passes_and_its_adapter_in_16_bits() -> None:
 
 def test_chains_of_real_steps_are_merged_step_by_step() -> None:
     size = assumed(presets.load("demo"), ["turns=3"])
-    by_steps = {n: next(w for w in workload(presets.load("demo", [f"targets.steps={n}"]), size) if w.stage == "targets") for n in (1, 3)}
+    by_steps = {
+        n: next(w for w in workload(presets.load("demo", [f"targets.steps={n}"]), size) if w.stage == "targets")
+        for n in (1, 3)
+    }
     # 320 transitions, half of them terminal, a quarter each of the first and the second turn: a' and f' of half, 2 replies of each at depth 1.
     assert by_steps[1].prompts[0].n == pytest.approx(2 * 160 + 2 * 320)
-    assert by_steps[3].prompts[0].n == pytest.approx(2 * (160 + 80 * 2 + 80 * 3))  # to the end of the visit: nothing is bootstrapped
+    assert by_steps[3].prompts[0].n == pytest.approx(
+        2 * (160 + 80 * 2 + 80 * 3)
+    )  # to the end of the visit: nothing is bootstrapped
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -153,7 +181,9 @@ def test_activations_are_what_autograd_keeps(dtype: torch.dtype) -> None:
 def test_a_run_that_does_not_fit_is_told_what_to_change() -> None:
     run = presets.load("twenty_questions")
     told = estimate(run, "rtx4090", 1)["verdict"]
-    assert "does not fit" in told[0] and "model.gradient_checkpointing=true" in told[0] and "critic.pass_tokens" in told[0]
+    assert (
+        "does not fit" in told[0] and "model.gradient_checkpointing=true" in told[0] and "critic.pass_tokens" in told[0]
+    )
     changed = ["model.gradient_checkpointing=true", "critic.pass_tokens=4096", "distill.pass_tokens=4096"]
     assert estimate(presets.load("twenty_questions", changed), "h100", 1)["verdict"][0].startswith("fits")
 

@@ -32,7 +32,10 @@ def test_every_preset_loads_with_an_environment_and_prompts_that_exist(name: str
     assert run.preset == name
     roles = load_roles(run.roles.prompts)
     assert set(roles.templates) >= {role for stage in METHODS[run.method] for role in load_stage(stage).roles}
-    options = {key: str(FETCHED.get(value, value)) if isinstance(value, str) else value for key, value in run.task.options.items()}
+    options = {
+        key: str(FETCHED.get(value, value)) if isinstance(value, str) else value
+        for key, value in run.task.options.items()
+    }
     if missing := [path for path in options.values() if str(path).startswith(str(DATA)) and not Path(path).exists()]:
         pytest.skip(f"{missing[0]} is not there; TURNWISE_DATA names the folder of the task data")
     for split in ("train", "validation"):
@@ -40,14 +43,22 @@ def test_every_preset_loads_with_an_environment_and_prompts_that_exist(name: str
     assert envs.scenarios(run.task.env, options | run.evaluate.test_options, "test", 1, 0)
 
 
-PAPER = [name for name in presets.names() if name.startswith(("qwen7b", "qwq32b")) and presets.load(name).method == "nlac"]
+PAPER = [
+    name for name in presets.names() if name.startswith(("qwen7b", "qwq32b")) and presets.load(name).method == "nlac"
+]
 
 
 @pytest.mark.parametrize("name", PAPER)
 def test_the_paper_s_presets_take_its_gradient_steps_with_its_settings(name: str) -> None:
     run: Any = presets.load(name)
     assert sum(work.steps for work in workload(run, assumed(run, ["yes=0.5"]))) == 30_720
-    assert (run.refine.futures, run.refine.refinements, run.targets.steps, run.refine.gate, run.distill.kl_coef) == (1, 1, 1, "none", 0)
+    assert (run.refine.futures, run.refine.refinements, run.targets.steps, run.refine.gate, run.distill.kl_coef) == (
+        1,
+        1,
+        1,
+        "none",
+        0,
+    )
     assert run.roles.frozen == "adapter"
     assert run.model.path == ("Qwen/QwQ-32B" if name.startswith("qwq") else "Qwen/Qwen2.5-7B-Instruct")
     assert (run.roles.max_thought_tokens > 0) == name.startswith("qwq")
@@ -55,7 +66,9 @@ def test_the_paper_s_presets_take_its_gradient_steps_with_its_settings(name: str
 
 def test_the_paper_s_presets_are_all_there() -> None:
     tasks = ("tau_retail", "tau_airline", "20q", "math")
-    assert set(PAPER) == {f"qwen7b_{task}" for task in tasks} | {f"qwq32b_{task}" for task in tasks if task != "tau_airline"}
+    assert set(PAPER) == {f"qwen7b_{task}" for task in tasks} | {
+        f"qwq32b_{task}" for task in tasks if task != "tau_airline"
+    }
 
 
 def test_grpo_s_presets_have_the_paper_s_groups_on_the_paper_s_tasks() -> None:
@@ -65,8 +78,17 @@ def test_grpo_s_presets_have_the_paper_s_groups_on_the_paper_s_tasks() -> None:
         run: Any = presets.load(name)
         nlac: Any = presets.load(name.replace("_grpo", ""))
         assert (run.method, run.collect.group, run.model, run.roles) == ("self_ac", 4, nlac.model, nlac.roles)
-        assert (run.self_ac.has_critic, run.self_ac.advantage, run.self_ac.ratio, run.self_ac.kl_coef) == (False, "group", "token", 0)
-        assert (run.task, run.iterations, run.collect.model_copy(update={"group": 1})) == (nlac.task, nlac.iterations, nlac.collect)
+        assert (run.self_ac.has_critic, run.self_ac.advantage, run.self_ac.ratio, run.self_ac.kl_coef) == (
+            False,
+            "group",
+            "token",
+            0,
+        )
+        assert (run.task, run.iterations, run.collect.model_copy(update={"group": 1})) == (
+            nlac.task,
+            nlac.iterations,
+            nlac.collect,
+        )
 
 
 @pytest.mark.parametrize("name", [name for name in presets.names() if name.startswith(("qwen7b", "qwq32b"))])
@@ -79,7 +101,18 @@ def test_large_presets_multiply_the_adapter_in_16_bits_in_passes_of_so_many_toke
 
 def test_every_value_of_the_large_presets_says_where_it_is_from() -> None:
     """A comment behind it names the paper, the slides, the benchmark or us; what only names a place needs none."""
-    places = ("path", "url", "oracle_url", "oracle_model", "prompts", "options", "extends", "domain", "test_options", "method")
+    places = (
+        "path",
+        "url",
+        "oracle_url",
+        "oracle_model",
+        "prompts",
+        "options",
+        "extends",
+        "domain",
+        "test_options",
+        "method",
+    )
     for file in sorted(presets.FOLDER.glob("*.toml")):
         if file.stem.startswith(("_", "qw")):
             for line in file.read_text().splitlines():
@@ -89,10 +122,16 @@ def test_every_value_of_the_large_presets_says_where_it_is_from() -> None:
 
 
 def test_a_preset_may_extend_several_and_the_last_one_wins(tmp_path: Path) -> None:
-    for name, text in {"a": "iterations = 1\n[critic]\nlr = 0.5\nbatch = 3\n", "b": "[critic]\nlr = 0.25\n", "c": "[critic]\nepochs = 7\n"}.items():
+    for name, text in {
+        "a": "iterations = 1\n[critic]\nlr = 0.5\nbatch = 3\n",
+        "b": "[critic]\nlr = 0.25\n",
+        "c": "[critic]\nepochs = 7\n",
+    }.items():
         (tmp_path / f"{name}.toml").write_text(text)
     last = tmp_path / "last.toml"
-    last.write_text(f"extends = [{', '.join(repr(str(tmp_path / f'{name}.toml')) for name in 'abc')}]\n[critic]\nepochs = 2\n")
+    last.write_text(
+        f"extends = [{', '.join(repr(str(tmp_path / f'{name}.toml')) for name in 'abc')}]\n[critic]\nepochs = 2\n"
+    )
     run: Any = presets.load(str(last))
     assert (run.iterations, run.critic.lr, run.critic.batch, run.critic.epochs) == (1, 0.25, 3, 2)
     (tmp_path / "a.toml").write_text(f"extends = [{str(last)!r}]\n")

@@ -34,7 +34,11 @@ class Stored:
 def stored(home: Path) -> Stored:
     tracking, replay = Tracking(home / "mlflow"), Replay(home / "data" / "turnwise.duckdb")
     runs = {info.run_id: info for name in ("pipeline", *NLAC) for info in tracking.runs(name, 1000)}
-    files = {path.relative_to(home): path.read_bytes() for path in (home / "mlflow" / "artifacts").rglob("*") if path.is_file()}
+    files = {
+        path.relative_to(home): path.read_bytes()
+        for path in (home / "mlflow" / "artifacts").rglob("*")
+        if path.is_file()
+    }
     return Stored({table: replay.count(table, list(runs)) for table in TABLES}, files, runs)
 
 
@@ -81,13 +85,22 @@ def test_it_learned_from_the_same_targets_at_another_rate(again: Again) -> None:
     assert new == old
     inputs = [json.loads(tracking.artifact(run_id, "inputs.json").read_text()) for run_id in (again.old, again.new)]
     assert inputs[0] == inputs[1]
-    trained = [{(row["episode_id"], row["turn"]) for row in replay.rows("priorities", [run_id])} for run_id in (again.old, again.new)]
-    assert trained[0] == trained[1] == {(row["episode_id"], row["turn"]) for row in replay.rows("targets", inputs[1]["targets"])}
+    trained = [
+        {(row["episode_id"], row["turn"]) for row in replay.rows("priorities", [run_id])}
+        for run_id in (again.old, again.new)
+    ]
+    assert (
+        trained[0]
+        == trained[1]
+        == {(row["episode_id"], row["turn"]) for row in replay.rows("targets", inputs[1]["targets"])}
+    )
     # The first step's loss is met before anything is learned, so it says that rows, order and start were the same.
     metrics, before = again.done.json["metrics"], again.done.json["old_metrics"]
     assert metrics["critic/loss_first"] == before["critic/loss_first"]
     assert metrics["critic/loss"] < before["critic/loss"] < metrics["critic/loss_first"]
-    weights = [tracking.artifact(run_id, "adapter/adapter_model.safetensors").read_bytes() for run_id in (again.old, again.new)]
+    weights = [
+        tracking.artifact(run_id, "adapter/adapter_model.safetensors").read_bytes() for run_id in (again.old, again.new)
+    ]
     assert weights[0] != weights[1]
 
 
@@ -113,7 +126,9 @@ def test_the_run_it_came_from_still_reuses_its_own_critic(again: Again, command:
     assert stage_runs(done.json) == stage_runs(again.ended.json)
 
 
-def test_the_same_rerun_is_reused_and_one_without_a_change_gives_the_same_weights(again: Again, command: Commands) -> None:
+def test_the_same_rerun_is_reused_and_one_without_a_change_gives_the_same_weights(
+    again: Again, command: Commands
+) -> None:
     of = again.ended.json["run_id"]
     same = command(again.home, "rerun", "critic", "--of", of, "--set", f"critic.lr={LR}", *OPTIONS)
     assert (same.json["run_id"], same.json["reused"]) == (again.new, True)

@@ -59,18 +59,26 @@ def until(true: Callable[[], bool], timeout_s: float = 20.0) -> bool:
     return true()
 
 
-def test_the_server_of_the_environment_comes_first(tmp_path: Path, answering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_of_the_environment_comes_first(
+    tmp_path: Path, answering: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PREFECT_API_URL", answering)
     assert server.find_server(tmp_path) == answering
 
 
-def test_a_server_of_the_environment_that_does_not_answer_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_of_the_environment_that_does_not_answer_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PREFECT_API_URL", server.api_url(server.free_port()))
-    with pytest.raises(TurnwiseError, match=r"nothing answers there\. Start it, unset the variable, or run with --plain"):
+    with pytest.raises(
+        TurnwiseError, match=r"nothing answers there\. Start it, unset the variable, or run with --plain"
+    ):
         server.find_server(tmp_path)
 
 
-def test_a_kept_server_and_one_on_the_default_port_are_found(tmp_path: Path, answering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kept_server_and_one_on_the_default_port_are_found(
+    tmp_path: Path, answering: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert server.find_server(tmp_path) is None
     (tmp_path / "data" / "prefect").mkdir(parents=True)
     (tmp_path / "data" / "prefect" / "server.json").write_text(json.dumps({"url": answering, "pid": 1}))
@@ -80,7 +88,9 @@ def test_a_kept_server_and_one_on_the_default_port_are_found(tmp_path: Path, ans
     assert server.find_server(tmp_path) == answering
 
 
-def test_a_server_that_was_found_is_left_running(tmp_path: Path, answering: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_was_found_is_left_running(
+    tmp_path: Path, answering: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PREFECT_API_URL", answering)
     found = server.begin_server(tmp_path)
     assert found.wait() == answering
@@ -172,8 +182,20 @@ def test_runs_are_shown_by_a_server_that_ends_with_them_however_they_end(home: P
     assert json.loads(done.stdout)["status"] == "FINISHED"  # and nothing of Prefect's stands on stdout
     found = json.loads((home / "found.json").read_text())
     assert found["flows"] == [["done seed 0", "Completed"], ["interrupt seed 0", "Crashed"], ["kill seed 0", "Crashed"]]
-    stages = ["collect 0", "critic 0", "distill 0", "evaluate 0", "evaluate base", "evaluate final", "evaluate start", "refine 0", "targets 0"]
-    assert [(name, state) for name, state, flow in found["tasks"] if flow == "done seed 0"] == [(name, "Completed") for name in stages]
+    stages = [
+        "collect 0",
+        "critic 0",
+        "distill 0",
+        "evaluate 0",
+        "evaluate base",
+        "evaluate final",
+        "evaluate start",
+        "refine 0",
+        "targets 0",
+    ]
+    assert [(name, state) for name, state, flow in found["tasks"] if flow == "done seed 0"] == [
+        (name, "Completed") for name in stages
+    ]
     assert any("collect 0: run" in message for message in found["logs"])
     assert not server.healthy(found["url"])
 
@@ -184,7 +206,9 @@ def test_the_pages_are_on_loopback_and_end_with_ctrl_c(home: Path) -> None:
     port = server.free_port()
     code = f"import sys; from flows import cli, server; server.DEFAULT_PORT = {server.free_port()}; sys.exit(cli.main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "ui", "--home", str(home), "--port", str(port), "--json"]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")} | {"PYTHONPATH": str(ROOT)}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")} | {
+        "PYTHONPATH": str(ROOT)
+    }
     page = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, preexec_fn=_take_interrupts)
     try:
         assert page.stdout is not None
@@ -220,7 +244,11 @@ def test_every_preset_is_a_deployment_that_does_not_overlap_with_itself() -> Non
     from flows.orchestration.deployments import deployments
 
     tiny, rerun = deployments(["tiny"])
-    assert (tiny.name, tiny.parameters, tiny.entrypoint) == ("tiny", {"preset": "tiny", "sets": []}, "flows.orchestration.deployments.pipeline")
+    assert (tiny.name, tiny.parameters, tiny.entrypoint) == (
+        "tiny",
+        {"preset": "tiny", "sets": []},
+        "flows.orchestration.deployments.pipeline",
+    )
     assert tiny.concurrency_limit == 1
     assert tiny.concurrency_options is not None
     assert tiny.concurrency_options.collision_strategy == "CANCEL_NEW"

@@ -104,13 +104,17 @@ def trained(home: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> Trained:
     bench = models.Bench(base, home / "bench")
     check, give = ("Thought: t\nAction: check [photo]", "photo done."), ("Action: give cash", "cash done.")
     kinds = (("Ana0", [check, give], Outcome.SCORED, 1.0), ("Ana1", [give], Outcome.TRUNCATED, 0.0))
-    episodes = tuple(models.make_episode(bench.engine, name, turns, outcome, reward=reward) for name, turns, outcome, reward in kinds)
+    episodes = tuple(
+        models.make_episode(bench.engine, name, turns, outcome, reward=reward) for name, turns, outcome, reward in kinds
+    )
     rows = episode_rows(episodes, 0)
     bench.memory.keep("collect0", Outputs({}, rows))
     outputs = bench.run(self_ac.STAGE, SelfAcConfig(epochs=1, max_gap=1e9), {"collect": ["collect0"]})
     tracking = Tracking(home / "mlflow")
     pipeline, collect, run = (tracking.start(name, f"{name} 0", {}) for name in ("pipeline", "collect", "self_ac"))
-    tracking.write_json(pipeline, "summary.json", {"iterations": [{"iteration": 0, "runs": {"collect": collect, "self_ac": run}}]})
+    tracking.write_json(
+        pipeline, "summary.json", {"iterations": [{"iteration": 0, "runs": {"collect": collect, "self_ac": run}}]}
+    )
     tracking.write_json(run, "inputs.json", {"collect": [collect]})
     tracking.save(run, outputs.files["ledger.parquet"], "ledger.parquet")
     Replay(home / "data" / "turnwise.duckdb").commit(collect, "collect", rows)
@@ -126,7 +130,9 @@ def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
     return status, found.err if status else found.out
 
 
-def test_a_ledger_has_a_line_a_turn_with_its_text_and_numbers(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_ledger_has_a_line_a_turn_with_its_text_and_numbers(
+    trained: Trained, capsys: pytest.CaptureFixture[str]
+) -> None:
     status, text = printed(capsys, trained.pipeline[:12], "--ledger", "Ana0")
     found = json.loads(printed(capsys, trained.run, "--ledger", "Ana0", "--json")[1])
     assert (status, found["run_id"]) == (0, trained.run)
@@ -136,7 +142,11 @@ def test_a_ledger_has_a_line_a_turn_with_its_text_and_numbers(trained: Trained, 
     ]  # fmt: skip
     for line in lines:
         (shown,) = [row for row in text.splitlines() if line["text"] in row]
-        numbers = [f"{line[name] + 0.0:.4g}" for name in ("reward", "value", "target", "advantage", "share") if line[name] is not None]
+        numbers = [
+            f"{line[name] + 0.0:.4g}"
+            for name in ("reward", "value", "target", "advantage", "share")
+            if line[name] is not None
+        ]
         assert all(number in shown for number in numbers[: 3 if line["turn"] == 2 else 5])
     assert "rewards sum to 1." in text and f"of the step, {found['loss']:.4g}; this episode's" in text
 
@@ -149,12 +159,19 @@ def test_the_full_rows_are_those_of_the_episode_alone(trained: Trained, capsys: 
     assert [entry["position"] for entry in entries] == list(range(len(entries)))
     assert [entry["token_id"] for entry in entries if entry["in_action"]] == list(turn.completion.token_ids)
     assert all(entry["advantage"] is None and entry["loss_share"] == 0 for entry in entries if not entry["in_action"])
-    assert (entries[-1]["token_id"], entries[-1]["turn"], entries[-1]["target_1"]) == (-1, 1, None)  # cut short: its end has no target
+    assert (entries[-1]["token_id"], entries[-1]["turn"], entries[-1]["target_1"]) == (
+        -1,
+        1,
+        None,
+    )  # cut short: its end has no target
 
 
 def test_a_ledger_that_cannot_be_shown_is_one_sentence(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = {
-        ("Bob", trained.run): "no episode in the ledger of run .* starts with 'Bob'; it has 2 episodes, those of its first step: Ana., Ana.\n",
+        (
+            "Bob",
+            trained.run,
+        ): "no episode in the ledger of run .* starts with 'Bob'; it has 2 episodes, those of its first step: Ana., Ana.\n",
         ("An", trained.run): "'An' is the start of 2 episodes",
         ("Ana0", trained.collect): "wanted a run of self_ac, or a pipeline run with one, found a run of collect",
     }

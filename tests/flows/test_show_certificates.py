@@ -18,15 +18,25 @@ from stages.play.transitions import episode_rows
 from stages.store.replay import Replay
 from stages.store.tracking import Tracking
 
-TURNS = [("Action: check photo", "photo done."), ("Action: give cash", "cash done."), ("Action: close phone", "Mia audits: pass.")]
+TURNS = [
+    ("Action: check photo", "photo done."),
+    ("Action: give cash", "cash done."),
+    ("Action: close phone", "Mia audits: pass."),
+]
 
 
 class Shown:
     """A project folder with a collect run of two episodes, and the runs that trained on them."""
 
     def __init__(self, home: Path) -> None:
-        self.tracking, self.replay, self.engine = Tracking(home / "mlflow"), Replay(home / "data" / "turnwise.duckdb"), ScriptedEngine()
-        self.episodes = {name: models.make_episode(self.engine, name, TURNS, Outcome.SCORED, reward=1.0) for name in ("ben", "cid")}
+        self.tracking, self.replay, self.engine = (
+            Tracking(home / "mlflow"),
+            Replay(home / "data" / "turnwise.duckdb"),
+            ScriptedEngine(),
+        )
+        self.episodes = {
+            name: models.make_episode(self.engine, name, TURNS, Outcome.SCORED, reward=1.0) for name in ("ben", "cid")
+        }
         rows = episode_rows(list(self.episodes.values()), 0)
         self.turns: list[Row] = rows["turns"]
         self.collect = self.keep("collect", {}, rows)
@@ -42,8 +52,12 @@ class Shown:
         found = []
         for name in names:
             mine = [row for row in self.turns if row["episode_id"] == name]
-            rows = certificates(mine, self.engine.encode(self.episodes[name].messages) if last else None, self.engine.decode)
-            found += with_gaps(rows, {(name, k): {"gap_mean": gap / 2, "gap_max": gap * (k + 1)} for k in range(3)} if gap else {})
+            rows = certificates(
+                mine, self.engine.encode(self.episodes[name].messages) if last else None, self.engine.decode
+            )
+            found += with_gaps(
+                rows, {(name, k): {"gap_mean": gap / 2, "gap_max": gap * (k + 1)} for k in range(3)} if gap else {}
+            )
         return self.keep(stage, {"collect": [self.collect]}, {"certificates": found})
 
 

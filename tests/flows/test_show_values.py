@@ -27,7 +27,10 @@ def shown(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     check, close = ("Action: check photo", "photo done."), ("Action: close phone", "Mia audits: pass.")
     first = models.make_episode(engine, "ben", [check, close], Outcome.SCORED, reward=1.0)
     other = models.make_episode(engine, "cid", [close], Outcome.TRUNCATED)
-    rows = {"evaluate": episode_rows([first, other], 0), "collect": episode_rows([models.make_episode(engine, "dan", [close], Outcome.SCORED)], 0)}
+    rows = {
+        "evaluate": episode_rows([first, other], 0),
+        "collect": episode_rows([models.make_episode(engine, "dan", [close], Outcome.SCORED)], 0),
+    }
     replay = Replay(home / "data" / "turnwise.duckdb")
     for stage, tables in rows.items():
         run_id = tracking.start(stage, f"{stage} 0", {})
@@ -62,8 +65,15 @@ def test_an_episode_without_values_is_shown_without(shown: Path, capsys: pytest.
 
 def test_a_run_ends_with_what_its_values_came_to_explain() -> None:
     def lines(*shares: float | None) -> list[str]:
-        rows = [{"win_rate": 0.5, "metrics": {} if share is None else {"value/explained_variance": share}} for share in shares]
-        return [line for line in ending(Summary("f" * 32, "demo", "FINISHED", 1.0, iterations=rows)) if line.startswith("value")]
+        rows = [
+            {"win_rate": 0.5, "metrics": {} if share is None else {"value/explained_variance": share}}
+            for share in shares
+        ]
+        return [
+            line
+            for line in ending(Summary("f" * 32, "demo", "FINISHED", 1.0, iterations=rows))
+            if line.startswith("value")
+        ]
 
     assert lines(None, -3.0, 0.2, 0.6) == ["value       ▁▂▅  -3.00 -> 0.60 of the returns' variance explained"]
     assert lines(None, None) == []

@@ -24,7 +24,13 @@ class DescribedConfig(Config):
 
 
 STAGE = Stage(
-    "critic", 1, CriticConfig, inputs=("targets", "collect"), roles=("policy", "successor"), run=lambda context: Outputs({}), shared=("task",)
+    "critic",
+    1,
+    CriticConfig,
+    inputs=("targets", "collect"),
+    roles=("policy", "successor"),
+    run=lambda context: Outputs({}),
+    shared=("task",),
 )
 PARTS: dict[str, Any] = {
     "stage": STAGE,
@@ -110,12 +116,19 @@ def test_the_config_of_another_stage_leaves_the_fingerprint(workspace: Workspace
 def test_an_upstream_stage_without_runs_is_no_input(workspace: Workspace) -> None:
     stage = Stage("double", 1, ToyConfig, inputs=("source",), roles=(), run=lambda context: Outputs({}))
     choices: tuple[dict[str, list[str]], ...] = ({}, {"source": []})
-    made = [stage_fingerprint(stage, run=ToyRun(), inputs=inputs, iteration=0, workspace=workspace) for inputs in choices]
+    made = [
+        stage_fingerprint(stage, run=ToyRun(), inputs=inputs, iteration=0, workspace=workspace) for inputs in choices
+    ]
     assert made[0] == made[1]
 
 
 def test_the_seed_of_a_stage_depends_on_run_seed_stage_and_iteration_only() -> None:
-    seeds = {stage_seed(seed, stage, iteration) for seed in range(5) for stage in ("collect", "critic") for iteration in range(-1, 10)}
+    seeds = {
+        stage_seed(seed, stage, iteration)
+        for seed in range(5)
+        for stage in ("collect", "critic")
+        for iteration in range(-1, 10)
+    }
     assert len(seeds) == 5 * 2 * 11
     assert all(0 <= seed < 2**32 for seed in seeds)
     assert stage_seed(0, "collect", 0) == 133218374

@@ -34,7 +34,17 @@ def test_last_action_counts_with_the_thought_before_it(text: str, thought: str, 
 
 
 @pytest.mark.parametrize(
-    "text", ["", "go", "Thought: go", "Action:", "Action:  \n ", "Thought: a\nAction: x\nAction:", "transaction: x", "Action:\nObservation: x"]
+    "text",
+    [
+        "",
+        "go",
+        "Thought: go",
+        "Action:",
+        "Action:  \n ",
+        "Thought: a\nAction: x\nAction:",
+        "transaction: x",
+        "Action:\nObservation: x",
+    ],
 )
 def test_no_action_is_malformed(text: str) -> None:
     with pytest.raises(Malformed, match="Action:"):
@@ -89,7 +99,20 @@ def test_what_is_wrong_with_the_tags_is_told(text: str, said: str) -> None:
         parse_react(text)
 
 
-PIECES = ["<think>", "</think>", "<action>", "</action>", "<Action>", "</THINK>", "go", " Action: ", "Thought: ", "\n", "<", "x y"]
+PIECES = [
+    "<think>",
+    "</think>",
+    "<action>",
+    "</action>",
+    "<Action>",
+    "</THINK>",
+    "go",
+    " Action: ",
+    "Thought: ",
+    "\n",
+    "<",
+    "x y",
+]
 
 
 def by_walking(text: str) -> tuple[str, str] | None:
@@ -111,7 +134,9 @@ def by_walking(text: str) -> tuple[str, str] | None:
         elif rest.startswith("<think>"):
             inside, at = True, at + len("<think>")
             start = at
-        elif rest.startswith("<action>") and "</action>" in rest and "<action>" not in rest[1 : rest.index("</action>")]:
+        elif (
+            rest.startswith("<action>") and "</action>" in rest and "<action>" not in rest[1 : rest.index("</action>")]
+        ):
             close = at + rest.index("</action>")
             found = (thought or outside.strip(), text[at + len("<action>") : close].strip())
             thought, outside, at = "", "", close + len("</action>")
@@ -141,7 +166,11 @@ def test_tags_are_read_as_a_walk_over_the_characters_reads_them(text: str) -> No
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from([piece for piece in PIECES if piece[:1] != "<"] + ["<", "</action>"]), max_size=12).map("".join))
+@given(
+    st.lists(st.sampled_from([piece for piece in PIECES if piece[:1] != "<"] + ["<", "</action>"]), max_size=12).map(
+        "".join
+    )
+)
 def test_without_an_opening_tag_nothing_changes(text: str) -> None:
     """Equal to the rule of "Action:" alone, written down again."""
     before, colon, after = re.sub(r"(?i)\baction\s*:", "\0", text).rpartition("\0")
@@ -169,7 +198,11 @@ FORMS = ("Thought: t\nAction: {}", "<think>t</think><action>{}</action>")
 
 @pytest.mark.parametrize("form", FORMS)
 def test_game24_and_wiki_search_read_both_forms(form: str) -> None:
-    games = [scenario for scenario in envs.scenarios("game24", {}, "train", 400, 0) if sorted(scenario.data["numbers"])[:2] == [1, 1]]
+    games = [
+        scenario
+        for scenario in envs.scenarios("game24", {}, "train", 400, 0)
+        if sorted(scenario.data["numbers"])[:2] == [1, 1]
+    ]
     game = envs.make_env("game24", {})()
     game.reset(games[0])
     step = game.step({"role": "assistant", "content": form.format("expand 0: 1 + 1 = 2")})

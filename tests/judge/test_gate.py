@@ -40,7 +40,9 @@ def test_of_many_rewrites_the_fresh_action_is_learned_once_and_only_if_none_pass
 
         def __call__(self, prompt: str, request: Request) -> str:
             if models.role_of(prompt) == "refiner":
-                return f"Thought: as told, x. Action: {self.action(prompt, 'right' if request.seed % 3 == 0 else 'wrong')}"
+                return (
+                    f"Thought: as told, x. Action: {self.action(prompt, 'right' if request.seed % 3 == 0 else 'wrong')}"
+                )
             return super().__call__(prompt, request)
 
     bench = bench_of(base, tmp_path, Mixed(), judge_temperature=1.0)
@@ -96,7 +98,9 @@ def test_gate_reroll_keeps_what_is_no_worse(base: Path, tmp_path: Path, fresh: s
     check(rows, judgements, metrics, n)
 
 
-def test_gate_reroll_refuses_what_the_environment_could_not_roll_out(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gate_reroll_refuses_what_the_environment_could_not_roll_out(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A failed rollout is no return of 0: nothing is known, so the refined action is not taken."""
     from stages.envs.service_desk import ServiceDesk
 

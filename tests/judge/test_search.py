@@ -41,7 +41,9 @@ PUZZLES = envs.scenarios("game24", {}, "test", 40, 0)
 
 def legal(place: Place) -> list[str]:
     """Every possible expansion of the place, in the order of `choices`."""
-    return [f"Action: expand {len(place.replies)}: {move}" for move in dict.fromkeys(exact24.choices(place.node.numbers))]
+    return [
+        f"Action: expand {len(place.replies)}: {move}" for move in dict.fromkeys(exact24.choices(place.node.numbers))
+    ]
 
 
 def some(width: int, seed: int, *, broken: float = 0.0) -> Callable[[Place], list[str]]:
@@ -101,14 +103,22 @@ def test_search_equals_a_search_by_lists(order: str) -> None:
         propose, root = some(4, seed, broken=0.3), root_of(scenario, 5 + seed)
         found = search(root, propose, score)
         nodes, won, chosen, proposals = slow_search(root, propose, score)
-        assert (list(found.tree.nodes), found.won, list(found.chosen), found.proposals) == (nodes, won, chosen, proposals)
+        assert (list(found.tree.nodes), found.won, list(found.chosen), found.proposals) == (
+            nodes,
+            won,
+            chosen,
+            proposals,
+        )
         assert found.n_nodes == len(nodes) - 1 == found.proposals - found.refused <= 5 + seed
 
 
 def test_with_a_perfect_score_every_puzzle_is_won_in_three_expansions_and_level_by_level_none_is() -> None:
     """All expansions are proposed, so the budget decides: three nodes' children are at most 36 + 18 + 6, and a search by levels spends 60 on the
     first and the second, while a win stands on the third."""
-    by_score = {name: [search(root_of(s, 60), legal, score) for s in PUZZLES] for name, score in (("truth", by_truth), ("none", breadth_first))}
+    by_score = {
+        name: [search(root_of(s, 60), legal, score) for s in PUZZLES]
+        for name, score in (("truth", by_truth), ("none", breadth_first))
+    }
     assert all(found.won and len(found.chosen) <= 3 for found in by_score["truth"])
     assert not any(found.won for found in by_score["none"])
     assert all(found.n_nodes == 60 for found in by_score["none"])
@@ -139,7 +149,14 @@ def test_a_constant_score_goes_level_by_level_and_depth_first_does_not() -> None
 def test_what_adds_no_node_is_counted_and_costs_none_of_the_budget() -> None:
     scenario = Scenario("game24", "test", "x", {"numbers": [1, 2, 3, 4]})
     good, other = "Thought: so\nAction: expand 0: 2 * 3 = 6", "<think>so</think><action>expand 0: 3 + 4 = 7</action>"
-    bad = ("mumble", "Action: submit 0", "Action: expand 1: 2 * 3 = 6", "Action: expand 0: 2 * 3 = 7", "Action: expand 0: 9 + 9 = 18", good)
+    bad = (
+        "mumble",
+        "Action: submit 0",
+        "Action: expand 1: 2 * 3 = 6",
+        "Action: expand 0: 2 * 3 = 7",
+        "Action: expand 0: 9 + 9 = 18",
+        good,
+    )
     replies = {0: (good, *bad, other), 1: ()}
     found = search(root_of(scenario, 5), lambda place: replies[len(place.replies)], breadth_first)
     assert [spaced(node.numbers) for node in found.tree.nodes] == ["1 2 3 4", "1 4 6", "1 2 7"]
@@ -217,7 +234,9 @@ def test_the_critic_orders_by_v_of_the_state_after_the_expansion() -> None:
     for replies, value in shown.items():
         state = engine.encode(conversation({}, PUZZLES[0], Place(found.tree.nodes[0], replies)))
         assert values_of(critic, [state]) == pytest.approx([value], abs=1e-5)
-    replies_of = [tuple(f"Action: expand {depth}: {move}" for depth, move in enumerate(node.moves)) for node in found.tree.nodes]
+    replies_of = [
+        tuple(f"Action: expand {depth}: {move}" for depth, move in enumerate(node.moves)) for node in found.tree.nodes
+    ]
     assert len(found.chosen) >= 3
     children = [replies for replies in replies_of if len(replies) == 1 and replies in shown]
     assert len(children) > 1 and shown[replies_of[found.chosen[1]]] == max(shown[replies] for replies in children)

@@ -61,7 +61,9 @@ def bench(base: Path, tmp_path: Path) -> models.Bench:
     return train(base, tmp_path)
 
 
-def evaluated(bench: models.Bench, inputs: Any = INPUTS, **config: Any) -> tuple[dict[str, float], dict[str, list[Any]], list[dict[str, Any]]]:
+def evaluated(
+    bench: models.Bench, inputs: Any = INPUTS, **config: Any
+) -> tuple[dict[str, float], dict[str, list[Any]], list[dict[str, Any]]]:
     """Metrics, rows, and the table of values."""
     outputs = bench.run(evaluate.STAGE, EvaluateConfig(**({"episodes": 12, "audit_turns": 0} | config)), inputs)
     table = pq.read_table(outputs.files[TABLE]).to_pylist() if TABLE in outputs.files else []
@@ -81,7 +83,12 @@ def test_values_are_those_of_the_training_pass_and_of_a_plain_one(base: Path, tm
     assert len({round(v, 6) for j in judged for v in j.values}) == 9
     for j in judged:
         turns = [
-            {"prompt_ids": t.prompt_ids, "action_ids": t.completion.token_ids, "log_probs": t.completion.log_probs, "reward": t.reward}
+            {
+                "prompt_ids": t.prompt_ids,
+                "action_ids": t.completion.token_ids,
+                "log_probs": t.completion.log_probs,
+                "reward": t.reward,
+            }
             for t in j.episode.turns
         ]
         final = bench.engine.encode(j.episode.messages)
@@ -93,7 +100,9 @@ def test_values_are_those_of_the_training_pass_and_of_a_plain_one(base: Path, tm
             head = load_file(bench.memory.files["self_ac0", "head"] / "value_head.safetensors")
             for k, state in enumerate([*(t.prompt_ids for t in j.episode.turns), final]):
                 with torch.no_grad():
-                    hidden = critic.model(input_ids=torch.tensor([[*state, *critic.prompt_ids]]), output_hidden_states=True).hidden_states[-1][0, -1]
+                    hidden = critic.model(
+                        input_ids=torch.tensor([[*state, *critic.prompt_ids]]), output_hidden_states=True
+                    ).hidden_states[-1][0, -1]
                 assert j.values[k] == pytest.approx(float(hidden @ head["weight"] + head["bias"]), abs=1e-5)
 
 
@@ -105,7 +114,9 @@ def test_a_critic_with_an_adapter_of_its_own_is_read_through_it(bench: models.Be
         bench.memory.files["self_ac0", "config.json"].write_text(json.dumps(told))
         return open_critic(bench.context(EvaluateConfig(), INPUTS), ROLES)
 
-    own = models.shake(new_adapter(AutoModelForCausalLM.from_pretrained(bench.base), rank=2, alpha=4.0, seed=9), seed=9).eval()
+    own = models.shake(
+        new_adapter(AutoModelForCausalLM.from_pretrained(bench.base), rank=2, alpha=4.0, seed=9), seed=9
+    ).eval()
     save_adapter(own, tmp_path / "own", bench.engine.model_hash)
     bench.memory.files["self_ac0", "critic"] = tmp_path / "own"
     shared, separate = opened(), opened(separate=True)
@@ -120,7 +131,9 @@ def test_a_critic_with_an_adapter_of_its_own_is_read_through_it(bench: models.Be
 def test_returns_are_discounted_as_in_training_and_unknown_where_an_episode_was_cut_short(bench: models.Bench) -> None:
     critic = open_critic(bench.context(EvaluateConfig(), INPUTS), ROLES)
     assert critic is not None
-    judged = judge_episodes(critic, bench.engine, ROLES, [make(bench, "Ben", 3, 1.0), make(bench, "Dan", 2, 0.0, Outcome.TRUNCATED)])
+    judged = judge_episodes(
+        critic, bench.engine, ROLES, [make(bench, "Ben", 3, 1.0), make(bench, "Dan", 2, 0.0, Outcome.TRUNCATED)]
+    )
     assert [j.returns for j in judged] == [(0.125, 0.25, 0.5, 1.0), None]
 
 
@@ -133,7 +146,9 @@ def test_what_the_terminal_state_tells_counts_for_nothing(bench: models.Bench, t
     assert "value/rank_correlation" not in found  # of a constant there is none
     before = [Judged(e, (e.total_reward, e.total_reward, 7.0), (e.total_reward,) * 3) for e in episodes]
     found = report(before, tmp_path).metrics
-    assert (found["value/explained_variance"], found["value/rank_correlation"], found["value/states"]) == pytest.approx((1, 1, 16))
+    assert (found["value/explained_variance"], found["value/rank_correlation"], found["value/states"]) == pytest.approx(
+        (1, 1, 16)
+    )
 
 
 def test_by_turn_the_metrics_tell_where_the_value_is_blind(bench: models.Bench, tmp_path: Path) -> None:
@@ -151,10 +166,15 @@ def test_evaluate_leaves_every_value_and_what_they_come_to(bench: models.Bench) 
     metrics, rows, table = evaluated(bench)
     turns = {(t["episode_id"], t["turn"]) for t in rows["turns"]}
     assert {(one["episode_id"], one["turn"]) for one in table if not one["terminal"]} == turns
-    assert {one["episode_id"]: one["turn"] for one in table if one["terminal"]} == {e["episode_id"]: e["n_turns"] for e in rows["episodes"]}
+    assert {one["episode_id"]: one["turn"] for one in table if one["terminal"]} == {
+        e["episode_id"]: e["n_turns"] for e in rows["episodes"]
+    }
     rewards = {e["episode_id"]: e["total_reward"] for e in rows["episodes"]}
     ended = {one["episode_id"]: one["return_to_go"] for one in table if one["terminal"]}
-    assert ended == {name: None if cut else rewards[name] for name, cut in ((e["episode_id"], e["outcome"] == "truncated") for e in rows["episodes"])}
+    assert ended == {
+        name: None if cut else rewards[name]
+        for name, cut in ((e["episode_id"], e["outcome"] == "truncated") for e in rows["episodes"])
+    }
     known = [one for one in table if not one["terminal"] and one["return_to_go"] is not None]
     assert metrics["value/states"] == len(known) > 12
     values, returns = ([one[key] for one in known] for key in ("value", "return_to_go"))
@@ -178,17 +198,25 @@ def test_the_first_of_n_episodes_is_the_only_one_of_one(bench: models.Bench) -> 
     """Metrics of evaluate and of the first round's rows are those of best_of = 1; the others are added."""
     one, rows_of_one, _ = evaluated(bench)
     three, rows_of_three, table = evaluated(bench, best_of=3)
-    assert {k: v for k, v in three.items() if k.startswith("evaluate/")} == {k: v for k, v in one.items() if k.startswith("evaluate/")}
+    assert {k: v for k, v in three.items() if k.startswith("evaluate/")} == {
+        k: v for k, v in one.items() if k.startswith("evaluate/")
+    }
     names = [row["episode_id"] for row in rows_of_three["episodes"]]
     assert names[:12] == [row["episode_id"] for row in rows_of_one["episodes"]] and len(set(names)) == len(names) == 36
     values = {(row["episode_id"], row["turn"]): row["value"] for row in table}
     groups = [[rows_of_three["episodes"][i + 12 * n] for n in range(3)] for i in range(12)]
     assert all(len({e["scenario_id"] for e in group}) == 1 for group in groups)
-    chosen = [max(group, key=lambda e: values[e["episode_id"], e["n_turns"] - 1]) for group in groups]  # max takes the first of equals
+    chosen = [
+        max(group, key=lambda e: values[e["episode_id"], e["n_turns"] - 1]) for group in groups
+    ]  # max takes the first of equals
     assert three["best_of/scenarios"] == 12
     assert three["best_of/value_win_rate"] == pytest.approx(sum(e["total_reward"] >= 1 for e in chosen) / 12)
-    assert three["best_of/random_win_rate"] == pytest.approx(sum(e["total_reward"] >= 1 for group in groups for e in group) / 36)
-    assert three["best_of/oracle_win_rate"] == pytest.approx(sum(any(e["total_reward"] >= 1 for e in group) for group in groups) / 12)
+    assert three["best_of/random_win_rate"] == pytest.approx(
+        sum(e["total_reward"] >= 1 for group in groups for e in group) / 36
+    )
+    assert three["best_of/oracle_win_rate"] == pytest.approx(
+        sum(any(e["total_reward"] >= 1 for e in group) for group in groups) / 12
+    )
     assert three["best_of/random_win_rate"] < three["best_of/oracle_win_rate"]
 
 

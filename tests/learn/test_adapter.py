@@ -55,7 +55,11 @@ def test_only_the_adapter_is_trained_and_it_covers_every_linear_layer_but_the_he
 def test_saved_and_opened_again_it_is_the_same_to_the_bit(make: Any, tmp_path: Path) -> None:
     model = models.shake(new_adapter(make(), rank=2, alpha=4.0, seed=0)).eval()
     save_adapter(model, tmp_path, "abc")
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors", "base.json"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "base.json",
+    ]
     again = open_adapter(make(), tmp_path).eval()
     assert torch.equal(logits(again), logits(model))
     assert not torch.allclose(logits(again), logits(make()), atol=1e-2)
@@ -84,7 +88,9 @@ def test_ema_of_saved_adapters_equals_the_formula_by_hand(base: Path, tmp_path: 
         target = ema_update(target, trainable_state(model), 0.1)
     load_state(model, target)
     save_adapter(model, tmp_path / "average", context.engine.model_hash)
-    old, new, found = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("target", "source", "average"))
+    old, new, found = (
+        load_file(tmp_path / name / "adapter_model.safetensors") for name in ("target", "source", "average")
+    )
     assert old.keys() == new.keys() == found.keys()
     for name in found:
         assert torch.allclose(found[name], 0.9**3 * old[name] + (1 - 0.9**3) * new[name], atol=1e-6)
@@ -106,7 +112,9 @@ def test_an_adapter_of_another_base_is_refused_with_one_sentence(base: Path, tmp
     bench = models.Bench(base, tmp_path)
     context = bench.context(Config(), {})
     save_adapter(trainable(context, None), tmp_path / "other", "f" * 64)
-    with pytest.raises(UsageError, match=f"belongs to base model {'f' * 12}, the run uses {context.engine.model_hash[:12]}") as caught:
+    with pytest.raises(
+        UsageError, match=f"belongs to base model {'f' * 12}, the run uses {context.engine.model_hash[:12]}"
+    ) as caught:
         trainable(context, tmp_path / "other")
     assert "\n" not in str(caught.value)
 

@@ -16,7 +16,14 @@ BYTE_PAIRS = Path(__file__).parents[2] / "data" / "base_agents" / "tokenizer.jso
 
 
 def turn(k: int, prompt: list[int], action: list[int], name: str = "e") -> dict[str, Any]:
-    return {"episode_id": name, "turn": k, "prompt_ids": prompt, "action_ids": action, "log_probs": [-0.5] * len(action), "reward": 0.0}
+    return {
+        "episode_id": name,
+        "turn": k,
+        "prompt_ids": prompt,
+        "action_ids": action,
+        "log_probs": [-0.5] * len(action),
+        "reward": 0.0,
+    }
 
 
 def letters(ids: Any) -> str:
@@ -33,7 +40,11 @@ def played(rng: random.Random) -> tuple[list[dict[str, Any]], list[int]]:
         state = [*state, *action, *(rng.randrange(9) for _ in range(rng.randint(0, 3)))]
         if rng.random() < 0.3:
             place = rng.randrange(len(state))
-            state = state[: max(place, 1)] if rng.random() < 0.5 else [*state[:place], (state[place] + 1) % 9, *state[place + 1 :]]
+            state = (
+                state[: max(place, 1)]
+                if rng.random() < 0.5
+                else [*state[:place], (state[place] + 1) % 9, *state[place + 1 :]]
+            )
     return turns, state
 
 
@@ -44,7 +55,10 @@ def test_positions_are_those_of_a_walk_and_rows_are_cut_where_a_turn_is_not_carr
         found = certificates(turns, final, letters)
         assert [(row["episode_id"], row["turn"]) for row in found] == [("e", k) for k in range(len(turns))]
         for k, row in enumerate(found):
-            mine, after = turns[k]["prompt_ids"] + turns[k]["action_ids"], final if k == len(turns) - 1 else turns[k + 1]["prompt_ids"]
+            mine, after = (
+                turns[k]["prompt_ids"] + turns[k]["action_ids"],
+                final if k == len(turns) - 1 else turns[k + 1]["prompt_ids"],
+            )
             wrong = [t for t, token in enumerate(mine) if t >= len(after) or after[t] != token]
             assert (row["extended"], row["position"]) == (not wrong, wrong[0] if wrong else None)
             assert (row["produced"] is None, row["rendered"] is None) == (not wrong, not wrong)
@@ -71,7 +85,12 @@ def test_tokens_that_look_alike_are_told_by_their_ids() -> None:
 
 def test_a_next_state_that_ends_too_soon_differs_where_it_ends() -> None:
     (row,) = certificates([turn(0, [1], [2, 3])], [1, 2], letters)
-    assert (row["extended"], row["position"], row["produced"], row["rendered"]) == (False, 2, ["b", "c", "d"], ["b", "c"])
+    assert (row["extended"], row["position"], row["produced"], row["rendered"]) == (
+        False,
+        2,
+        ["b", "c", "d"],
+        ["b", "c"],
+    )
     (nothing,) = certificates([turn(0, [1], [2])], [], letters)
     assert (nothing["position"], shown(nothing["rendered"])) == (0, "nothing")
 
@@ -79,7 +98,11 @@ def test_a_next_state_that_ends_too_soon_differs_where_it_ends() -> None:
 def test_a_last_turn_whose_next_state_nobody_reads_is_not_judged() -> None:
     first, last = certificates([turn(0, [1], [2]), turn(1, [1, 2, 3], [4])], None, letters)
     assert (first["extended"], last["extended"], last["position"]) == (True, None, None)
-    assert cert_metrics("grpo", [first, last], 0.1) == {"grpo/cert_turns": 1.0, "grpo/cert_broken": 0.0, "grpo/cert_gap_turns": 0.0}
+    assert cert_metrics("grpo", [first, last], 0.1) == {
+        "grpo/cert_turns": 1.0,
+        "grpo/cert_broken": 0.0,
+        "grpo/cert_gap_turns": 0.0,
+    }
 
 
 def test_a_reply_that_is_written_in_other_tokens_breaks_where_a_real_tokenizer_writes_them() -> None:
@@ -89,7 +112,11 @@ def test_a_reply_that_is_written_in_other_tokens_breaks_where_a_real_tokenizer_w
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
-    prompt, reply, rest = "<|user|>\nUse 4 6 1 1.\n<|assistant|>\n", "6 * 4 = 24 (left: 24 1 1)", "\n<|user|>\nGo on.\n<|assistant|>\n"
+    prompt, reply, rest = (
+        "<|user|>\nUse 4 6 1 1.\n<|assistant|>\n",
+        "6 * 4 = 24 (left: 24 1 1)",
+        "\n<|user|>\nGo on.\n<|assistant|>\n",
+    )
     spelled = [i for character in reply for i in encode(character)]
     assert tokenizer.decode(spelled) == reply
     (row,) = certificates([turn(0, encode(prompt), spelled)], encode(prompt + reply + rest), tokenizer.decode)
@@ -112,9 +139,16 @@ def test_gaps_are_means_over_the_tokens_of_each_turn() -> None:
 
 
 def test_turns_with_and_without_a_gap_are_counted() -> None:
-    rows = certificates([turn(0, [1], [2]), turn(1, [1, 2, 3], [4]), turn(2, [1, 2, 9, 9], [4])], [1, 2, 9, 9, 4], letters)
+    rows = certificates(
+        [turn(0, [1], [2]), turn(1, [1, 2, 3], [4]), turn(2, [1, 2, 9, 9], [4])], [1, 2, 9, 9, 4], letters
+    )
     found = with_gaps(
-        rows, {("e", 0): {"gap_mean": 0.3, "gap_max": 0.5}, ("e", 2): {"gap_mean": 0.1, "gap_max": 0.7}, ("f", 1): {"gap_mean": 9, "gap_max": 9}}
+        rows,
+        {
+            ("e", 0): {"gap_mean": 0.3, "gap_max": 0.5},
+            ("e", 2): {"gap_mean": 0.1, "gap_max": 0.7},
+            ("f", 1): {"gap_mean": 9, "gap_max": 9},
+        },
     )
     assert [row["gap_mean"] for row in found] == [0.3, None, 0.1]
     assert cert_metrics("self_ac", found, 0.1) == {

@@ -67,7 +67,10 @@ def test_moments_alone_leave_the_weights_and_are_what_makes_the_next_step_equal(
 
 def test_a_module_has_its_own_rate() -> None:
     model = network()
-    assert sorted((group["lr"], len(group["params"])) for group in optimiser_of(model).param_groups) == [(0.01, 1), (0.05, 2)]
+    assert sorted((group["lr"], len(group["params"])) for group in optimiser_of(model).param_groups) == [
+        (0.01, 1),
+        (0.05, 2),
+    ]
 
 
 def test_a_broken_file_and_one_of_another_model_say_what_to_do(tmp_path: Path) -> None:

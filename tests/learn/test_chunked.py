@@ -27,7 +27,11 @@ def make(bias: bool = False) -> tuple[Tensor, torch.nn.Linear, Tensor]:
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    return torch.randn(K, D, generator=generator).requires_grad_(True), head, torch.randint(V, (K,), generator=generator)
+    return (
+        torch.randn(K, D, generator=generator).requires_grad_(True),
+        head,
+        torch.randint(V, (K,), generator=generator),
+    )
 
 
 def direct(states: Tensor, head: torch.nn.Linear, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,7 +67,9 @@ def test_chunks_equal_the_direct_way_in_values_and_gradients(chunk: int, bias: b
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_no_more_than_a_chunk_goes_through_the_head_at_once_and_the_direct_way_goes_once(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_than_a_chunk_goes_through_the_head_at_once_and_the_direct_way_goes_once(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     states, head, ids = make()
     seen: list[int] = []
     head.register_forward_hook(lambda module, args, output: seen.append(len(output)))
@@ -166,7 +172,9 @@ def test_chunked_kl_equals_a_loop_over_tokens_in_values_and_gradients(chunk: int
         expected.append((base.detach() * (torch.log(base.detach()) - torch.log(policy))).sum())
     assert torch.allclose(found, torch.stack(expected), atol=1e-5)
     for one, other in zip(
-        gradients((weights * found).sum(), states, head), gradients((weights * torch.stack(expected)).sum(), states, head), strict=True
+        gradients((weights * found).sum(), states, head),
+        gradients((weights * torch.stack(expected)).sum(), states, head),
+        strict=True,
     ):
         assert torch.allclose(one, other, atol=1e-4)
 

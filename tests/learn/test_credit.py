@@ -20,14 +20,25 @@ from stages.learn.shadow import EpisodeIds, PackedRow, pack, unbroken
 CRITIC = (90, 91, 92)
 # Actions 2 3, 5 and 8 9 of episode "a", whose last observation is empty; 1 and 3 4 of "b".
 A = EpisodeIds(
-    (10, 11, 12, 13, 14, 15, 16, 17, 18, 19), (2, 5, 8), (3, 5, 9), ((-0.1, -0.2), (-0.3,), (-0.4, -0.5)), (0.5, 0.0, 0.0, 1.0), False, ("a",)
+    (10, 11, 12, 13, 14, 15, 16, 17, 18, 19),
+    (2, 5, 8),
+    (3, 5, 9),
+    ((-0.1, -0.2), (-0.3,), (-0.4, -0.5)),
+    (0.5, 0.0, 0.0, 1.0),
+    False,
+    ("a",),
 )
 B = EpisodeIds((20, 21, 22, 23, 24, 25), (1, 3), (1, 4), ((-0.6,), (-0.7, -0.8)), (0.25, 2.0, 0.0), True, ("b",))
 ADVANTAGES = torch.tensor([[1.0, 2.0, 3.0, 0.0], [4.0, 5.0, 0.0, 0.0]])
 ROW = pack([A, B], CRITIC, max_positions=None)
 
 
-def check(row: PackedRow = ROW, by_turn: Tensor | None = None, episodes: Sequence[EpisodeIds] = (A, B), by_state: Tensor = ADVANTAGES) -> None:
+def check(
+    row: PackedRow = ROW,
+    by_turn: Tensor | None = None,
+    episodes: Sequence[EpisodeIds] = (A, B),
+    by_state: Tensor = ADVANTAGES,
+) -> None:
     told = ADVANTAGES[turn_mask(torch.tensor([3, 2]), 4)] if by_turn is None else by_turn
     check_credit(row, episodes, by_state, told, returns=[1.5, 2.25])
 
@@ -46,7 +57,9 @@ def only(row: PackedRow, chosen: Sequence[int]) -> PackedRow:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 99), st.booleans()), min_size=1, max_size=4), st.integers(0, 2))
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.integers(0, 99), st.booleans()), min_size=1, max_size=4), st.integers(0, 2)
+)
 def test_credit_of_random_rows_is_right(kinds: list[tuple[int, int, bool]], soft_len: int) -> None:
     episodes = [shadows.make_episode(n, seed, truncated=truncated) for n, seed, truncated in kinds]
     row = pack(episodes, () if soft_len else CRITIC, max_positions=None, soft_len=soft_len)
@@ -156,11 +169,23 @@ def test_a_row_that_was_packed_from_wrong_ends_is_found_by_the_engines_log_probs
 @pytest.mark.parametrize(
     ("by_turn", "said"),
     [
-        (ADVANTAGES.T[turn_mask(torch.tensor([3, 2]), 4).T], r"episode a, turn 1, its first token 5: wanted the advantage 2, found 4"),
-        (torch.tensor([2.0, 3.0, 4.0, 5.0, 1.0]), "episode a, turn 0, its first token 2: wanted the advantage 1, found 2"),
-        (torch.tensor([1.0, 2.0, 3.0, 1.0, 2.0]), "episode b, turn 0, its first token 1: wanted the advantage 4, found 1"),
+        (
+            ADVANTAGES.T[turn_mask(torch.tensor([3, 2]), 4).T],
+            r"episode a, turn 1, its first token 5: wanted the advantage 2, found 4",
+        ),
+        (
+            torch.tensor([2.0, 3.0, 4.0, 5.0, 1.0]),
+            "episode a, turn 0, its first token 2: wanted the advantage 1, found 2",
+        ),
+        (
+            torch.tensor([1.0, 2.0, 3.0, 1.0, 2.0]),
+            "episode b, turn 0, its first token 1: wanted the advantage 4, found 1",
+        ),
         (torch.tensor([2.0, 4.5]), r"shape \(5,\) and \(2, 4\), by turn, found \(2,\) and \(2, 4\)"),
-        (torch.tensor([1.0, 2.0, 3.0, 4.0, torch.nan]), "episode b, turn 1, its first token 3: wanted the advantage 5, found nan"),
+        (
+            torch.tensor([1.0, 2.0, 3.0, 4.0, torch.nan]),
+            "episode b, turn 1, its first token 3: wanted the advantage 5, found nan",
+        ),
     ],
     ids=["states before episodes", "shifted by one", "the first episode's for all", "one an episode", "nan"],
 )
@@ -176,7 +201,9 @@ def test_one_advantage_an_episode_is_no_table_by_turn() -> None:
 
 def test_rewards_that_do_not_sum_to_the_return_are_named_though_row_and_episode_agree() -> None:
     poor = replace(A, rewards=(0.5, 0.0, 0.0, 0.0))
-    with pytest.raises(LostCredit, match=r"episode a: wanted rewards over its turns that sum to its return 1.5, found 0.5"):
+    with pytest.raises(
+        LostCredit, match=r"episode a: wanted rewards over its turns that sum to its return 1.5, found 0.5"
+    ):
         check(pack([poor, B], CRITIC, max_positions=None), episodes=[poor, B])
 
 

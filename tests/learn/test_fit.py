@@ -71,13 +71,21 @@ def test_a_batch_in_parts_is_the_step_of_the_whole_batch() -> None:
 def test_metrics_of_parts_are_merged_as_told() -> None:
     rows = [torch.tensor([3.0, 4.0]), torch.tensor([0.1, -0.2])]
     model = Dot()
-    (history,) = fit(model, [rows], dot, adamw(model, lr=0.01), merge=lambda parts: {"seen": max(part["seen"] for part in parts)})
+    (history,) = fit(
+        model, [rows], dot, adamw(model, lr=0.01), merge=lambda parts: {"seen": max(part["seen"] for part in parts)}
+    )
     assert history["seen"] == 3.0
 
 
 def test_after_step_sees_the_weights_that_have_moved() -> None:
     model, seen = Dot(), []
-    fit(model, [torch.ones(2)] * 3, dot, adamw(model, lr=0.1), after_step=lambda done: seen.append((len(done), float(model.w.detach()[0]))))
+    fit(
+        model,
+        [torch.ones(2)] * 3,
+        dot,
+        adamw(model, lr=0.1),
+        after_step=lambda done: seen.append((len(done), float(model.w.detach()[0]))),
+    )
     assert [n for n, _ in seen] == [1, 2, 3]
     assert 0.5 > seen[0][1] > seen[1][1] > seen[2][1] == float(model.w.detach()[0])
 

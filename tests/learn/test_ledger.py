@@ -41,7 +41,9 @@ def case(seed: int = 0, spread: float = 0.5) -> dict[str, Any]:
         "values_BM": torch.randn(shape, generator=g),
         "targets": step_targets(packed, torch.randn(shape, generator=g), gamma=0.9, n_max=3, known_end=False),
         "advantages_J": put_zero(torch.randn(int(packed.n_turns.sum()), generator=g)),
-        "log_probs_K": (packed.old_log_probs + spread * torch.randn(packed.old_log_probs.shape, generator=g)).requires_grad_(True),
+        "log_probs_K": (
+            packed.old_log_probs + spread * torch.randn(packed.old_log_probs.shape, generator=g)
+        ).requires_grad_(True),
     }
 
 
@@ -57,14 +59,28 @@ def slow(given: dict[str, Any], ratio: Ratio) -> list[dict[str, Any]]:
     for b, e in enumerate(given["episodes"]):
         first = e.key[1] if len(e.key) > 1 else 0
         name = str(e.key[0])
-        nothing = {"reward": None, "value": None, "target_1": None, "target_2": None, "target_3": None, "advantage": None, "ratio": None}
+        nothing = {
+            "reward": None,
+            "value": None,
+            "target_1": None,
+            "target_2": None,
+            "target_3": None,
+            "advantage": None,
+            "ratio": None,
+        }
         nothing |= {"old_log_prob": None, "log_prob": None}
         outside = {**nothing, "turn": -1, "in_action": False, "clipped": False, "loss_share": 0.0}
-        entries = [{"episode": name, "first_turn": first, "position": p, "token_id": token, **outside} for p, token in enumerate(e.ids)]
+        entries = [
+            {"episode": name, "first_turn": first, "position": p, "token_id": token, **outside}
+            for p, token in enumerate(e.ids)
+        ]
         entries.append({"episode": name, "first_turn": first, "position": len(e.ids), "token_id": -1, **outside})
         for k in range(e.n_turns + 1):
             state = {"reward": e.rewards[k], "value": float(given["values_BM"][b, k])}
-            state |= {f"target_{n}": float(x[b, k]) if not (e.truncated and k == e.n_turns) else None for n, x in enumerate(given["targets"], 1)}
+            state |= {
+                f"target_{n}": float(x[b, k]) if not (e.truncated and k == e.n_turns) else None
+                for n, x in enumerate(given["targets"], 1)
+            }
             if k == e.n_turns:
                 entries[-1] |= {**state, "turn": first + k}
                 continue
@@ -77,7 +93,15 @@ def slow(given: dict[str, Any], ratio: Ratio) -> list[dict[str, Any]]:
                 bounded = min(max(rho, 1 - CLIP), 1 + CLIP)
                 share = -min(rho * a, bounded * a) / Z / (1 if ratio == "token" else len(logs))
                 held = bounded * a < rho * a
-                entries[p] |= {**state, "turn": first + k, "in_action": True, "advantage": a, "ratio": rho, "clipped": held, "loss_share": share}
+                entries[p] |= {
+                    **state,
+                    "turn": first + k,
+                    "in_action": True,
+                    "advantage": a,
+                    "ratio": rho,
+                    "clipped": held,
+                    "loss_share": share,
+                }
                 entries[p] |= {"old_log_prob": olds[i], "log_prob": news[i]}
         found += entries
     return found
@@ -89,7 +113,11 @@ def test_every_entry_equals_a_walk_over_the_episodes(ratio: Ratio, seed: int) ->
     given = case(seed)
     columns = ledger(**given, ratio=ratio, clip=CLIP, normaliser=Z)
     expected = slow(given, ratio)
-    assert {len(column) for column in columns.values()} == {len(expected)} == {sum(len(e.ids) + 1 for e in given["episodes"])}
+    assert (
+        {len(column) for column in columns.values()}
+        == {len(expected)}
+        == {sum(len(e.ids) + 1 for e in given["episodes"])}
+    )
     assert set(columns) == set(expected[0])
     for i, entry in enumerate(expected):
         assert {name: columns[name][i] for name in columns} == pytest.approx(entry, abs=1e-5), i
@@ -142,4 +170,9 @@ def test_the_targets_are_those_of_the_advantage(known_end: bool) -> None:
     wanted = advantages("td_mean", *told, gamma=0.9, n_max=5, known_end=known_end)
     turns = turn_mask(row.n_turns, values.shape[1])
     assert torch.allclose((torch.stack(targets).mean(0) - values)[turns], wanted[turns], atol=1e-6)
-    assert [bool(torch.isnan(targets[0][b, n])) for b, n in enumerate(row.n_turns.tolist())] == [False, False, True, False]
+    assert [bool(torch.isnan(targets[0][b, n])) for b, n in enumerate(row.n_turns.tolist())] == [
+        False,
+        False,
+        True,
+        False,
+    ]

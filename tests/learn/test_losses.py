@@ -22,7 +22,12 @@ from stages.learn.batches import pad_rows
 from stages.learn.losses import completion_log_probs, completion_nll, group_advantages, kl_to_base
 
 PROMPTS = [[5, 9, 3], [7], [11, 12, 13, 14, 2, 6], [4, 4]]
-COMPLETIONS = [[8, 1], [21, 22, 23, 24, 1], [30], [0, 39, 0]]  # a 0, which is also the padding id, is a token like any other
+COMPLETIONS = [
+    [8, 1],
+    [21, 22, 23, 24, 1],
+    [30],
+    [0, 39, 0],
+]  # a 0, which is also the padding id, is a token like any other
 MAKERS = [models.tiny_llama, models.tiny_qwen2]
 
 
@@ -38,7 +43,9 @@ def everything(make: Callable[[], Any]) -> Any:
     return make().requires_grad_(True)
 
 
-CASES = [pytest.param(kind, make, id=f"{kind.__name__}-{make.__name__}") for kind in (everything, adapted) for make in MAKERS]
+CASES = [
+    pytest.param(kind, make, id=f"{kind.__name__}-{make.__name__}") for kind in (everything, adapted) for make in MAKERS
+]
 
 
 def slow_log_probs(model: Any, prompt: list[int], completion: list[int]) -> list[Tensor]:
@@ -77,7 +84,9 @@ def test_completion_log_probs_equal_a_loop_over_tokens(kind: Any, make: Any) -> 
 def test_completion_nll_and_its_gradient_equal_a_loop_over_tokens(kind: Any, make: Any) -> None:
     model = kind(make)
     fast, _ = completion_nll(model, batch())
-    slow = torch.stack([-torch.stack(slow_log_probs(model, p, c)).sum() / len(c) for p, c in zip(PROMPTS, COMPLETIONS, strict=True)])
+    slow = torch.stack(
+        [-torch.stack(slow_log_probs(model, p, c)).sum() / len(c) for p, c in zip(PROMPTS, COMPLETIONS, strict=True)]
+    )
     assert torch.allclose(fast, slow, atol=1e-5)
     weights = torch.tensor([1.0, -2.0, 0.5, 3.0])  # a plain mean would hide rows that were swapped
     assert_same_gradients(gradients(model, (weights * fast).sum()), gradients(model, (weights * slow).sum()))

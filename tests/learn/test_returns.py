@@ -118,7 +118,9 @@ def test_a_truncated_row_bootstraps_from_its_last_value_and_a_terminated_one_doe
     """d target / d V_N of the Monte-Carlo target: gamma^(N-k) where truncated, 0 where terminated."""
     moved = V.scatter_add(1, N[:, None], torch.ones_like(V))
     change = monte_carlo(R, moved, N, T, gamma=GAMMA) - monte_carlo(*ROWS, gamma=GAMMA)
-    assert_rows(change, [[GAMMA ** (n - k) for k in range(n)] if cut else [] for n, cut in zip(LENGTHS, CUT, strict=True)])
+    assert_rows(
+        change, [[GAMMA ** (n - k) for k in range(n)] if cut else [] for n, cut in zip(LENGTHS, CUT, strict=True)]
+    )
 
 
 def test_masks_are_the_states_with_a_target_and_the_turns() -> None:
@@ -133,7 +135,8 @@ def test_gae_equals_the_mean_of_targets_that_its_paper_writes(lam: float) -> Non
     tables, weights = [slow_table(ROWS, n) for n in range(1, 12)], [*((1 - lam) * lam**n for n in range(10)), lam**10]
     values = V.tolist()
     expected = [
-        [sum(w * table[i][k] for w, table in zip(weights, tables, strict=True)) - values[i][k] for k in range(n)] for i, n in enumerate(LENGTHS)
+        [sum(w * table[i][k] for w, table in zip(weights, tables, strict=True)) - values[i][k] for k in range(n)]
+        for i, n in enumerate(LENGTHS)
     ]
     assert_rows(gae(*ROWS, gamma=GAMMA, lam=lam), expected)
 
@@ -149,13 +152,18 @@ def test_gae_of_1_is_return_minus_value_and_gae_of_0_is_the_td_error() -> None:
 def test_advantages_are_targets_minus_values_on_turns_only(kind: Any, steps: list[int]) -> None:
     """Of every turn; the terminal state has a target and no turn."""
     tables = [slow_table(ROWS, n) for n in steps]
-    expected = [[sum(table[i][k] for table in tables) / len(steps) - float(V[i, k]) for k in range(last)] for i, last in enumerate(LENGTHS)]
+    expected = [
+        [sum(table[i][k] for table in tables) / len(steps) - float(V[i, k]) for k in range(last)]
+        for i, last in enumerate(LENGTHS)
+    ]
     assert_rows(advantages(kind, *ROWS, gamma=GAMMA), expected)
 
 
 def test_group_advantages_are_one_number_for_all_turns_of_an_episode() -> None:
     groups = torch.tensor([7, 3, 7, 3, 3, 7, 9, 9])
-    totals = [sum(GAMMA**k * r for k, r in enumerate(row[: last + 1])) for row, last in zip(R.tolist(), LENGTHS, strict=True)]
+    totals = [
+        sum(GAMMA**k * r for k, r in enumerate(row[: last + 1])) for row, last in zip(R.tolist(), LENGTHS, strict=True)
+    ]
     expected = []
     for i, last in enumerate(LENGTHS):
         members = [totals[j] for j in range(8) if groups[j] == groups[i]]
@@ -207,11 +215,15 @@ def test_value_loss_and_its_gradient_equal_a_loop() -> None:
     loss, metrics = value_loss(values, R, N, T, gamma=GAMMA)
     by_n = []
     for n in range(1, 6):  # the targets are numbers, so that only V_k itself has a gradient
-        errors = [(twin[i, k] - target) ** 2 for i, row in enumerate(slow_table(ROWS, n)) for k, target in enumerate(row)]
+        errors = [
+            (twin[i, k] - target) ** 2 for i, row in enumerate(slow_table(ROWS, n)) for k, target in enumerate(row)
+        ]
         by_n.append(torch.stack(errors).sum() / len(errors))
     slow = torch.stack(by_n).mean()
     assert float(loss.detach()) == pytest.approx(float(slow.detach()), abs=1e-12)
-    assert [metrics[f"value_loss/n{n}"] for n in range(1, 6)] == pytest.approx([float(x.detach()) for x in by_n], abs=1e-12)
+    assert [metrics[f"value_loss/n{n}"] for n in range(1, 6)] == pytest.approx(
+        [float(x.detach()) for x in by_n], abs=1e-12
+    )
     found, expected = torch.autograd.grad(loss, values)[0], torch.autograd.grad(slow, twin)[0]
     assert torch.allclose(found, expected, atol=1e-12)
     assert float(found.abs().max()) > 0.01
@@ -222,7 +234,9 @@ def test_targets_and_advantages_carry_no_gradient() -> None:
     rows = (R.clone().requires_grad_(True), V.clone().requires_grad_(True), N, T)
     groups = torch.zeros(8, dtype=torch.long)
     found = [advantages(kind, *rows, gamma=GAMMA, groups=groups) for kind in KINDS]
-    assert not any(x.requires_grad for x in [*found, td_targets(*rows, n=2, gamma=GAMMA), td_mean_targets(*rows, gamma=GAMMA)])
+    assert not any(
+        x.requires_grad for x in [*found, td_targets(*rows, n=2, gamma=GAMMA), td_mean_targets(*rows, gamma=GAMMA)]
+    )
 
 
 def test_losses_of_parts_with_the_step_s_normaliser_add_up_to_the_loss_of_all() -> None:

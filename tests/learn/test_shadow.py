@@ -12,7 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.frame.types import TurnwiseError
-from stages.learn.shadow import BadEpisode, EpisodeTooLong, NotAPrefix, PackedRow, bins, episode_ids, n_tokens, pack, padding_share
+from stages.learn.shadow import (
+    BadEpisode,
+    EpisodeTooLong,
+    NotAPrefix,
+    PackedRow,
+    bins,
+    episode_ids,
+    n_tokens,
+    pack,
+    padding_share,
+)
 
 CRITIC = (90, 91, 92)
 KEY = ("run", "e1")
@@ -51,10 +61,22 @@ FINE = [1, 2, 3, 4, 5, 6]
     ("turns", "said"),
     [
         ([], "episode run/e1: wanted at least one turn, found none; leave"),
-        (two_turns(action_ids=[], log_probs=[]), "turn 1: wanted an action of at least one token, found an empty one; have the engine"),
-        (two_turns(log_probs=None), "turn 1: wanted 1 log-probs, one a token of the action, found none; collect with an engine"),
-        (two_turns(log_probs=[]), "turn 1: wanted 1 log-probs, one a token of the action, found none; collect with an engine"),
-        (two_turns(log_probs=[-1.0, -1.0]), "turn 1: wanted 1 log-probs, one a token of the action, found 2; collect with an engine"),
+        (
+            two_turns(action_ids=[], log_probs=[]),
+            "turn 1: wanted an action of at least one token, found an empty one; have the engine",
+        ),
+        (
+            two_turns(log_probs=None),
+            "turn 1: wanted 1 log-probs, one a token of the action, found none; collect with an engine",
+        ),
+        (
+            two_turns(log_probs=[]),
+            "turn 1: wanted 1 log-probs, one a token of the action, found none; collect with an engine",
+        ),
+        (
+            two_turns(log_probs=[-1.0, -1.0]),
+            "turn 1: wanted 1 log-probs, one a token of the action, found 2; collect with an engine",
+        ),
         (two_turns(log_probs=[math.nan]), "turn 1: wanted finite log-probs, found nan; "),
         (two_turns(log_probs=[-math.inf]), "turn 1: wanted finite log-probs, found -inf; "),
         (two_turns(log_probs=[None]), "turn 1: wanted finite log-probs, found None; "),
@@ -81,8 +103,12 @@ def test_what_cannot_be_trained_on_is_told_in_one_sentence(turns: list[dict[str,
         ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5], 1, 5),
     ],
 )
-def test_a_state_that_does_not_carry_on_the_one_before_names_turn_and_position(second: list[int], final: list[int], at: int, position: int) -> None:
-    with pytest.raises(NotAPrefix, match=f"episode run/e1, turn {at}: .* differs from position {position} on; .* as separate rows") as caught:
+def test_a_state_that_does_not_carry_on_the_one_before_names_turn_and_position(
+    second: list[int], final: list[int], at: int, position: int
+) -> None:
+    with pytest.raises(
+        NotAPrefix, match=f"episode run/e1, turn {at}: .* differs from position {position} on; .* as separate rows"
+    ) as caught:
         episode_ids(two_turns(prompt_ids=second), final, truncated=False, key=KEY)
     assert (caught.value.turn, caught.value.position) == (at, position)
 
@@ -102,13 +128,22 @@ def test_a_row_holds_each_token_once_where_its_indices_say(turns: list[int], cri
     tokens = walk(packed)
     n_visible = sum(len(e.ids) for e in episodes)
     assert tokens[:n_visible] == [(b, 0, t, token) for b, e in enumerate(episodes) for t, token in enumerate(e.ids)]
-    wanted = [(b, k + 1, p + i, token) for b, e in enumerate(episodes) for k, p in enumerate(e.prefixes) for i, token in enumerate(critic)]
+    wanted = [
+        (b, k + 1, p + i, token)
+        for b, e in enumerate(episodes)
+        for k, p in enumerate(e.prefixes)
+        for i, token in enumerate(critic)
+    ]
     assert tokens[n_visible:] == wanted
     assert packed.prefix[:n_visible].eq(0).all()
     assert packed.prefix[n_visible:].tolist() == [p for e in episodes for p in e.prefixes for _ in critic]
     for b, e in enumerate(episodes):
         for k, position in enumerate(packed.value_positions[b].tolist()):
-            assert position == -1 if k > e.n_turns else tokens[position] == (b, k + 1, e.prefixes[k] + critic_len - 1, critic[-1])
+            assert (
+                position == -1
+                if k > e.n_turns
+                else tokens[position] == (b, k + 1, e.prefixes[k] + critic_len - 1, critic[-1])
+            )
         assert packed.rewards[b, : e.n_turns + 1].tolist() == pytest.approx(e.rewards)
         assert packed.rewards[b, e.n_turns + 1 :].eq(0).all()
     assert packed.n_turns.tolist() == turns
@@ -117,7 +152,9 @@ def test_a_row_holds_each_token_once_where_its_indices_say(turns: list[int], cri
 
 @settings(max_examples=40, deadline=None)
 @given(turns=st.lists(st.integers(1, 5), min_size=1, max_size=4), seed=st.integers(0, 99))
-def test_an_action_token_comes_from_the_visible_token_before_it_and_belongs_to_its_turn(turns: list[int], seed: int) -> None:
+def test_an_action_token_comes_from_the_visible_token_before_it_and_belongs_to_its_turn(
+    turns: list[int], seed: int
+) -> None:
     episodes = [shadows.make_episode(n, seed + i) for i, n in enumerate(turns)]
     packed = pack(episodes, CRITIC, max_positions=None)
     tokens = walk(packed)
@@ -128,7 +165,10 @@ def test_an_action_token_comes_from_the_visible_token_before_it_and_belongs_to_i
             start, end = e.action_start[k], e.action_end[k]
             for t, log_prob in zip(range(start, end + 1), e.old_log_probs[k], strict=True):
                 wanted.append((z, log_prob))
-                target, source = int(packed.target_positions[len(wanted) - 1]), int(packed.source_positions[len(wanted) - 1])
+                target, source = (
+                    int(packed.target_positions[len(wanted) - 1]),
+                    int(packed.source_positions[len(wanted) - 1]),
+                )
                 assert tokens[target] == (b, 0, t, e.ids[t])
                 assert tokens[source] == (b, 0, t - 1, e.ids[t - 1])  # for t = start: before cp_k, and not cp_k's last
             assert [tokens[int(x[z])][::2] for x in (packed.a_start, packed.a_end)] == [(b, start), (b, end)]
@@ -153,7 +193,8 @@ def test_an_episode_that_outgrows_the_model_is_an_error_of_its_own() -> None:
     longest = len(episode.ids) + len(CRITIC)
     pack([episode], CRITIC, max_positions=longest)
     with pytest.raises(
-        EpisodeTooLong, match=f"episode 0: wanted at most {longest - 1} positions, found {len(episode.ids)} tokens \\+ 3 of the critic"
+        EpisodeTooLong,
+        match=f"episode 0: wanted at most {longest - 1} positions, found {len(episode.ids)} tokens \\+ 3 of the critic",
     ):
         pack([shadows.make_episode(1), episode], CRITIC, max_positions=longest - 1)
 
@@ -173,8 +214,15 @@ def test_a_row_moves_as_a_whole() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(turns=st.lists(st.integers(1, 12), max_size=20), budget=st.integers(1, 300), limit=st.floats(0, 0.9), seed=st.integers(0, 99))
-def test_bins_hold_every_episode_once_within_budget_and_padding(turns: list[int], budget: int, limit: float, seed: int) -> None:
+@given(
+    turns=st.lists(st.integers(1, 12), max_size=20),
+    budget=st.integers(1, 300),
+    limit=st.floats(0, 0.9),
+    seed=st.integers(0, 99),
+)
+def test_bins_hold_every_episode_once_within_budget_and_padding(
+    turns: list[int], budget: int, limit: float, seed: int
+) -> None:
     episodes = [shadows.make_episode(n, seed + i) for i, n in enumerate(turns)]
     rows = bins(episodes, 3, token_budget=budget, max_padding=limit)
     assert sorted(i for row in rows for i in row) == list(range(len(turns)))
@@ -188,7 +236,9 @@ def test_bins_hold_every_episode_once_within_budget_and_padding(turns: list[int]
 def test_padding_share_counts_the_slots_of_attention() -> None:
     long, short = shadows.make_episode(6, 1), shadows.make_episode(1, 2)
     slots = 2 * (len(long.ids) + 7 * 3)
-    assert padding_share([long, short], [[0, 1]], 3) == pytest.approx(1 - (len(long.ids) + 7 * 3 + len(short.ids) + 2 * 3) / slots)
+    assert padding_share([long, short], [[0, 1]], 3) == pytest.approx(
+        1 - (len(long.ids) + 7 * 3 + len(short.ids) + 2 * 3) / slots
+    )
     assert padding_share([long, short], [[0], [1]], 3) == 0
     assert padding_share([], [], 3) == 0
 

@@ -45,7 +45,9 @@ def assert_same(model: Any, episodes: list[EpisodeIds], critic: tuple[int, ...])
         ("Qwen2", [1, 2], CRITIC), ("Llama", [17, 5, 1, 2], LONG_CRITIC), ("Qwen2", [5, 17], CRITIC), ("Qwen3", [2, 17, 1], LONG_CRITIC),
     ],
 )  # fmt: skip
-def test_packed_row_equals_interleaved_row_and_separate_passes_with_gradients(kind: str, turns: list[int], critic: tuple[int, ...]) -> None:
+def test_packed_row_equals_interleaved_row_and_separate_passes_with_gradients(
+    kind: str, turns: list[int], critic: tuple[int, ...]
+) -> None:
     assert_same(with_adapter(kind), [make_episode(n, seed=i) for i, n in enumerate(turns)], critic)
 
 
@@ -110,7 +112,9 @@ def test_what_comes_after_a_state_does_not_change_its_value() -> None:
 def test_no_square_mask_is_built() -> None:
     model, seen = with_adapter(), []
     inner = model.get_base_model().model
-    inner.layers[0].register_forward_pre_hook(lambda _, args, options: seen.append(options["attention_mask"]), with_kwargs=True)
+    inner.layers[0].register_forward_pre_hook(
+        lambda _, args, options: seen.append(options["attention_mask"]), with_kwargs=True
+    )
     packed = pack([make_episode(17, 0)], LONG_CRITIC, max_positions=None)
     body_pass(model, packed)
     assert [mask.numel() for mask in seen] == [0]
@@ -174,8 +178,14 @@ def test_llama_and_qwen_pass_the_check_and_keep_their_mode(kind: str) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "a sliding window": (lambda: shadows.tiny("Mistral", sliding_window=8), "whole episode of 51 positions, found a sliding window of 8;"),
-    "Qwen2's": (lambda: shadows.tiny("Qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1), "found a sliding window of 8;"),
+    "a sliding window": (
+        lambda: shadows.tiny("Mistral", sliding_window=8),
+        "whole episode of 51 positions, found a sliding window of 8;",
+    ),
+    "Qwen2's": (
+        lambda: shadows.tiny("Qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1),
+        "found a sliding window of 8;",
+    ),
     "recurrent layers": (lambda: shadows.tiny("RecurrentGemma"), "found RecurrentGemmaForCausalLM off by"),
     "its own attention": (
         lambda: shadows.tiny("XGLM", d_model=16, num_layers=2, attention_heads=2, ffn_dim=8),

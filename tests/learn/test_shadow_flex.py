@@ -22,7 +22,9 @@ from stages.train.actor_critic import SelfAcConfig
 def states(kind: str, turns: list[int], device: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """With shadows and without, by both kernels."""
     model = shadows.with_adapter(kind).to(device)
-    row = pack([shadows.make_episode(n, seed) for seed, n in enumerate(turns)], shadows.CRITIC, max_positions=None).to(device)
+    row = pack([shadows.make_episode(n, seed) for seed, n in enumerate(turns)], shadows.CRITIC, max_positions=None).to(
+        device
+    )
     return [(body_pass(model, x, layout=flex_layout_of(x)), body_pass(model, x)) for x in (row, without_shadows(row))]
 
 
@@ -38,7 +40,9 @@ def test_flex_attention_gives_the_states_of_the_groups(kind: str, turns: list[in
 @pytest.mark.parametrize("turns", [[1], [5, 2, 1]])
 def test_flex_attention_has_the_gradients_of_the_groups(turns: list[int]) -> None:
     model = shadows.with_adapter().cuda()
-    row = pack([shadows.make_episode(n, seed) for seed, n in enumerate(turns)], shadows.CRITIC, max_positions=None).to("cuda")
+    row = pack([shadows.make_episode(n, seed) for seed, n in enumerate(turns)], shadows.CRITIC, max_positions=None).to(
+        "cuda"
+    )
     found = []
     for layout in (flex_layout_of(row), None):
         model.zero_grad()
@@ -51,7 +55,11 @@ def test_flex_attention_has_the_gradients_of_the_groups(turns: list[int]) -> Non
 @pytest.mark.skipif(torch.cuda.is_available(), reason="speaks of a machine without a GPU")
 def test_flex_attention_without_a_gpu_is_refused_in_one_sentence(base: Path, tmp_path: Path) -> None:
     bench = models.Bench(base, tmp_path)
-    episode = models.make_episode(bench.engine, "Ana", [("Action: check photo", "photo done.")], Outcome.SCORED, reward=1.0)
+    episode = models.make_episode(
+        bench.engine, "Ana", [("Action: check photo", "photo done.")], Outcome.SCORED, reward=1.0
+    )
     bench.memory.keep("collect0", Outputs({}, episode_rows([episode], 0)))
-    with pytest.raises(UsageError, match=r"self_ac.attention: FlexAttention has no backward pass on a CPU; set it to sdpa"):
+    with pytest.raises(
+        UsageError, match=r"self_ac.attention: FlexAttention has no backward pass on a CPU; set it to sdpa"
+    ):
         bench.run(self_ac.STAGE, SelfAcConfig(attention="flex"), {"collect": ["collect0"]})

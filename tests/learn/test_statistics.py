@@ -12,7 +12,12 @@ from stages.learn.statistics import auroc, calibration, leak_rate, spearman, wil
 
 def test_wilson_equals_published_intervals() -> None:
     """Newcombe 1998, table I, method 3: 81/263, 15/148, 0/20, 1/29 at 95 %."""
-    published = {(81, 263): (0.2553, 0.3662), (15, 148): (0.0624, 0.1605), (0, 20): (0.0, 0.1611), (1, 29): (0.0061, 0.1718)}
+    published = {
+        (81, 263): (0.2553, 0.3662),
+        (15, 148): (0.0624, 0.1605),
+        (0, 20): (0.0, 0.1611),
+        (1, 29): (0.0061, 0.1718),
+    }
     for (wins, n), (low, high) in published.items():
         assert wilson(wins, n) == pytest.approx((low, high), abs=5e-5)
 
@@ -70,7 +75,11 @@ def test_auroc_of_perfect_reversed_constant_and_one_class() -> None:
 
 def test_calibration_table_by_hand() -> None:
     rows = calibration([0.0, 0.05, 0.5, 1.0, 0.95], [0, 1, 1, 1, 1], bins=10)
-    assert [(row["low"], row["high"], row["n"], row["rate"]) for row in rows] == [(0.0, 0.1, 2, 0.5), (0.5, 0.6, 1, 1.0), (0.9, 1.0, 2, 1.0)]
+    assert [(row["low"], row["high"], row["n"], row["rate"]) for row in rows] == [
+        (0.0, 0.1, 2, 0.5),
+        (0.5, 0.6, 1, 1.0),
+        (0.9, 1.0, 2, 1.0),
+    ]
     assert rows[0]["mean_score"] == pytest.approx(0.025)
     assert (rows[0]["rate_low"], rows[0]["rate_high"]) == wilson(1, 2)
     with pytest.raises(ValueError, match=r"in \[0, 1\]"):

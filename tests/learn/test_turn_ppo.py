@@ -30,7 +30,9 @@ def log_probs(seed: int = 0, spread: float = 0.2) -> tuple[Tensor, Tensor]:
     return (old + moved).requires_grad_(True), old
 
 
-def slow(new: list[float], old: list[float], turns: list[int], advantages: list[float], ratio: Ratio) -> tuple[float, list[float], list[float]]:
+def slow(
+    new: list[float], old: list[float], turns: list[int], advantages: list[float], ratio: Ratio
+) -> tuple[float, list[float], list[float]]:
     """(sum of the minima, its gradient by token, ratios), clip 0.2."""
     total, gradient, ratios = 0.0, [0.0] * len(new), []
     for j, advantage in enumerate(advantages):
@@ -75,7 +77,14 @@ def test_at_ratio_1_the_gradient_is_that_of_minus_a_log_pi(ratio: Ratio) -> None
     loss, metrics = turn_ppo_clip(new, new.detach(), TURNS, ADVANTAGES, clip=0.2, ratio=ratio, normaliser=5.0)
     share = torch.tensor(LENGTHS).double() if ratio == "turn_mean" else torch.ones(8).double()
     assert torch.allclose(torch.autograd.grad(loss, new)[0], (-ADVANTAGES / share / 5)[TURNS], atol=1e-12)
-    assert metrics == {"ratio_mean": 1.0, "ratio_max": 1.0, "clip_frac": 0.0, "kl_old": 0.0, "gap_mean": 0.0, "gap_max": 0.0}
+    assert metrics == {
+        "ratio_mean": 1.0,
+        "ratio_max": 1.0,
+        "clip_frac": 0.0,
+        "kl_old": 0.0,
+        "gap_mean": 0.0,
+        "gap_max": 0.0,
+    }
 
 
 def test_for_turns_of_one_token_the_three_ratios_are_one() -> None:
@@ -101,7 +110,9 @@ def test_order_of_tokens_and_of_turns_changes_nothing(ratio: Ratio) -> None:
     renamed = torch.empty(8, dtype=torch.float64)
     renamed[names] = ADVANTAGES
     before, metrics = turn_ppo_clip(new, old, TURNS, ADVANTAGES, clip=0.2, ratio=ratio, normaliser=8.0)
-    after, others = turn_ppo_clip(new[tokens], old[tokens], torch.tensor(names)[TURNS][tokens], renamed, clip=0.2, ratio=ratio, normaliser=8.0)
+    after, others = turn_ppo_clip(
+        new[tokens], old[tokens], torch.tensor(names)[TURNS][tokens], renamed, clip=0.2, ratio=ratio, normaliser=8.0
+    )
     assert float(after.detach()) == pytest.approx(float(before.detach()), abs=1e-12)
     assert torch.allclose(torch.autograd.grad(after, new)[0], torch.autograd.grad(before, new)[0], atol=1e-12)
     assert others == pytest.approx(metrics, abs=1e-7)
@@ -132,7 +143,11 @@ def test_a_ratio_beyond_fp32_makes_no_nan_where_the_advantage_is_not_negative(
     ratio: Ratio, advantage: float, log_ratio: float, expected: float
 ) -> None:
     """exp(89) is infinite: the clipped term is the smaller one, its gradient 0, and the other turn's is untouched. So with a ratio of 0."""
-    new, turns, advantages = torch.tensor([log_ratio - 1, -1.0], requires_grad=True), torch.arange(2), torch.tensor([advantage, 0.5])
+    new, turns, advantages = (
+        torch.tensor([log_ratio - 1, -1.0], requires_grad=True),
+        torch.arange(2),
+        torch.tensor([advantage, 0.5]),
+    )
     loss, metrics = turn_ppo_clip(new, -torch.ones(2), turns, advantages, clip=0.2, ratio=ratio, normaliser=1.0)
     assert float(loss.detach()) == pytest.approx(-expected * advantage - 0.5)
     assert torch.autograd.grad(loss, new)[0].tolist() == pytest.approx([0.0, -0.5])
@@ -143,7 +158,9 @@ def test_a_ratio_beyond_fp32_makes_no_nan_where_the_advantage_is_not_negative(
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_a_ratio_that_overflows_with_a_negative_advantage_is_an_infinite_loss_for_fit_to_refuse(ratio: Ratio) -> None:
     new = torch.tensor([999.0, -1.0], requires_grad=True)
-    loss, _ = turn_ppo_clip(new, -torch.ones(2), torch.tensor([0, 1]), torch.tensor([-0.1, 0.5]), clip=0.2, ratio=ratio, normaliser=1.0)
+    loss, _ = turn_ppo_clip(
+        new, -torch.ones(2), torch.tensor([0, 1]), torch.tensor([-0.1, 0.5]), clip=0.2, ratio=ratio, normaliser=1.0
+    )
     assert float(loss.detach()) == math.inf
 
 
@@ -151,7 +168,9 @@ def test_the_guard_against_overflow_changes_no_gradient_near_the_clip() -> None:
     """A > 0, ratios just below and above 1 + c and far above it: rho A, then 0."""
     ratios = torch.tensor([1.199, 1.201, 2.0, 3.2, 3.4, 100.0], dtype=torch.float64)
     new = ratios.log().requires_grad_(True)
-    loss, _ = turn_ppo_clip(new, torch.zeros_like(ratios), torch.arange(6), torch.ones(6).double(), clip=0.2, normaliser=1.0)
+    loss, _ = turn_ppo_clip(
+        new, torch.zeros_like(ratios), torch.arange(6), torch.ones(6).double(), clip=0.2, normaliser=1.0
+    )
     assert torch.autograd.grad(loss, new)[0].tolist() == pytest.approx([-1.199, 0, 0, 0, 0, 0])
 
 

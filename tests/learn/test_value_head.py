@@ -33,7 +33,9 @@ def test_a_new_head_starts_near_zero_but_gives_the_body_a_gradient_and_depends_o
     torch.manual_seed(1)
     head = new_head(model, seed=4)
     torch.manual_seed(2)
-    assert torch.equal(new_head(model, seed=4).weight, head.weight) and not torch.equal(new_head(model, seed=5).weight, head.weight)
+    assert torch.equal(new_head(model, seed=4).weight, head.weight) and not torch.equal(
+        new_head(model, seed=5).weight, head.weight
+    )
     _, values = episode_pass(model, head, pack(EPISODES, CRITIC, max_positions=None))
     assert 0 < float(values.detach().abs().max()) < 0.05
     assert any(float(g.abs().max()) > 0 for g in gradients(((values - 1) ** 2).sum(), model).values())
@@ -80,7 +82,9 @@ def test_the_factor_scales_what_the_values_send_into_the_body_and_nothing_else(s
 def test_a_known_layout_changes_nothing() -> None:
     model = with_adapter()
     head, packed = make_head(model), pack(EPISODES, CRITIC, max_positions=None)
-    for found, wanted in zip(episode_pass(model, head, packed, layout=layout_of(packed)), episode_pass(model, head, packed), strict=True):
+    for found, wanted in zip(
+        episode_pass(model, head, packed, layout=layout_of(packed)), episode_pass(model, head, packed), strict=True
+    ):
         assert torch.equal(found, wanted)
 
 
@@ -139,9 +143,12 @@ def test_saved_and_loaded_it_is_the_same_to_the_bit(soft_len: int, tmp_path: Pat
 def test_a_head_of_another_width_and_a_missing_one_are_told_in_one_sentence(tmp_path: Path) -> None:
     save_head(ValueHead(16), tmp_path / "head")
     with pytest.raises(
-        UsageError, match="value head in 'head' reads states of width 16, the model's have 32; use the model it was trained on"
+        UsageError,
+        match="value head in 'head' reads states of width 16, the model's have 32; use the model it was trained on",
     ) as caught:
         load_head(tmp_path / "head", width=32)
-    with pytest.raises(MissingInput, match=r"wanted value_head.json and value_head.safetensors .* in the folder 'nowhere'") as missing:
+    with pytest.raises(
+        MissingInput, match=r"wanted value_head.json and value_head.safetensors .* in the folder 'nowhere'"
+    ) as missing:
         load_head(tmp_path / "nowhere", width=16)
     assert "\n" not in str(caught.value) + str(missing.value)

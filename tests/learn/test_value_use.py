@@ -11,7 +11,15 @@ import torch
 
 from stages.learn.returns import monte_carlo, value_loss
 from stages.learn.shadow import episode_ids, pack
-from stages.learn.value_use import abort_table, abort_thresholds, best_of_n, binned_returns, choose_threshold, explained_variance, returns_to_go
+from stages.learn.value_use import (
+    abort_table,
+    abort_thresholds,
+    best_of_n,
+    binned_returns,
+    choose_threshold,
+    explained_variance,
+    returns_to_go,
+)
 
 
 @pytest.mark.parametrize("gamma", [0.5, 1.0])
@@ -19,7 +27,10 @@ from stages.learn.value_use import abort_table, abort_thresholds, best_of_n, bin
 def test_returns_to_go_are_those_of_the_training_row(gamma: float, n: int) -> None:
     """Rewards on their states by `episode_ids`, returns by `monte_carlo`: what the critic was trained towards."""
     rewards = np.random.default_rng(n).normal(size=n).tolist()
-    turns = [{"prompt_ids": [5] * (k + 1), "action_ids": [5], "log_probs": [-1.0], "reward": r} for k, r in enumerate(rewards)]
+    turns = [
+        {"prompt_ids": [5] * (k + 1), "action_ids": [5], "log_probs": [-1.0], "reward": r}
+        for k, r in enumerate(rewards)
+    ]
     row = pack([episode_ids(turns, [5] * (n + 1), truncated=False)], (7,), max_positions=None)
     wanted = monte_carlo(row.rewards, torch.zeros_like(row.rewards), row.n_turns, row.truncated, gamma=gamma)
     assert returns_to_go(rewards, gamma=gamma) == pytest.approx(wanted[0].tolist(), abs=1e-5)
@@ -37,7 +48,9 @@ def test_explained_variance_is_that_of_training_and_knows_its_edges() -> None:
     n_turns, truncated = torch.full((6,), 2), torch.zeros(6, dtype=torch.bool)
     _, metrics = value_loss(values, rewards, n_turns, truncated, gamma=1.0)
     returns = monte_carlo(rewards, values, n_turns, truncated, gamma=1.0)
-    assert explained_variance(values.flatten().numpy(), returns.flatten().numpy()) == pytest.approx(metrics["explained_variance"])
+    assert explained_variance(values.flatten().numpy(), returns.flatten().numpy()) == pytest.approx(
+        metrics["explained_variance"]
+    )
     assert explained_variance([3.0, 4.0, 5.0], [0.0, 1.0, 2.0]) == 1  # a constant error costs nothing
     assert explained_variance([7.0, 7.0], [0.0, 1.0]) == 0
     assert explained_variance([1.0, 0.0], [0.0, 1.0]) == -3
@@ -97,7 +110,12 @@ def slow_abort(values: Any, tokens: Any, wins: Any, threshold: float, first: int
         aborted += over
         lost += over and won
     whole = sum(sum(counts) for counts in tokens)
-    return {"threshold": threshold, "aborted": aborted / len(wins), "tokens_saved": (whole - spent) / whole, "wins_lost": lost / max(sum(wins), 1)}
+    return {
+        "threshold": threshold,
+        "aborted": aborted / len(wins),
+        "tokens_saved": (whole - spent) / whole,
+        "wins_lost": lost / max(sum(wins), 1),
+    }
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
@@ -128,7 +146,9 @@ def test_abort_by_hand() -> None:
 
 def test_episodes_of_one_turn_cannot_be_aborted_after_their_first_state() -> None:
     assert abort_thresholds([[0.5], [0.2]]) == []
-    assert abort_table([[0.1]], [[5]], [False], [1.0]) == [{"threshold": 1.0, "aborted": 0.0, "tokens_saved": 0.0, "wins_lost": 0.0}]
+    assert abort_table([[0.1]], [[5]], [False], [1.0]) == [
+        {"threshold": 1.0, "aborted": 0.0, "tokens_saved": 0.0, "wins_lost": 0.0}
+    ]
     for values, tokens, wins in (([], [], []), ([[0.1]], [[5, 5]], [True]), ([[0.1]], [[5]], [])):
         with pytest.raises(ValueError, match="abort_table wants"):
             abort_table(values, tokens, wins, [0.5])

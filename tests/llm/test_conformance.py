@@ -64,7 +64,9 @@ def same(one: Sequence[Completion], other: Sequence[Completion]) -> bool:
 def gap(asked: Sequence[Request], found: Sequence[Completion], adapter: Path | None = None) -> float:
     """Largest difference of a log-prob from transformers' plain pass."""
     expected = full_forward(adapter, list(zip(asked, found, strict=True)))
-    return max(abs(a - b) for row, done in zip(expected, found, strict=True) for a, b in zip(row, done.log_probs, strict=True))
+    return max(
+        abs(a - b) for row, done in zip(expected, found, strict=True) for a, b in zip(row, done.log_probs, strict=True)
+    )
 
 
 def stop_token(subject: Subject) -> int:
@@ -77,7 +79,9 @@ def test_a_completion_has_one_finite_log_prob_a_token_and_the_text_of_its_ids(su
     asked = requests(subject, max_tokens=40, temperature=2.0)
     for done in subject.engine.generate(asked):
         assert isinstance(done.token_ids, tuple) and all(type(token) is int and token >= 0 for token in done.token_ids)
-        assert isinstance(done.log_probs, tuple) and all(type(p) is float and math.isfinite(p) and p <= 0 for p in done.log_probs)
+        assert isinstance(done.log_probs, tuple) and all(
+            type(p) is float and math.isfinite(p) and p <= 0 for p in done.log_probs
+        )
         assert len(done.token_ids) == len(done.log_probs) > 0
         assert done.finish_reason in ("stop", "length")
         said = done.token_ids[:-1] if done.finish_reason == "stop" else done.token_ids
@@ -121,7 +125,9 @@ def test_temperature_0_is_greedy_whatever_the_seed(subject: Subject) -> None:
         assert one.token_ids == other.token_ids
     if subject.has_model:
         asked = [Request(subject.chat(i), 8, 0.0, 0) for i in range(6)]
-        for done, best in zip(found[::2], full_forward(None, list(zip(asked, found[::2], strict=True)), best=True), strict=True):
+        for done, best in zip(
+            found[::2], full_forward(None, list(zip(asked, found[::2], strict=True)), best=True), strict=True
+        ):
             assert done.log_probs == pytest.approx(best, abs=ATOL)
 
 
@@ -133,7 +139,9 @@ def test_log_probs_are_those_of_transformers_untempered(model: Subject) -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_draws_have_the_softmax_s_frequencies_and_do_not_depend_on_the_last_one(model: Subject, temperature: float, tmp_path: Path) -> None:
+def test_draws_have_the_softmax_s_frequencies_and_do_not_depend_on_the_last_one(
+    model: Subject, temperature: float, tmp_path: Path
+) -> None:
     """Where in its distribution a token lies, by the sum of what stands before it and a random share of its own, is uniform, as is the next one's.
 
     Neighbours in 6 by 6 cells, chi-square below its 1 - 1e-6 quantile, in two orders of the tokens: by number one random number that serves all
@@ -149,7 +157,9 @@ def test_draws_have_the_softmax_s_frequencies_and_do_not_depend_on_the_last_one(
         earlier_TV = np.arange(probs_TV.shape[1]) < np.array(done.token_ids)[:, None]
         for order, before_TV in enumerate((earlier_TV, probs_TV > own_T1)):
             places = (probs_TV * before_TV).sum(1) + own_T1[:, 0] * rng.random(len(own_T1))
-            for one, following in zip(places[::2], places[1::2], strict=False):  # a reply of an odd number of tokens has one left over
+            for one, following in zip(
+                places[::2], places[1::2], strict=False
+            ):  # a reply of an odd number of tokens has one left over
                 cells[order, min(int(6 * one), 5), min(int(6 * following), 5)] += 1
     expected = cells[0].sum() / 36
     assert expected > 20  # where the approximation holds
@@ -186,7 +196,10 @@ def test_more_adapters_than_are_kept_can_be_loaded_one_after_the_other(model: Su
     for i, path in enumerate(adapters):
         model.engine.load_adapter(f"many{i}", path)
         model.engine.load_adapter("many0", adapters[0])
-        asked = [replace(r, adapter=(None, f"many{i}", "many0")[k % 3]) for k, r in enumerate(requests(model, 6, max_tokens=6))]
+        asked = [
+            replace(r, adapter=(None, f"many{i}", "many0")[k % 3])
+            for k, r in enumerate(requests(model, 6, max_tokens=6))
+        ]
         found = model.engine.generate(asked)
         for k, used in enumerate((None, path, adapters[0])):
             assert gap(asked[k::3], found[k::3], used) < ATOL
@@ -290,13 +303,20 @@ def test_a_reply_that_fills_the_context_is_cut_there(model: Subject) -> None:
 
 
 @pytest.mark.parametrize("delay_s", [0.02, 0.2])
-def test_ctrl_c_stops_at_once_and_leaves_the_engine_usable(model: Subject, adapters: list[Path], delay_s: float) -> None:
+def test_ctrl_c_stops_at_once_and_leaves_the_engine_usable(
+    model: Subject, adapters: list[Path], delay_s: float
+) -> None:
     model.engine.load_adapter("kept", adapters[4])
     asked = [*requests(model, 6), *requests(model, 6, adapter="kept")]
     before = model.engine.generate(asked)
     # Far more than can be done in that time, on prompts that were never seen: what is half computed must not be found in a cache afterwards.
-    long = [Request((*model.chat(500 + i), *model.chat(700 + i)), 20, 2.0, i, "kept" if i % 2 else None) for i in range(1000)]
-    before_signal = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests themselves run in the background
+    long = [
+        Request((*model.chat(500 + i), *model.chat(700 + i)), 20, 2.0, i, "kept" if i % 2 else None)
+        for i in range(1000)
+    ]
+    before_signal = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # ignored where the tests themselves run in the background
     began = time.monotonic()
     # To the main thread, as a terminal's does: given to any other one, it would not wake this one up.
     pressed = threading.Timer(delay_s, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
@@ -321,7 +341,12 @@ def test_ctrl_c_stops_at_once_and_leaves_the_engine_usable(model: Subject, adapt
 
 
 def test_encode_ends_where_the_reply_begins_as_transformers_does(model: Subject) -> None:
-    messages: list[dict[str, Any]] = [{"role": "system", "content": "Service desk."}, {"role": "user", "content": "Ana wants refund."}]
-    expected = AutoTokenizer.from_pretrained(BASE).apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Service desk."},
+        {"role": "user", "content": "Ana wants refund."},
+    ]
+    expected = AutoTokenizer.from_pretrained(BASE).apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False
+    )
     assert model.engine.encode(messages) == tuple(expected)
     assert model.engine.decode(expected) == "Service desk. Ana wants refund."

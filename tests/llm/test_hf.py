@@ -20,7 +20,11 @@ from stages.llm.hf import HfEngine, load_base, model_hash, sample
 CHATS: list[list[Message]] = [
     [{"role": "user", "content": "Ana, gold, wants refund for lamp."}],
     [{"role": "system", "content": "Service desk. check photo receipt."}, {"role": "user", "content": "pass."}],
-    [{"role": "user", "content": "fail."}, {"role": "assistant", "content": "Action: check photo"}, {"role": "user", "content": "photo done."}],
+    [
+        {"role": "user", "content": "fail."},
+        {"role": "assistant", "content": "Action: check photo"},
+        {"role": "user", "content": "photo done."},
+    ],
     [{"role": "user", "content": "w1"}],
 ]
 
@@ -44,7 +48,9 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
 def requests(engine: HfEngine, n: int = 12, **changes: Any) -> list[Request]:
     found = []
     for i in range(n):
-        found.append(replace(Request(engine.encode(CHATS[i % len(CHATS)]), 4 + i % 9, 0.5 + 0.1 * i, 1000 + i), **changes))
+        found.append(
+            replace(Request(engine.encode(CHATS[i % len(CHATS)]), 4 + i % 9, 0.5 + 0.1 * i, 1000 + i), **changes)
+        )
     return found
 
 
@@ -133,7 +139,9 @@ def test_an_adapter_is_applied_to_its_own_requests_only(base: Path, engine: HfEn
         if request.adapter is None:
             assert same([completion], [plain[i]])
         else:
-            model = PeftModel.from_pretrained(load_base(str(base), "float32")[0], adapters[int(request.adapter[1])]).eval()
+            model = PeftModel.from_pretrained(
+                load_base(str(base), "float32")[0], adapters[int(request.adapter[1])]
+            ).eval()
             adapted = full_forward(model, request, completion)
             assert completion.log_probs == pytest.approx(adapted, abs=1e-5)
             bare = full_forward(load_base(str(base), "float32")[0], request, completion)
@@ -256,7 +264,9 @@ def test_a_missing_or_broken_base_is_one_sentence(base: Path, tmp_path: Path, mo
     folders = [
         tmp_path / "nowhere",
         tmp_path / "empty",
-        Path("data/base"),  # shaped like a hub name, but its parent is a folder here: nothing is looked for in the network
+        Path(
+            "data/base"
+        ),  # shaped like a hub name, but its parent is a folder here: nothing is looked for in the network
         broken(base, tmp_path / "cut", "model.safetensors", weights[:100]),
         broken(base, tmp_path / "garbled", "config.json", b"{"),
         broken(base, tmp_path / "misfit", "config.json", config.replace(b'"hidden_size": 16', b'"hidden_size": 32')),

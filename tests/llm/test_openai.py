@@ -61,7 +61,9 @@ def test_completions_keep_the_order_of_their_requests(stub: Stub) -> None:
         return 200, good(body)
 
     stub.answer = slow_first
-    assert [c.text for c in engine(stub).generate([request(n) for n in range(1, 8)])] == [f"seed {n}" for n in range(1, 8)]
+    assert [c.text for c in engine(stub).generate([request(n) for n in range(1, 8)])] == [
+        f"seed {n}" for n in range(1, 8)
+    ]
     assert engine(stub).generate([]) == []
 
 
@@ -81,7 +83,9 @@ def test_concurrency_limit_is_kept_and_used(stub: Stub, limit: int) -> None:
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
 def test_overload_is_tried_again(stub: Stub, status: int) -> None:
-    stub.answer = lambda path, body: (200, good(body)) if len(stub.asked) > 2 else (status, {"error": {"message": "later"}})
+    stub.answer = lambda path, body: (
+        (200, good(body)) if len(stub.asked) > 2 else (status, {"error": {"message": "later"}})
+    )
     assert engine(stub).generate([request()])[0].text == "seed 3"
     assert len(stub.asked) == 3
 
@@ -170,7 +174,9 @@ def test_garbage_is_one_clear_sentence_and_not_tried_again(stub: Stub, kind: str
 
 
 @pytest.mark.parametrize("status", [200, 400, 401, 500])
-def test_key_is_sent_and_told_to_nobody(stub: Stub, status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_key_is_sent_and_told_to_nobody(
+    stub: Stub, status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     caplog.set_level(logging.DEBUG)
     stub.answer = lambda path, body: (status, {"error": {"message": f"Incorrect API key provided: {KEY}"}})
@@ -197,7 +203,15 @@ def test_key_over_plain_http_to_another_machine_is_refused(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    "url", ["", "127.0.0.1:8000", "ftp://127.0.0.1/v1", "http://", "http://me:word@127.0.0.1/v1", "http://127.0.0.1/v1?key=word"]
+    "url",
+    [
+        "",
+        "127.0.0.1:8000",
+        "ftp://127.0.0.1/v1",
+        "http://",
+        "http://me:word@127.0.0.1/v1",
+        "http://127.0.0.1/v1?key=word",
+    ],
 )
 def test_url_that_is_none_is_refused_without_repeating_it(url: str) -> None:
     with pytest.raises(UsageError, match=r"model\.url: wanted a base URL") as caught:
@@ -231,7 +245,9 @@ def test_adapter_is_loaded_once_and_is_the_model_s_name(stub: Stub, tmp_path: Pa
     assert {body["model"] for path, body, _ in stub.asked if path == "/v1/completions"} == {name, "base-model"}
 
 
-def test_an_adapter_is_named_by_its_weights_so_one_that_the_server_has_is_taken_as_it_is(stub: Stub, tmp_path: Path) -> None:
+def test_an_adapter_is_named_by_its_weights_so_one_that_the_server_has_is_taken_as_it_is(
+    stub: Stub, tmp_path: Path
+) -> None:
     held: list[str] = []
 
     def answer(path: str, body: dict[str, Any]) -> Answer:
@@ -288,7 +304,10 @@ def test_tokenizer_is_local_and_its_ids_are_sent(stub: Stub, tmp_path: Path) -> 
 
 
 def test_chat_gives_the_reply_s_text(stub: Stub) -> None:
-    stub.answer = lambda path, body: (200, {"choices": [{"message": {"role": "assistant", "content": f"{len(body['messages'])} Yes"}}]})
+    stub.answer = lambda path, body: (
+        200,
+        {"choices": [{"message": {"role": "assistant", "content": f"{len(body['messages'])} Yes"}}]},
+    )
     ask = chat(stub.url, "oracle", max_tokens=5)
     assert ask([{"role": "user", "content": "hi"}]) == "1 Yes"
     path, body, _ = stub.asked[0]
@@ -296,7 +315,9 @@ def test_chat_gives_the_reply_s_text(stub: Stub) -> None:
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("oracle", 0.0, 5)
 
 
-@pytest.mark.parametrize("reply", [{}, {"choices": []}, {"choices": [{}]}, {"choices": [{"message": {"content": None}}]}, "no JSON"])
+@pytest.mark.parametrize(
+    "reply", [{}, {"choices": []}, {"choices": [{}]}, {"choices": [{"message": {"content": None}}]}, "no JSON"]
+)
 def test_chat_without_text_is_garbage(stub: Stub, reply: object) -> None:
     stub.answer = lambda path, body: (200, reply)
     with pytest.raises(EngineUnavailable, match="answered garbage"):

@@ -128,7 +128,10 @@ def test_a_task_without_the_roles_of_nlac_runs_every_other_method(task: str, wor
         for stage in (*registry.METHODS[method], "evaluate"):
             assert fingerprint_of(stage, task, workspace)
     for stage in ("targets", "refine"):
-        with pytest.raises(UsageError, match=rf"{stage} prompts the role successor, which .*prompts/{task} has no file for; add successor.md to it"):
+        with pytest.raises(
+            UsageError,
+            match=rf"{stage} prompts the role successor, which .*prompts/{task} has no file for; add successor.md to it",
+        ):
             fingerprint_of(stage, task, workspace)
 
 
@@ -168,7 +171,10 @@ def test_hashes_change_with_a_word_of_that_role_alone(folder: Path) -> None:
 def test_the_policy_prompt_is_the_conversation_with_its_instructions_in_the_system_message() -> None:
     messages: list[Message] = [{"role": "system", "content": "Desk."}, {"role": "user", "content": "hello {name}"}]
     assert Roles("x", {"policy": ""}).policy(messages) == messages
-    assert Roles("x", {"policy": "\nThink {{first}}.\n"}).policy(messages) == [{"role": "system", "content": "Desk.\n\nThink {first}."}, messages[1]]
+    assert Roles("x", {"policy": "\nThink {{first}}.\n"}).policy(messages) == [
+        {"role": "system", "content": "Desk.\n\nThink {first}."},
+        messages[1],
+    ]
     assert messages[0]["content"] == "Desk."
 
 
@@ -181,7 +187,10 @@ def test_history_hides_thoughts_and_the_system_message() -> None:
         {"role": "assistant", "content": "no sense at all"},
         {"role": "tool", "content": "not understood."},
     ]
-    assert history_text(messages) == "Ana wants refund.\nAction: check photo\nphoto done.\nAction: unreadable\nnot understood."
+    assert (
+        history_text(messages)
+        == "Ana wants refund.\nAction: check photo\nphoto done.\nAction: unreadable\nnot understood."
+    )
 
 
 @given(thought=st.text(max_size=30).filter(lambda t: "action" not in t.lower()))
@@ -216,7 +225,16 @@ def test_evaluations_that_can_be_read(text: str, optimal: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "Yes.", "Optimality:", "Optimality: Perhaps.", "Optimality: Yesterday", "Optimality: None", "I say Optimality: Yes"]
+    "text",
+    [
+        "",
+        "Yes.",
+        "Optimality:",
+        "Optimality: Perhaps.",
+        "Optimality: Yesterday",
+        "Optimality: None",
+        "I say Optimality: Yes",
+    ],
 )
 def test_evaluations_that_cannot_be_read(text: str) -> None:
     with pytest.raises(Malformed, match="Optimality: Yes"):
@@ -224,7 +242,10 @@ def test_evaluations_that_cannot_be_read(text: str) -> None:
 
 
 def test_check_student_raises_on_a_planted_leak_and_on_nothing_else() -> None:
-    student, known = "Predict.\nAna wants refund. photo done.\nAction: close phone", "Predict.\nAna wants refund. photo done.\nclose phone"
+    student, known = (
+        "Predict.\nAna wants refund. photo done.\nAction: close phone",
+        "Predict.\nAna wants refund. photo done.\nclose phone",
+    )
     check_student(student, known, ["Mia audits: fail.", ""])
     check_student(student, known, ["photo done."])  # the observation stood in the state before
     for leak in ("Mia audits: fail.", "Optimality: No.", "Future: then pass."):

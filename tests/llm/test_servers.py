@@ -142,7 +142,9 @@ def test_a_refusal_is_final_and_sets_nobody_aside(stubs: list[Stub]) -> None:
     assert all(map(completions, stubs))
 
 
-def test_every_server_loads_an_adapter_and_one_that_comes_back_does_so_before_its_first_request(stubs: list[Stub], tmp_path: Path) -> None:
+def test_every_server_loads_an_adapter_and_one_that_comes_back_does_so_before_its_first_request(
+    stubs: list[Stub], tmp_path: Path
+) -> None:
     client = engine(stubs)
     client.load_adapter("a1", adapter_folder(tmp_path / "a1"))
     stubs[1].answer = down
@@ -159,7 +161,11 @@ def test_every_server_loads_an_adapter_and_one_that_comes_back_does_so_before_it
 
 def loaded(stub: Stub) -> list[str]:
     """Names of the adapters that it was told to load, a repeated one once."""
-    return list(dict.fromkeys(body["lora_name"].partition("-")[0] for path, body, _ in stub.asked if path == "/v1/load_lora_adapter"))
+    return list(
+        dict.fromkeys(
+            body["lora_name"].partition("-")[0] for path, body, _ in stub.asked if path == "/v1/load_lora_adapter"
+        )
+    )
 
 
 def test_a_server_that_was_started_anew_gets_its_adapters_again(stubs: list[Stub], tmp_path: Path) -> None:
@@ -172,7 +178,11 @@ def test_a_server_that_was_started_anew_gets_its_adapters_again(stubs: list[Stub
         if path == "/v1/load_lora_adapter":
             knows.append(body["lora_name"])
             return 200, {}
-        return (200, good(body)) if body["model"] in knows else (404, {"error": {"message": f"The model {body['model']} does not exist."}})
+        return (
+            (200, good(body))
+            if body["model"] in knows
+            else (404, {"error": {"message": f"The model {body['model']} does not exist."}})
+        )
 
     stubs[0].answer = forgetful
     with pytest.raises(EngineUnavailable, match=r"The model a1-\w+ does not exist"):
@@ -186,7 +196,9 @@ def test_the_shortest_context_counts(stubs: list[Stub]) -> None:
         stub.context = context
     client = engine(stubs)
     assert client.context == 32
-    with pytest.raises(UsageError, match=r"a prompt of 40 tokens leaves no room for a reply in the model's context of 32"):
+    with pytest.raises(
+        UsageError, match=r"a prompt of 40 tokens leaves no room for a reply in the model's context of 32"
+    ):
         client.generate([Request((1,) * 40, 8, 1.0, 0)])
     client.generate([Request((1,) * 28, 8, 1.0, 0)])
     assert [body["max_tokens"] for stub in stubs for _, body, _ in stub.asked] == [4]

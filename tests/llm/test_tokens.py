@@ -18,21 +18,45 @@ from stages.llm.tokens import ChatTokenizer
 Chat = list[dict[str, Any]]
 
 CHATS: list[Chat] = [
-    [{"role": "system", "content": "Service desk. check give close."}, {"role": "user", "content": "Ana, gold, wants refund for lamp."}],
-    [{"role": "user", "content": "  two  spaces\n\nand unknown words: Grüße <|im_end|> 12.5"}, {"role": "assistant", "content": ""}],
+    [
+        {"role": "system", "content": "Service desk. check give close."},
+        {"role": "user", "content": "Ana, gold, wants refund for lamp."},
+    ],
+    [
+        {"role": "user", "content": "  two  spaces\n\nand unknown words: Grüße <|im_end|> 12.5"},
+        {"role": "assistant", "content": ""},
+    ],
 ]
 TEXT = "Ana wants a refund for the lamp of May. The desk says no, and gives 12 in its place.\nÄrger an der Theke"
 SPECIAL = ("<s>", "</s>", "<|a|>", "<|b|>", "<|a|><|b|>", "|><|b|>")
 TEMPLATE = "<s>{% for m in messages %}<|a|>{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}{% if add_generation_prompt %}<|a|>assistant\n{% endif %}"
 KINDS: dict[str, dict[str, Any]] = {
     "a space before the first word, as Mistral": {"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme="first")},
-    "one before each part, as Llama 2": {"normalizer": normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])},
-    "small letters, as BERT": {"normalizer": normalizers.BertNormalizer(), "pre_tokenizer": pre_tokenizers.BertPreTokenizer()},
+    "one before each part, as Llama 2": {
+        "normalizer": normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    },
+    "small letters, as BERT": {
+        "normalizer": normalizers.BertNormalizer(),
+        "pre_tokenizer": pre_tokenizers.BertPreTokenizer(),
+    },
     "bytes": {"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)},
 }
 HOW = ("plain", "lstrip", "rstrip", "single_word", "normalized", "read as text")
 CASES = [(kind, how) for kind in KINDS for how in HOW] + [("Qwen", "plain")]
-PIECES = (*SPECIAL, *TEXT.split(), *" \n<é🙂ﬁ", "|>", "<|", "lamp", "Lamps", "  ", "<unk>", "<|im_end|>", "<|im_start|>", "<think>")
+PIECES = (
+    *SPECIAL,
+    *TEXT.split(),
+    *" \n<é🙂ﬁ",
+    "|>",
+    "<|",
+    "lamp",
+    "Lamps",
+    "  ",
+    "<unk>",
+    "<|im_end|>",
+    "<|im_start|>",
+    "<think>",
+)
 
 
 def of(tokenizer: Any) -> ChatTokenizer:
@@ -53,12 +77,16 @@ def of_kind(kind: str, how: str) -> Any:
     for name, part in KINDS[kind].items():
         setattr(inner, name, part)
     alphabet = [*pre_tokenizers.ByteLevel.alphabet(), "▁"]
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>"], initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<unk>"], initial_alphabet=alphabet, show_progress=False
+    )
     inner.train_from_iterator([TEXT] * 3, trainer)
     flags = {how: True} if how in ("lstrip", "rstrip", "single_word", "normalized") else {}
     inner.add_special_tokens([AddedToken(content, **flags) for content in SPECIAL])
     inner.add_tokens([AddedToken("Lamp", normalized=True), AddedToken("desk", normalized=False)])
-    made = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", eos_token="</s>", split_special_tokens=how == "read as text")
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=inner, unk_token="<unk>", eos_token="</s>", split_special_tokens=how == "read as text"
+    )
     made.chat_template = TEMPLATE
     return made
 
@@ -69,7 +97,11 @@ def whole_path(tokenizer: Any, chat: Chat) -> tuple[int, ...]:
 
 def chats() -> st.SearchStrategy[Chat]:
     content = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_size=6).map("".join)
-    return st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": content}), min_size=1, max_size=4)
+    return st.lists(
+        st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": content}),
+        min_size=1,
+        max_size=4,
+    )
 
 
 @pytest.mark.parametrize(("kind", "how"), CASES)

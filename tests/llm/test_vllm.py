@@ -57,13 +57,19 @@ def test_the_config_chooses_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
             made.append((path, settings))
 
     monkeypatch.setattr(module, "VllmEngine", Noted)
-    run = presets.load("tiny", ["model.engine=vllm", "model.path=m", "model.lora_rank=8", "model.gpu_memory=0.4", "model.dtype=bfloat16"])
+    run = presets.load(
+        "tiny",
+        ["model.engine=vllm", "model.path=m", "model.lora_rank=8", "model.gpu_memory=0.4", "model.dtype=bfloat16"],
+    )
     workspace.make_engine(run)
     assert made == [("m", {"dtype": "bfloat16", "lora_rank": 8, "gpu_memory": 0.4})]
 
 
 def test_weights_and_not_the_engine_s_name_are_in_the_fingerprint() -> None:
-    by_engine = {engine: workspace.model_hash(presets.load("tiny", [f"model.engine={engine}", f"model.path={BASE}"])) for engine in ("hf", "vllm")}
+    by_engine = {
+        engine: workspace.model_hash(presets.load("tiny", [f"model.engine={engine}", f"model.path={BASE}"]))
+        for engine in ("hf", "vllm")
+    }
     assert by_engine["hf"] == by_engine["vllm"]
 
 
@@ -108,7 +114,12 @@ class FakeCore:
             raise RuntimeError("device lost\nand more")
         done, self.waiting = self.waiting, []
         log_probs = SimpleNamespace(token_ids=[7, 1], logprobs=[-0.5, -0.25])
-        return [SimpleNamespace(request_id=n, outputs=[SimpleNamespace(token_ids=[7, 1], logprobs=log_probs, finish_reason="stop")]) for n in done]
+        return [
+            SimpleNamespace(
+                request_id=n, outputs=[SimpleNamespace(token_ids=[7, 1], logprobs=log_probs, finish_reason="stop")]
+            )
+            for n in done
+        ]
 
 
 @pytest.fixture
@@ -125,10 +136,14 @@ def test_a_step_that_fails_is_the_engine_s_end(faked: tuple[VllmEngine, FakeCore
     engine, core = faked
     assert engine.generate([Request((5,), 8, 1.0, 0)])[0].token_ids == (7, 1)
     core.fails = True
-    with pytest.raises(EngineUnavailable, match=r"^vLLM failed in the middle of a step \(device lost\) and cannot go on"):
+    with pytest.raises(
+        EngineUnavailable, match=r"^vLLM failed in the middle of a step \(device lost\) and cannot go on"
+    ):
         engine.generate([Request((5,), 8, 1.0, 0)])
     core.fails = False
-    with pytest.raises(EngineUnavailable, match=r"^vLLM failed in the middle of a step \(device lost\) and cannot go on"):
+    with pytest.raises(
+        EngineUnavailable, match=r"^vLLM failed in the middle of a step \(device lost\) and cannot go on"
+    ):
         engine.generate([Request((5,), 8, 1.0, 0)])
 
 
@@ -158,7 +173,9 @@ def test_the_engine_does_not_sleep_in_the_middle_of_a_stream(faked: tuple[VllmEn
 
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests themselves run in the background
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # ignored where the tests themselves run in the background
     yield
     signal.signal(signal.SIGINT, before)
 
@@ -206,14 +223,20 @@ def test_a_signal_does_not_wait_for_what_acts_on_a_reply(faked: tuple[VllmEngine
 
 
 @pytest.fixture
-def turnwise(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch, engine_of: Callable[[str], Subject]) -> Callable[..., Any]:
+def turnwise(
+    tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch, engine_of: Callable[[str], Subject]
+) -> Callable[..., Any]:
     """(engine, command) -> (its folder, its summary), in a project folder of its own with the base that ships."""
     from commands import make_home
 
     real = workspace.make_engine
 
     def make_engine(run: Any) -> Engine:
-        return real(run) if run.model.engine == "hf" else engine_of("server" if run.model.engine == "openai" else "vllm").engine
+        return (
+            real(run)
+            if run.model.engine == "hf"
+            else engine_of("server" if run.model.engine == "openai" else "vllm").engine
+        )
 
     monkeypatch.setattr(workspace, "make_engine", make_engine)
 
@@ -221,7 +244,22 @@ def turnwise(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch,
         home = make_home(tmp_path / engine, empty_store, BASE)
         monkeypatch.chdir(home)
         capsys.readouterr()
-        assert cli.main(("run", *argv, "--plain", "--quiet", "--json", "--set", f"model.engine={engine}", "--set", "iterations=1")) == 0
+        assert (
+            cli.main(
+                (
+                    "run",
+                    *argv,
+                    "--plain",
+                    "--quiet",
+                    "--json",
+                    "--set",
+                    f"model.engine={engine}",
+                    "--set",
+                    "iterations=1",
+                )
+            )
+            == 0
+        )
         return home, json.loads(capsys.readouterr().out.strip().splitlines()[-1])
 
     return turnwise
@@ -233,7 +271,9 @@ def sets(**values: Any) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed here; run: make test-vllm")
-def test_a_greedy_iteration_of_nlac_is_that_of_transformers(turnwise: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_greedy_iteration_of_nlac_is_that_of_transformers(
+    turnwise: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     """In process and through a server: every id that was generated or trained on, adapters trained in between included. None of these replies is a
     tie of two tokens."""
     greedy = sets(
@@ -244,13 +284,19 @@ def test_a_greedy_iteration_of_nlac_is_that_of_transformers(turnwise: Callable[.
     for engine in ("hf", "vllm", "openai"):
         home, summary = turnwise(engine, capsys, "tiny", *greedy)
         replay = Replay(home / "data" / "turnwise.duckdb")
-        seen[engine] = {title: {table: replay.rows(table, [run]) for table in ("turns", "targets")} for title, run in stage_runs(summary).items()}
+        seen[engine] = {
+            title: {table: replay.rows(table, [run]) for table in ("turns", "targets")}
+            for title, run in stage_runs(summary).items()
+        }
     expected = seen.pop("hf")
     for engine, found in seen.items():
         assert expected.keys() == found.keys()
         counted = 0
         for title, tables in expected.items():
-            for table, keys in (("turns", ("prompt_ids", "action_ids", "reward")), ("targets", ("student_ids", "completion_ids", "weight"))):
+            for table, keys in (
+                ("turns", ("prompt_ids", "action_ids", "reward")),
+                ("targets", ("student_ids", "completion_ids", "weight")),
+            ):
                 for one, other in zip(tables[table], found[title][table], strict=True):
                     assert [one[key] for key in keys] == [other[key] for key in keys], (engine, title)
                     counted += 1
@@ -261,7 +307,9 @@ def test_a_greedy_iteration_of_nlac_is_that_of_transformers(turnwise: Callable[.
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not installed here; run: make test-vllm")
-def test_an_iteration_of_self_ac_starts_from_the_log_probs_of_the_trainer(turnwise: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_iteration_of_self_ac_starts_from_the_log_probs_of_the_trainer(
+    turnwise: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its draws are vLLM's own, so what must agree is what they are divided by: before the first step the ratio of each token is 1."""
     small = sets(evaluate_every=1, collect__first_episodes=16, self_ac__epochs=1, evaluate__episodes=8)
     for engine in ("hf", "vllm"):

@@ -33,7 +33,17 @@ from stages.play.transitions import episode_rows, transitions
 from stages.rft import RftConfig
 
 ROLES = Roles("toy", {"policy": ""})
-COT = RolloutSettings(adapter=None, temperature=1.0, max_tokens=400, max_turns=4, malformed_allowance=1, slots=8, attempts=3, seed=5, agent="cot")
+COT = RolloutSettings(
+    adapter=None,
+    temperature=1.0,
+    max_tokens=400,
+    max_turns=4,
+    malformed_allowance=1,
+    slots=8,
+    attempts=3,
+    seed=5,
+    agent="cot",
+)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +67,10 @@ COT = RolloutSettings(adapter=None, temperature=1.0, max_tokens=400, max_turns=4
         ([""], [[""]]),
         ([], []),
         (["A\r\n", "\r\n", "B"], [["A\r\n", "\r\n"], ["B"]]),
-        (["\ufffd", "\n\n", "\ufffd", "\ufffd"], [["\ufffd", "\n\n"], ["\ufffd", "\ufffd"]]),  # bytes of a character, alone
+        (
+            ["\ufffd", "\n\n", "\ufffd", "\ufffd"],
+            [["\ufffd", "\n\n"], ["\ufffd", "\ufffd"]],
+        ),  # bytes of a character, alone
     ],
     ids=repr,
 )
@@ -70,7 +83,25 @@ def test_a_text_is_wanted_for_each_token() -> None:
         cut_at_blank_lines([1, 2], ["a"])
 
 
-VOCABULARY = ["", "\n", "\n\n", " ", "\t", "\r\n", "a", " b", "c.\n\n", "\n\nd", "e\n", "\nf", "g\n\nh", "i \n j", "\n \n", "k\n\n\n", "\ufffd"]
+VOCABULARY = [
+    "",
+    "\n",
+    "\n\n",
+    " ",
+    "\t",
+    "\r\n",
+    "a",
+    " b",
+    "c.\n\n",
+    "\n\nd",
+    "e\n",
+    "\nf",
+    "g\n\nh",
+    "i \n j",
+    "\n \n",
+    "k\n\n\n",
+    "\ufffd",
+]
 
 
 def by_prefixes(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[tuple[int, int]]:
@@ -118,8 +149,15 @@ def test_turns_of_a_chain_carry_the_produced_ids_and_log_probs(ids: list[int], t
     assert found[0].prompt_ids == (90, 91)
     assert [t.index for t in found] == list(range(3, 3 + len(found)))
     assert {t.state_len for t in found} == {5}
-    assert {(t.reward, t.observation, t.terminated, t.truncated, t.completion.finish_reason) for t in inner} <= {(0.0, "", False, False, "cut")}
-    assert (last.reward, last.observation, last.terminated, last.truncated) == (1.0, "Right.", terminated, not terminated)
+    assert {(t.reward, t.observation, t.terminated, t.truncated, t.completion.finish_reason) for t in inner} <= {
+        (0.0, "", False, False, "cut")
+    }
+    assert (last.reward, last.observation, last.terminated, last.truncated) == (
+        1.0,
+        "Right.",
+        terminated,
+        not terminated,
+    )
     assert last.completion.finish_reason == "length"
     assert sum(t.seconds for t in found) == pytest.approx(2.0)
 
@@ -149,7 +187,11 @@ def test_a_problem_solved_in_three_thoughts_is_three_turns() -> None:
     (request,), (done,) = engine.requests, engine.completions
     assert [t.completion.text for t in episode.turns] == ["Add.\n\n", "3 + 4 is 7.\n\n", "\\boxed{7}"]
     assert [t.action for t in episode.turns] == ["Add.", "3 + 4 is 7.", "\\boxed{7}"]
-    assert [(t.reward, t.observation, t.terminated) for t in episode.turns] == [(0.0, "", False), (0.0, "", False), (1.0, "Right.", True)]
+    assert [(t.reward, t.observation, t.terminated) for t in episode.turns] == [
+        (0.0, "", False),
+        (0.0, "", False),
+        (1.0, "Right.", True),
+    ]
     assert sum((t.completion.token_ids for t in episode.turns), ()) == done.token_ids
     assert episode.turns[-1].completion.token_ids[-1] == END_ID
     assert [t.prompt_ids for t in episode.turns] == [request.prompt_ids + done.token_ids[:n] for n in (0, 6, 19)]
@@ -164,7 +206,10 @@ def test_an_unreadable_chain_is_one_turn() -> None:
     """math calls only an empty reply malformed; one is forgiven."""
     episode, _ = solve(" \n\n ")
     assert episode.outcome == Outcome.POLICY_FAILED
-    assert [(t.malformed, len(t.completion.token_ids), t.terminated) for t in episode.turns] == [(True, 5, False), (True, 5, True)]
+    assert [(t.malformed, len(t.completion.token_ids), t.terminated) for t in episode.turns] == [
+        (True, 5, False),
+        (True, 5, True),
+    ]
 
 
 def test_the_task_says_which_agent_it_is(base: Path, tmp_path: Path) -> None:
@@ -214,7 +259,11 @@ class Spoken(ScriptedEngine):
         self._tokenizer: Any = byte_tokenizer([CHAIN, "so it is.\n\nso it is", "\n\n\n"] * 9, 300)
 
     def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        return tuple(self._tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=True, return_dict=False))
+        return tuple(
+            self._tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
@@ -266,7 +315,9 @@ def test_rft_learns_the_factors_of_the_wins(bench: models.Bench, monkeypatch: py
     assert metrics["rft/wins"] == 5
 
 
-def test_grpo_learns_every_factor_with_its_episode_s_advantage(bench: models.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grpo_learns_every_factor_with_its_episode_s_advantage(
+    bench: models.Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     episodes = chains(bench)
     trained = models.capture(monkeypatch)
     seen: list[tuple[int, float]] = []
@@ -286,10 +337,16 @@ def test_grpo_learns_every_factor_with_its_episode_s_advantage(bench: models.Ben
 
 def test_self_ac_learns_every_factor_with_an_advantage_of_its_own(bench: models.Bench) -> None:
     episodes = chains(bench)
-    metrics = bench.run(self_ac.STAGE, self_ac.STAGE.config.model_validate({"epochs": 1, "lr": 0.01, "max_gap": 1e9}), INPUTS).metrics
+    metrics = bench.run(
+        self_ac.STAGE, self_ac.STAGE.config.model_validate({"epochs": 1, "lr": 0.01, "max_gap": 1e9}), INPUTS
+    ).metrics
     assert (metrics["self_ac/rows"], metrics["self_ac/split"], metrics["self_ac/dropped"]) == (4, 0, 0)
     entries = pq.read_table(bench.memory.files["self_ac0", "ledger.parquet"]).to_pylist()
-    found = {(e.id, t.index): [one for one in entries if one["episode"] == e.id and one["turn"] == t.index] for e in episodes for t in e.turns}
+    found = {
+        (e.id, t.index): [one for one in entries if one["episode"] == e.id and one["turn"] == t.index]
+        for e in episodes
+        for t in e.turns
+    }
     for e in episodes:
         for t in e.turns:
             mine = found[e.id, t.index]
@@ -306,7 +363,10 @@ def test_transitions_of_a_chain_are_its_factors(bench: models.Bench) -> None:
 
 
 def test_nlac_refuses_a_chain_of_thought_before_anything_runs() -> None:
-    with pytest.raises(UsageError, match=r"task.agent: method nlac cannot read parts of a reply, found 'cot'; set task.agent to react, or method to"):
+    with pytest.raises(
+        UsageError,
+        match=r"task.agent: method nlac cannot read parts of a reply, found 'cot'; set task.agent to react, or method to",
+    ):
         presets.load("tiny", ["task.agent=cot"])
     for method in ("self_ac", "grpo", "rft"):
         assert presets.load("tiny", ["task.agent=cot", f"method={method}"]).task.agent == "cot"
@@ -319,7 +379,9 @@ def test_factors_are_shown_as_parts_of_their_reply() -> None:
     rows: dict[str, list[Row]] = episode_rows([episode], 0)
     console = Console(width=160)
     with console.capture() as capture:
-        console.print(transcript({"episode": rows["episodes"][0], "turns": rows["turns"], "judgements": [], "targets": []}))
+        console.print(
+            transcript({"episode": rows["episodes"][0], "turns": rows["turns"], "judgements": [], "targets": []})
+        )
     text = capture.get()
     assert [f"turn {k} (part {k + 1} of 3 of a reply)" in text for k in range(3)] == [True] * 3
     assert text.count("observation:") == 1

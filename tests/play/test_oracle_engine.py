@@ -19,14 +19,21 @@ from stages.play.environment import environment
 from stages.play.rollout import RolloutSettings, rollout
 
 ROLES = Roles("toy", {"policy": ""})
-SETTINGS = RolloutSettings("mine", temperature=1.0, max_tokens=100, max_turns=4, malformed_allowance=1, slots=8, attempts=3, seed=5)
+SETTINGS = RolloutSettings(
+    "mine", temperature=1.0, max_tokens=100, max_turns=4, malformed_allowance=1, slots=8, attempts=3, seed=5
+)
 
 
 def test_an_oracle_on_the_run_s_engine_answers_as_the_base_and_leaves_no_row(base: Path, tmp_path: Path) -> None:
-    engine = models.Recorder(lambda prompt, request: "Yes" if "You are the oracle" in prompt else "Thought: . Action: Is it alive?")
+    engine = models.Recorder(
+        lambda prompt, request: "Yes" if "You are the oracle" in prompt else "Thought: . Action: Is it alive?"
+    )
     engine.load_adapter("mine", Path("x"))
     bench = models.Bench(
-        base, tmp_path, engine=engine, task=TaskConfig(env="twenty_questions", options={"questions": 3}, oracle="engine", max_turns=5)
+        base,
+        tmp_path,
+        engine=engine,
+        task=TaskConfig(env="twenty_questions", options={"questions": 3}, oracle="engine", max_turns=5),
     )
     make = environment(bench.context(Config(), {}))
     scenarios = models.scenarios_of("twenty_questions", 2)
@@ -59,7 +66,9 @@ def test_an_oracle_that_is_down_is_told_by_its_own_key() -> None:
 
 
 @pytest.mark.parametrize(("own", "asked"), [({}, "policy"), ({"oracle_model": "oracle"}, "oracle")])
-def test_an_oracle_may_have_an_endpoint_and_a_model_of_its_own(own: dict[str, str], asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_oracle_may_have_an_endpoint_and_a_model_of_its_own(
+    own: dict[str, str], asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     stub = Stub()
     stub.answer = lambda path, body: (200, {"choices": [{"message": {"role": "assistant", "content": "Yes"}}]})
@@ -68,7 +77,9 @@ def test_an_oracle_may_have_an_endpoint_and_a_model_of_its_own(own: dict[str, st
     model = ModelConfig(path="policy", url="http://127.0.0.1:1/v1" if own else stub.url)
     env = environment(SimpleNamespace(run=SimpleNamespace(task=task, roles=RolesConfig(), model=model)))()  # type: ignore[arg-type]
     env.reset(models.scenarios_of("twenty_questions", 1)[0])
-    assert str(env.step({"role": "assistant", "content": "Action: Is it alive?"}).messages[0]["content"]).startswith("Yes.")
+    assert str(env.step({"role": "assistant", "content": "Action: Is it alive?"}).messages[0]["content"]).startswith(
+        "Yes."
+    )
     assert [body["model"] for _, body, _ in stub.asked] == [asked]
     stub.server.shutdown()
     stub.server.server_close()

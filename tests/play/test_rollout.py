@@ -31,7 +31,9 @@ from stages.play.rollout import GIVEN_UP, RolloutSettings, rollout
 from stages.play.tally import check_environment, summary
 
 ROLES = Roles("toy", {"policy": ""})
-SETTINGS = RolloutSettings(adapter=None, temperature=1.0, max_tokens=100, max_turns=4, malformed_allowance=1, slots=8, attempts=3, seed=5)
+SETTINGS = RolloutSettings(
+    adapter=None, temperature=1.0, max_tokens=100, max_turns=4, malformed_allowance=1, slots=8, attempts=3, seed=5
+)
 ERRORS: dict[str, Exception] = {
     "raise": KeyError("door"), "simulator": SimulatorError("the user is silent"), "oracle down": EngineUnavailable("no oracle"),
 }  # fmt: skip
@@ -80,7 +82,9 @@ def speak(prompt: str, request: Request) -> str:
 
 
 def one(*events: str, earlier: Sequence[Sequence[str]] = (), **changes: Any) -> Episode:
-    (episode,) = rollout(ScriptedEngine(speak), toy(), [scenario("s", *events, earlier=earlier)], ROLES, replace(SETTINGS, **changes))
+    (episode,) = rollout(
+        ScriptedEngine(speak), toy(), [scenario("s", *events, earlier=earlier)], ROLES, replace(SETTINGS, **changes)
+    )
     return episode
 
 
@@ -99,7 +103,12 @@ def without_time(episode: Episode) -> Episode:
         (["say"] * 9, Outcome.TRUNCATED, 4, 0.0),
         (["say", "say", "say", "malformed"], Outcome.TRUNCATED, 4, 0.0),
         (["say", "say", "say", "win"], Outcome.SCORED, 4, 1.0),  # over in its last turn is over, not cut
-        (["say", "malformed", "say", "malformed"], Outcome.POLICY_FAILED, 4, 0.0),  # failed in its last turn is failed, not cut
+        (
+            ["say", "malformed", "say", "malformed"],
+            Outcome.POLICY_FAILED,
+            4,
+            0.0,
+        ),  # failed in its last turn is failed, not cut
         (["say", "raise"], Outcome.ENV_FAILED, 1, 0.0),
         (["reset raise"], Outcome.ENV_FAILED, 0, 0.0),
         (["say", "simulator"], Outcome.SIMULATOR_FAILED, 1, 0.0),
@@ -203,7 +212,9 @@ def test_one_scenario_many_times_is_many_different_episodes() -> None:
     found = rollout(ScriptedEngine(speak), toy(), [MIXED[0]] * 6, ROLES, SETTINGS)
     assert len({e.id for e in found}) == 6
     assert len({e.turns[0].completion.text for e in found}) > 1
-    assert {e.id for e in found}.isdisjoint(e.id for e in rollout(ScriptedEngine(speak), toy(), [MIXED[0]] * 6, ROLES, replace(SETTINGS, seed=6)))
+    assert {e.id for e in found}.isdisjoint(
+        e.id for e in rollout(ScriptedEngine(speak), toy(), [MIXED[0]] * 6, ROLES, replace(SETTINGS, seed=6))
+    )
 
 
 def test_a_finished_episode_is_replaced_at_once() -> None:
@@ -233,7 +244,9 @@ def test_ids_and_log_probs_recorded_are_those_produced() -> None:
     engine.load_adapter("mine", Path("x"))
     settings = replace(SETTINGS, adapter="mine")
     episodes = rollout(engine, toy(), MIXED, Roles("toy", {"policy": "Be brief."}), settings)
-    produced = {(r.prompt_ids, c.token_ids, c.log_probs) for r, c in zip(engine.requests, engine.completions, strict=True)}
+    produced = {
+        (r.prompt_ids, c.token_ids, c.log_probs) for r, c in zip(engine.requests, engine.completions, strict=True)
+    }
     for episode in episodes:
         for turn in episode.turns:
             assert (turn.prompt_ids, turn.completion.token_ids, turn.completion.log_probs) in produced
@@ -262,7 +275,12 @@ class Slow(Toy):
 
 def test_environments_that_wait_do_so_side_by_side_and_their_episodes_are_the_same() -> None:
     tries: Counter[str] = Counter()
-    starts = [scenario("a", "say", "win"), scenario("b", "say", "lose"), scenario("c", "say", "malformed", "win"), *[scenario("d", "win")] * 2]
+    starts = [
+        scenario("a", "say", "win"),
+        scenario("b", "say", "lose"),
+        scenario("c", "say", "malformed", "win"),
+        *[scenario("d", "win")] * 2,
+    ]
     alone = rollout(ScriptedEngine(speak), toy(), starts[:2], ROLES, SETTINGS)
     forced = [["Action: x"], [], [], [], []]
     expected = rollout(ScriptedEngine(speak), toy(), starts, ROLES, SETTINGS, forced=forced)
@@ -281,7 +299,9 @@ def test_environments_that_wait_do_so_side_by_side_and_their_episodes_are_the_sa
 def test_forced_replies_are_said_first_and_the_policy_goes_on() -> None:
     engine = models.Recorder(speak)
     forced = [["Thought: a Action: one", "Action: two"], []]
-    found = rollout(engine, toy(), [scenario("a", "say", "say", "say", "win"), scenario("b", "win")], ROLES, SETTINGS, forced=forced)
+    found = rollout(
+        engine, toy(), [scenario("a", "say", "say", "say", "win"), scenario("b", "win")], ROLES, SETTINGS, forced=forced
+    )
     first, second = found
     assert [t.action for t in first.turns[:2]] == ["one", "two"]
     assert [t.completion.token_ids == () for t in first.turns] == [True, True, False, False]
@@ -304,7 +324,12 @@ def test_forced_replies_can_end_an_episode_and_are_said_again_in_another_attempt
 
 
 def test_a_hopeless_episode_is_given_up_from_its_second_reply_on_and_the_others_are_as_without() -> None:
-    starts = [scenario("a", "say", "say", "win"), scenario("b", "say", "win"), scenario("c", "win"), scenario("d", "say", "lose")]
+    starts = [
+        scenario("a", "say", "say", "win"),
+        scenario("b", "say", "win"),
+        scenario("c", "win"),
+        scenario("d", "say", "lose"),
+    ]
     engine = models.Recorder(speak)
     alone = [without_time(e) for e in rollout(engine, toy(), starts, ROLES, SETTINGS)]
     asked: list[tuple[int, ...]] = []
@@ -313,11 +338,15 @@ def test_a_hopeless_episode_is_given_up_from_its_second_reply_on_and_the_others_
         asked.extend(states)
         return ["start b" in engine.decode(ids) for ids in states]
 
-    a, b, c, d = (without_time(e) for e in rollout(engine, toy(), starts, ROLES, replace(SETTINGS, slots=2), hopeless=hopeless))
+    a, b, c, d = (
+        without_time(e) for e in rollout(engine, toy(), starts, ROLES, replace(SETTINGS, slots=2), hopeless=hopeless)
+    )
     assert [a, c, d] == [alone[0], alone[2], alone[3]]
     assert (b.outcome, b.total_reward, b.error, len(b.turns)) == (Outcome.TRUNCATED, 0.0, GIVEN_UP, 1)
     assert b.turns[0] == replace(alone[1].turns[0], truncated=True)
-    assert sorted(asked) == sorted([a.turns[1].prompt_ids, a.turns[2].prompt_ids, alone[1].turns[1].prompt_ids, d.turns[1].prompt_ids])
+    assert sorted(asked) == sorted(
+        [a.turns[1].prompt_ids, a.turns[2].prompt_ids, alone[1].turns[1].prompt_ids, d.turns[1].prompt_ids]
+    )
 
 
 def test_summary_counts_and_takes_rates_over_what_the_policy_answers_for() -> None:
@@ -333,14 +362,20 @@ def test_summary_counts_and_takes_rates_over_what_the_policy_answers_for() -> No
     counts = {outcome: found[f"x/{outcome}"] for outcome in Outcome}
     assert counts == {"scored": 4, "policy_failed": 1, "truncated": 1, "env_failed": 1, "simulator_failed": 0}
     # One token a character and one for the end, of every reply but the one that f's and e's failed attempts threw away.
-    assert found["x/tokens"] == sum(len(t.completion.text) + 1 for e in episodes if e.outcome.trainable for t in e.turns)
+    assert found["x/tokens"] == sum(
+        len(t.completion.text) + 1 for e in episodes if e.outcome.trainable for t in e.turns
+    )
 
 
 def test_a_chain_of_thought_counts_once_towards_max_turns_and_once_as_a_step() -> None:
     """Three replies of two factors, then cut; and one reply, then an unreadable one, then a win: 3 + 3 replies, 6 + 5 turns."""
     engine = ScriptedEngine(lambda prompt, request: "Hm.\n\nGo on.")
     episodes = rollout(
-        engine, toy(), [scenario("a", *["say"] * 9), scenario("b", "say", "malformed", "win")], ROLES, replace(SETTINGS, agent="cot", max_turns=3)
+        engine,
+        toy(),
+        [scenario("a", *["say"] * 9), scenario("b", "say", "malformed", "win")],
+        ROLES,
+        replace(SETTINGS, agent="cot", max_turns=3),
     )
     cut, won = episodes
     assert (cut.outcome, len(cut.turns), won.outcome, len(won.turns)) == (Outcome.TRUNCATED, 6, Outcome.SCORED, 5)

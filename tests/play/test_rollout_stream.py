@@ -64,7 +64,9 @@ def test_hopeless_and_too_long_end_the_same_episodes_of_a_stream(workers: int) -
         return ["start d" in ticks.decode(ids) for ids in states]
 
     ticks, streams = ScriptedEngine(speak), Restless(3)
-    ticks.context = streams.context = len(ticks.encode([{"role": "system", "content": "Toy."}, {"role": "user", "content": "start a"}])) + 120
+    ticks.context = streams.context = (
+        len(ticks.encode([{"role": "system", "content": "Toy."}, {"role": "user", "content": "start a"}])) + 120
+    )
     settings = replace(SETTINGS, max_tokens=40, workers=workers)
     expected = rollout(ticks, toy(), MIXED, ROLES, settings, hopeless=hopeless)
     found = rollout(streams, toy(), MIXED, ROLES, settings, hopeless=hopeless)

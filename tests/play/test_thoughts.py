@@ -98,7 +98,9 @@ class Thinker(Recorder):
 @pytest.fixture(params=[False, True], ids=["tags of its own", "opened by the template"])
 def bench(request: pytest.FixtureRequest, base: Path, tmp_path: Path) -> Bench:
     roles = RolesConfig(max_action_tokens=400, max_future_tokens=400, max_thought_tokens=100, judge_temperature=1.0)
-    bench = Bench(base, tmp_path, engine=Thinker(request.param), task=TaskConfig(options={"requests": 2, "tiers": 2}), roles=roles)
+    bench = Bench(
+        base, tmp_path, engine=Thinker(request.param), task=TaskConfig(options={"requests": 2, "tiers": 2}), roles=roles
+    )
     bench.run(collect.STAGE, CollectConfig(episodes=12, first_episodes=12), {}, name="collect0")
     return bench
 
@@ -131,7 +133,9 @@ def test_no_target_and_no_prompt_of_a_role_holds_a_thought(bench: Bench) -> None
         text = engine.decode(row["completion_ids"])
         assert text.startswith("</think>\n\nFuture: " if engine.opened else "Future: ") and "secret" not in text
         assert row["completion_ids"][-1] == END_ID
-        assert any(c.token_ids[-len(row["completion_ids"]) :] == tuple(row["completion_ids"]) for _, c in engine.produced())
+        assert any(
+            c.token_ids[-len(row["completion_ids"]) :] == tuple(row["completion_ids"]) for _, c in engine.produced()
+        )
     asked = [engine.decode(r.prompt_ids) for r in engine.requests[before:]]
     assert not [prompt for prompt in asked if "secret" in prompt and not prompt.startswith("<system>")]
 
@@ -159,7 +163,9 @@ def test_a_thought_that_is_cut_short_is_no_action_although_it_names_one(bench: B
     assert all("secret" not in history_text(e["messages"]) for e in bench.memory.rows("episodes", ["cut"]))
 
 
-def test_whoever_answers_inside_the_environment_is_heard_without_a_thought(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_answers_inside_the_environment_is_heard_without_a_thought(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.task = TaskConfig(env="twenty_questions", oracle="engine")
     heard = []
     monkeypatch.setattr("stages.envs.make_env", lambda env, options, ask: heard.append(ask))

@@ -25,7 +25,13 @@ CHECK, GIVE, CLOSE = (
 EPISODES = [
     models.make_episode(ENGINE, "won", [CHECK, GIVE, CLOSE], Outcome.SCORED, reward=1.0),
     models.make_episode(ENGINE, "cut", [CHECK, GIVE], Outcome.TRUNCATED),
-    models.make_episode(ENGINE, "failed", [("mumble", "say again"), CHECK, ("mumble", "say again")], Outcome.POLICY_FAILED, malformed=[0, 2]),
+    models.make_episode(
+        ENGINE,
+        "failed",
+        [("mumble", "say again"), CHECK, ("mumble", "say again")],
+        Outcome.POLICY_FAILED,
+        malformed=[0, 2],
+    ),
     models.make_episode(ENGINE, "broken", [CHECK], Outcome.ENV_FAILED),
     models.make_episode(ENGINE, "silent", [CHECK], Outcome.SIMULATOR_FAILED),
 ]
@@ -44,7 +50,13 @@ def test_states_actions_and_next_states_by_hand() -> None:
     assert said[1] == "won, gold, wants refund for lamp."
     assert [m["content"] for m in first.state] == said[:2]
     assert [m["content"] for m in first.next_state] == said[:4] == [*said[:2], CHECK[0], "photo done."]
-    assert (first.action, first.thought, first.observation, first.reward, first.terminal) == ("check photo", "x", "photo done.", 0.0, False)
+    assert (first.action, first.thought, first.observation, first.reward, first.terminal) == (
+        "check photo",
+        "x",
+        "photo done.",
+        0.0,
+        False,
+    )
     assert second.state == first.next_state
     assert [m["content"] for m in last.next_state] == said
     assert (last.action, last.reward, last.terminal, last.total_reward) == ("close phone", 1.0, True, 1.0)
@@ -59,7 +71,11 @@ def test_a_truncated_episode_has_no_terminal_transition() -> None:
 
 def test_unreadable_replies_are_marked_and_are_no_past_actions() -> None:
     found = [t for t in read(EPISODES) if t.episode_id == "failed"]
-    assert [(t.malformed, t.terminal, t.past_actions) for t in found] == [(True, False, ()), (False, False, ()), (True, True, ("check photo",))]
+    assert [(t.malformed, t.terminal, t.past_actions) for t in found] == [
+        (True, False, ()),
+        (False, False, ()),
+        (True, True, ("check photo",)),
+    ]
 
 
 def test_what_the_policy_did_not_cause_is_no_transition() -> None:
@@ -112,7 +128,11 @@ def test_episodes_survive_the_replay_with_their_ids_and_log_probs(tmp_path: Path
         assert row["text"] == completion.text
     heads = {row["episode_id"]: row for row in replay.rows("episodes", runs)}
     assert heads["won"]["n_tokens"] == sum(len(t.completion.token_ids) for t in EPISODES[0].turns)
-    assert (heads["failed"]["n_malformed"], heads["failed"]["outcome"], heads["won"]["total_reward"]) == (2, "policy_failed", 1.0)
+    assert (heads["failed"]["n_malformed"], heads["failed"]["outcome"], heads["won"]["total_reward"]) == (
+        2,
+        "policy_failed",
+        1.0,
+    )
     assert heads["cut"]["messages"] == json.loads(json.dumps(EPISODES[1].messages))
 
 

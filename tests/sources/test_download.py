@@ -91,12 +91,17 @@ def test_no_server_is_one_sentence_that_names_the_way_without_a_network() -> Non
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with pytest.raises(TurnwiseError, match=r"cannot be fetched: Connection refused\. Without a network, .*--from FOLDER") as caught:
+    with pytest.raises(
+        TurnwiseError, match=r"cannot be fetched: Connection refused\. Without a network, .*--from FOLDER"
+    ) as caught:
         get(f"http://127.0.0.1:{port}/file")
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["http://example.org/file", "ftp://127.0.0.1/file", "file:///etc/passwd", "http://127.0.0.1.example.org/file", "x"])
+@pytest.mark.parametrize(
+    "url",
+    ["http://example.org/file", "ftp://127.0.0.1/file", "file:///etc/passwd", "http://127.0.0.1.example.org/file", "x"],
+)
 def test_nothing_but_https_is_fetched_from_elsewhere(url: str) -> None:
     with pytest.raises(UsageError, match="https"):
         get(url)

@@ -38,7 +38,11 @@ def puzzles(n: int = 1362) -> bytes:
 
 def concepts(objects: int = 1823) -> bytes:
     """A list like THINGS: the first 31 objects have two senses."""
-    names = [name for i in range(objects) for name in ([f"thing{i} (animal)", f"thing{i} (sports)"] if i < 31 else [f"thing{i}"])]
+    names = [
+        name
+        for i in range(objects)
+        for name in ([f"thing{i} (animal)", f"thing{i} (sports)"] if i < 31 else [f"thing{i}"])
+    ]
     return ("index,THINGS-concept\n" + "".join(f"{i},{name}\n" for i, name in enumerate(names))).encode()
 
 
@@ -71,16 +75,26 @@ def place(name: str, file: str) -> str:
     return next(made.of[0].url for made in TASKS[name].files if made.name == file).removeprefix(GITHUB)
 
 
-def test_a_download_is_converted_checked_and_listed(server: FileServer, get: Callable[[str], bytes], tmp_path: Path) -> None:
+def test_a_download_is_converted_checked_and_listed(
+    server: FileServer, get: Callable[[str], bytes], tmp_path: Path
+) -> None:
     server.files[place("game24", "24.csv")] = puzzles()
     task = task_data("game24")
     assert state(task, tmp_path) == "absent"
     manifest = fetch(task, tmp_path, get)
     assert (tmp_path / "game24" / "24.csv").read_bytes() == puzzles()
     entry = manifest["files"]["24.csv"]
-    assert (entry["rows"], entry["check"], entry["licence"], entry["commit"]) == (1362, "rows", "MIT", "ab400345c5ea39d28ea6d7d3be0e417b11113c87")
+    assert (entry["rows"], entry["check"], entry["licence"], entry["commit"]) == (
+        1362,
+        "rows",
+        "MIT",
+        "ab400345c5ea39d28ea6d7d3be0e417b11113c87",
+    )
     (source,) = entry["sources"]
-    assert source["url"].endswith("/ab400345c5ea39d28ea6d7d3be0e417b11113c87/src/tot/data/24/24.csv") and source["sha256"] == entry["sha256"]
+    assert (
+        source["url"].endswith("/ab400345c5ea39d28ea6d7d3be0e417b11113c87/src/tot/data/24/24.csv")
+        and source["sha256"] == entry["sha256"]
+    )
     assert json.loads((tmp_path / "game24" / MANIFEST).read_text()) == manifest
     assert state(task, tmp_path) == "present"
     assert [path.name for path in tmp_path.iterdir()] == ["game24"]
@@ -96,7 +110,9 @@ def test_a_download_is_converted_checked_and_listed(server: FileServer, get: Cal
         (b"\x00\xff" * 1000, "rows of 24.csv, wanted 1362"),
     ],
 )
-def test_another_file_leaves_nothing_behind(server: FileServer, get: Callable[[str], bytes], tmp_path: Path, content: bytes, said: str) -> None:
+def test_another_file_leaves_nothing_behind(
+    server: FileServer, get: Callable[[str], bytes], tmp_path: Path, content: bytes, said: str
+) -> None:
     assert puzzles().splitlines()[1] == b"1,1 1 1 8"
     server.files[place("game24", "24.csv")] = content
     with pytest.raises(TurnwiseError, match=said):
@@ -104,7 +120,9 @@ def test_another_file_leaves_nothing_behind(server: FileServer, get: Callable[[s
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_with_another_checksum_is_refused(server: FileServer, get: Callable[[str], bytes], tmp_path: Path) -> None:
+def test_a_file_with_another_checksum_is_refused(
+    server: FileServer, get: Callable[[str], bytes], tmp_path: Path
+) -> None:
     server.files[place("math", "test.jsonl")] = b'{"problem": "p", "answer": "1", "level": 1}\n' * 500
     with pytest.raises(TurnwiseError, match=r"published file has 35dc41080a36\.\.\."):
         fetch(task_data("math"), tmp_path, get)
@@ -115,21 +133,31 @@ def test_a_file_with_another_checksum_is_refused(server: FileServer, get: Callab
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_senses_are_dropped_equal_names_merged_and_code_is_never_run(server: FileServer, get: Callable[[str], bytes], tmp_path: Path) -> None:
+def test_senses_are_dropped_equal_names_merged_and_code_is_never_run(
+    server: FileServer, get: Callable[[str], bytes], tmp_path: Path
+) -> None:
     words = json.dumps({"Clothes": ["Pants;Pant", *(f"Hat{i}" for i in range(157))]})
     server.files[place("twenty_questions", "things_objects.csv")] = concepts()
     server.files[place("twenty_questions", "lmrl_gym_objects.jsonl")] = lmrl_file(words)
     fetch(task_data("twenty_questions"), tmp_path, get)
     folder = tmp_path / "twenty_questions"
     rows = list(csv.DictReader(io.StringIO((folder / "things_objects.csv").read_text())))
-    assert len(rows) == 1823 and rows[0] == {"id": "0", "object": "thing0", "senses": "thing0 (animal); thing0 (sports)"}
+    assert len(rows) == 1823 and rows[0] == {
+        "id": "0",
+        "object": "thing0",
+        "senses": "thing0 (animal); thing0 (sports)",
+    }
     assert rows[31] == {"id": "31", "object": "thing31", "senses": ""}
     first, *others = map(json.loads, (folder / "lmrl_gym_objects.jsonl").read_text().splitlines())
     assert first == {"category": "Clothes", "object": "Pants", "variants": ["Pants", "Pant"]} and len(others) == 157
 
 
-@pytest.mark.parametrize("content", [b"", b"x = 1", b"DEFAULT_OBJECT_DICT = open('x')", b"DEFAULT_OBJECT_DICT = [1]", b"\xff(", b"("])
-def test_content_in_another_form_is_one_sentence(server: FileServer, get: Callable[[str], bytes], tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    "content", [b"", b"x = 1", b"DEFAULT_OBJECT_DICT = open('x')", b"DEFAULT_OBJECT_DICT = [1]", b"\xff(", b"("]
+)
+def test_content_in_another_form_is_one_sentence(
+    server: FileServer, get: Callable[[str], bytes], tmp_path: Path, content: bytes
+) -> None:
     server.files[place("twenty_questions", "things_objects.csv")] = concepts()
     server.files[place("twenty_questions", "lmrl_gym_objects.jsonl")] = content
     with pytest.raises(TurnwiseError, match="not in the form that turnwise knows"):
@@ -142,11 +170,17 @@ def test_a_folder_gives_ready_files_or_published_ones_and_no_network_is_asked(tm
     (mine / "things_objects.csv").write_text("id,object,senses\n0,cat,\n")
     (mine / "data.py").write_bytes(lmrl_file())
     files = fetch(task_data("twenty_questions"), tmp_path / "out", offline, source=mine)["files"]
-    assert {name: (entry["rows"], entry["check"], "sha256" in entry["sources"][0]) for name, entry in files.items()} == {
+    assert {
+        name: (entry["rows"], entry["check"], "sha256" in entry["sources"][0]) for name, entry in files.items()
+    } == {
         "things_objects.csv": (1, "read", False),
         "lmrl_gym_objects.jsonl": (2, "read", True),
     }
-    options = {"objects": str(tmp_path / "out" / "twenty_questions" / "lmrl_gym_objects.jsonl"), "test": 1.0, "validation": 0.0}
+    options = {
+        "objects": str(tmp_path / "out" / "twenty_questions" / "lmrl_gym_objects.jsonl"),
+        "test": 1.0,
+        "validation": 0.0,
+    }
     assert {s.id for s in envs.scenarios("twenty_questions", options, "test", None, 0)} == {"Pants", "Hat"}
 
 
@@ -190,7 +224,9 @@ def test_the_command_says_what_came_and_how_to_use_it(turnwise: Turnwise, tmp_pa
     status, out, err = turnwise("data", "fetch", "game24", "--from", str(tmp_path))
     assert status == 0 and "100 rows  checked by read" in out
     assert "24.csv: the published file has 1,362 rows; this is a part of it." in err
-    assert out.splitlines()[-1].endswith("Use: turnwise run PRESET --set task.env=game24 --set task.options.path=data/tasks/game24/24.csv")
+    assert out.splitlines()[-1].endswith(
+        "Use: turnwise run PRESET --set task.env=game24 --set task.options.path=data/tasks/game24/24.csv"
+    )
     assert (tmp_path / "home" / "data" / "tasks" / "game24" / "24.csv").is_file()
     found: dict[str, Any] = json.loads(turnwise("data", "fetch", "game24", "--json")[1])
     assert found["files"]["24.csv"]["rows"] == 100
@@ -221,7 +257,8 @@ def test_every_source_is_https_at_a_commit_with_a_licence() -> None:
 
 @needs(DATA)
 @pytest.mark.parametrize(
-    ("name", "folder"), [("math", "math500"), ("twenty_questions", "twenty_questions"), ("game24", "game24"), ("wiki_search", "wiki")]
+    ("name", "folder"),
+    [("math", "math500"), ("twenty_questions", "twenty_questions"), ("game24", "game24"), ("wiki_search", "wiki")],
 )
 def test_the_real_data_is_taken_from_a_folder(tmp_path: Path, name: str, folder: str) -> None:
     manifest = fetch(task_data(name), tmp_path, offline, source=DATA / folder)
@@ -238,10 +275,14 @@ def test_the_real_data_is_taken_from_a_folder(tmp_path: Path, name: str, folder:
 
 
 @needs(DATA)
-def test_pages_and_questions_are_made_of_the_published_passages(server: FileServer, get: Callable[[str], bytes], tmp_path: Path) -> None:
+def test_pages_and_questions_are_made_of_the_published_passages(
+    server: FileServer, get: Callable[[str], bytes], tmp_path: Path
+) -> None:
     """The published bytes can be made again from the pages: same checksum. What is made of them are the very pages, and the same 438 questions."""
     pages = [json.loads(line) for line in (DATA / "wiki" / "pages.jsonl").read_text().splitlines()]
-    server.files[place("wiki_search", "pages.jsonl")] = json.dumps([{"title": p["title"], "text": p["text"]} for p in pages], indent=4).encode()
+    server.files[place("wiki_search", "pages.jsonl")] = json.dumps(
+        [{"title": p["title"], "text": p["text"]} for p in pages], indent=4
+    ).encode()
     manifest = fetch(task_data("wiki_search"), tmp_path, get)
     assert len(server.asked) == 1
     assert [entry["check"] for entry in manifest["files"].values()] == ["sha256", "sha256"]
@@ -252,7 +293,8 @@ def test_pages_and_questions_are_made_of_the_published_passages(server: FileServ
     )
     assert made == given and len(made) == 438
     counts = [
-        len(envs.scenarios("wiki_search", {"path": str(tmp_path / "wiki_search")}, split, None, 0)) for split in ("train", "validation", "test")
+        len(envs.scenarios("wiki_search", {"path": str(tmp_path / "wiki_search")}, split, None, 0))
+        for split in ("train", "validation", "test")
     ]
     assert counts[2] == 100 and sum(counts) == 438
 
@@ -288,7 +330,15 @@ def test_tau_bench_is_made_of_a_checkout_without_running_it(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"TASKS = []\nx = (", b"TASKS = [1]", b"TASKS = [Task(1)]", b"TASKS = [Task(actions=open('x'))]", b"TASKS = [Job()]"]
+    "content",
+    [
+        b"",
+        b"TASKS = []\nx = (",
+        b"TASKS = [1]",
+        b"TASKS = [Task(1)]",
+        b"TASKS = [Task(actions=open('x'))]",
+        b"TASKS = [Job()]",
+    ],
 )
 def test_a_task_list_in_another_form_is_refused(content: bytes) -> None:
     with pytest.raises((ValueError, KeyError, SyntaxError)):
@@ -305,11 +355,21 @@ def test_the_conversions_give_the_real_files_back() -> None:
     words: dict[str, list[str]] = {}
     for row in map(json.loads, (folder / "lmrl_gym_objects.jsonl").read_text().splitlines()):
         words.setdefault(row["category"], []).append(";".join(row["variants"]))
-    assert made["lmrl_gym_objects.jsonl"].convert(lmrl_file(repr(words))) == (folder / "lmrl_gym_objects.jsonl").read_bytes()
+    assert (
+        made["lmrl_gym_objects.jsonl"].convert(lmrl_file(repr(words)))
+        == (folder / "lmrl_gym_objects.jsonl").read_bytes()
+    )
     train = [json.loads(line) for line in (DATA / "math500" / "train.jsonl").read_text().splitlines()]
-    raw = [{**{k: r[k] for k in ("problem", "answer")}, "diffculty": float(r["level"] or "nan"), "type": r["subject"]} for r in train]
+    raw = [
+        {**{k: r[k] for k in ("problem", "answer")}, "diffculty": float(r["level"] or "nan"), "type": r["subject"]}
+        for r in train
+    ]
     assert made["train.jsonl"].convert(json.dumps(raw).encode()) == (DATA / "math500" / "train.jsonl").read_bytes()
     rows = list(csv.DictReader(io.StringIO((folder / "things_objects.csv").read_text())))
     names = [name for row in rows for name in (row["senses"].split("; ") if row["senses"] else [row["object"]])]
-    again = made["things_objects.csv"].convert(("index,THINGS-concept\n" + "".join(f"{i},{name}\n" for i, name in enumerate(names))).encode())
-    assert [(r["object"], r["senses"]) for r in csv.DictReader(io.StringIO(again.decode()))] == [(r["object"], r["senses"]) for r in rows]
+    again = made["things_objects.csv"].convert(
+        ("index,THINGS-concept\n" + "".join(f"{i},{name}\n" for i, name in enumerate(names))).encode()
+    )
+    assert [(r["object"], r["senses"]) for r in csv.DictReader(io.StringIO(again.decode()))] == [
+        (r["object"], r["senses"]) for r in rows
+    ]

@@ -65,20 +65,42 @@ def test_a_changed_middle_stage_reuses_what_lies_above_it(workspace: Workspace) 
     second = run_chain(workspace, ToyRun(double=ToyConfig(scale=3.0)))
     assert [each.reused for each in second] == [True, False, False]
     assert second[0].run_id == first[0].run_id
-    assert second[2].metrics["total/loss"] == pytest.approx(3 * first[2].metrics["total/loss"], rel=1e-12)  # one rounding a row
+    assert second[2].metrics["total/loss"] == pytest.approx(
+        3 * first[2].metrics["total/loss"], rel=1e-12
+    )  # one rounding a row
 
 
 def test_what_a_run_leaves_in_the_store(workspace: Workspace) -> None:
     parent = workspace.tracking.start("pipeline", "demo", {})
     source = run_source(workspace, parent=parent, tags={"rerun_of": "old"})
-    double = execute(DOUBLE, run=ToyRun(), inputs={"source": [source.run_id]}, iteration=0, workspace=workspace, parent=parent)
+    double = execute(
+        DOUBLE, run=ToyRun(), inputs={"source": [source.run_id]}, iteration=0, workspace=workspace, parent=parent
+    )
     tracking = workspace.tracking
     tags = tracking.tags(source.run_id)
-    assert tags.keys() >= {"fingerprint", "pipeline", "iteration", "inputs", "git_commit", "git_dirty", "seed", "rerun_of", "host", "pid"}
+    assert tags.keys() >= {
+        "fingerprint",
+        "pipeline",
+        "iteration",
+        "inputs",
+        "git_commit",
+        "git_dirty",
+        "seed",
+        "rerun_of",
+        "host",
+        "pid",
+    }
     assert (tags["pipeline"], tags["rerun_of"], tags["seed"], tags["iteration"]) == (parent, "old", "0", "0")
-    assert json.loads(tracking.tags(double.run_id)["inputs"]) == {"source": [source.run_id]} == lineage_inputs(workspace, double.run_id)
+    assert (
+        json.loads(tracking.tags(double.run_id)["inputs"])
+        == {"source": [source.run_id]}
+        == lineage_inputs(workspace, double.run_id)
+    )
     assert tracking.metrics(source.run_id).keys() == {"source/rows", "source/loss", "source/run_s", "source/cpu_s"}
-    assert tracking._client.get_run(source.run_id).data.params.items() >= {"source.rows": "5", "task.max_turns": "8", "seed": "0"}.items()
+    assert (
+        tracking._client.get_run(source.run_id).data.params.items()
+        >= {"source.rows": "5", "task.max_turns": "8", "seed": "0"}.items()
+    )
     config = json.loads(tracking.artifact(source.run_id, "config.json").read_text())
     assert config["config"]["source"] == {"rows": 5, "scale": 1.0}
     assert config["config"].keys() == {"source", "task", "model", "roles"}
@@ -100,7 +122,13 @@ def test_the_context_holds_what_the_contract_says(workspace: Workspace) -> None:
 
     first, second = run_source(workspace), run_source(workspace, ToyRun(seed=1))
     stage = replace(TOTAL, run=run)
-    execute(stage, run=ToyRun(seed=4), inputs={"source": [first.run_id, second.run_id], "double": []}, iteration=7, workspace=workspace)
+    execute(
+        stage,
+        run=ToyRun(seed=4),
+        inputs={"source": [first.run_id, second.run_id], "double": []},
+        iteration=7,
+        workspace=workspace,
+    )
     (context,) = seen
     assert (context.config, context.iteration, context.seed) == (ToyConfig(), 7, stage_seed(4, "total", 7))
     assert context.inputs == {"source": [first.run_id, second.run_id]}
@@ -131,17 +159,27 @@ def test_a_run_that_did_not_finish_is_no_input_even_where_it_has_rows(workspace:
     workspace.replay.commit(dead, "source", {})
     if status != "RUNNING":
         workspace.tracking.finish(dead, status)
-    with pytest.raises(MissingInput, match=f"double needs source run {dead}, but that run is not finished. Run: turnwise rerun source --of {dead}"):
+    with pytest.raises(
+        MissingInput,
+        match=f"double needs source run {dead}, but that run is not finished. Run: turnwise rerun source --of {dead}",
+    ):
         execute(DOUBLE, run=ToyRun(), inputs={"source": [dead]}, iteration=0, workspace=workspace)
     assert orphans(workspace) == [dead]
 
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(EngineUnavailable("down"), "FAILED"), (ZeroDivisionError("no"), "FAILED"), (KeyboardInterrupt(), "KILLED"), (SystemExit(1), "KILLED")],
+    [
+        (EngineUnavailable("down"), "FAILED"),
+        (ZeroDivisionError("no"), "FAILED"),
+        (KeyboardInterrupt(), "KILLED"),
+        (SystemExit(1), "KILLED"),
+    ],
     ids=lambda value: str(value) or "interrupt",
 )
-def test_a_stage_that_raises_leaves_a_marked_run_and_nothing_to_read(workspace: Workspace, error: BaseException, status: str) -> None:
+def test_a_stage_that_raises_leaves_a_marked_run_and_nothing_to_read(
+    workspace: Workspace, error: BaseException, status: str
+) -> None:
     with pytest.raises(type(error)) as caught:
         execute(failing(error), run=ToyRun(), inputs={}, iteration=0, workspace=workspace)
     assert caught.value is error
@@ -171,7 +209,12 @@ def test_a_full_disk_is_one_sentence_wherever_it_is_met(workspace: Workspace, mo
     def fail(*arguments: Any, **options: Any) -> None:
         raise full
 
-    for owner, name in (("shutil", "copyfile"), ("shutil", "copytree"), ("pyarrow.parquet", "write_table"), ("pathlib.Path", "write_text")):
+    for owner, name in (
+        ("shutil", "copyfile"),
+        ("shutil", "copytree"),
+        ("pyarrow.parquet", "write_table"),
+        ("pathlib.Path", "write_text"),
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(f"{owner}.{name}", fail)
             with pytest.raises(TurnwiseError, match="the disk is full"):
@@ -183,10 +226,18 @@ def test_a_full_disk_is_one_sentence_wherever_it_is_met(workspace: Workspace, mo
 
 def test_other_os_errors_keep_their_name(workspace: Workspace) -> None:
     with pytest.raises(PermissionError):
-        execute(failing(PermissionError(errno.EACCES, "not yours")), run=ToyRun(), inputs={}, iteration=0, workspace=workspace)
+        execute(
+            failing(PermissionError(errno.EACCES, "not yours")),
+            run=ToyRun(),
+            inputs={},
+            iteration=0,
+            workspace=workspace,
+        )
 
 
-def test_a_failure_between_commit_and_end_leaves_rows_that_nobody_reads(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_between_commit_and_end_leaves_rows_that_nobody_reads(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Tracking, "finish", lambda *arguments: (_ for _ in ()).throw(TurnwiseError("store locked")))
         with pytest.raises(TurnwiseError, match="store locked"):

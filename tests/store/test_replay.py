@@ -24,7 +24,9 @@ from stages.store.replay import Replay
 from stages.store.tables import TABLES, export_rows
 
 ROOT = Path(__file__).parent.parent.parent
-ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])}
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+}
 
 
 @pytest.fixture
@@ -42,7 +44,9 @@ def without_run(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_rows_come_back_as_they_were_written(replay: Replay) -> None:
     awkward = {"quotes": 'it\'s "so"', "none": None, "nested": [{"a": [1, 2.5]}], "text": "ä\n\t\\ \u2028"}
-    episode = episode_row("e1", scenario=awkward, messages=[], adapter=None, error='line\nwith "quotes"; drop table turns')
+    episode = episode_row(
+        "e1", scenario=awkward, messages=[], adapter=None, error='line\nwith "quotes"; drop table turns'
+    )
     turn = turn_row(0, [1, 2], [], [], terminated=True)
     replay.commit("r1", "collect", {"episodes": [episode], "turns": [turn]})
     assert replay.rows("episodes", ["r1"]) == [{"run_id": "r1", **episode}]
@@ -54,7 +58,14 @@ def test_rows_of_a_run_come_in_the_order_written_and_runs_in_the_order_named(rep
     for run_id in ("r1", "r2"):
         replay.commit(run_id, "critic", {"priorities": [priority(turn) for turn in (3, 1, 2)]})
     read = replay.rows("priorities", ["r2", "r1", "r2"])
-    assert [(row["run_id"], row["turn"]) for row in read] == [("r2", 3), ("r2", 1), ("r2", 2), ("r1", 3), ("r1", 1), ("r1", 2)]
+    assert [(row["run_id"], row["turn"]) for row in read] == [
+        ("r2", 3),
+        ("r2", 1),
+        ("r2", 2),
+        ("r1", 3),
+        ("r1", 1),
+        ("r1", 2),
+    ]
     assert [row["turn"] for row in replay.rows("priorities", ["r1"], where="turn > 1 or turn < 0")] == [3, 2]
     assert replay.count("priorities", ["r1", "r2"]) == 6
     assert replay.count("priorities", ["r1", "nobody"]) == 3
@@ -99,7 +110,9 @@ def test_a_run_commits_once(replay: Replay) -> None:
         ({"nowhere": [priority(1)]}, "no table 'nowhere'"),
     ],
 )
-def test_a_row_that_does_not_fit_is_refused_before_anything_is_written(replay: Replay, rows: dict[str, Any], said: str) -> None:
+def test_a_row_that_does_not_fit_is_refused_before_anything_is_written(
+    replay: Replay, rows: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ValueError, match=said):
         replay.commit("r1", "critic", {"priorities": [priority(0)]} | rows)
     assert not replay.path.exists()
@@ -107,7 +120,9 @@ def test_a_row_that_does_not_fit_is_refused_before_anything_is_written(replay: R
 
 def test_an_error_inside_the_transaction_leaves_no_row(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> None:
     replay.commit("r1", "critic", {"priorities": [priority(1)]})
-    monkeypatch.setattr("stages.store.replay.json.dumps", lambda value: "no JSON")  # the last statement before the commit fails
+    monkeypatch.setattr(
+        "stages.store.replay.json.dumps", lambda value: "no JSON"
+    )  # the last statement before the commit fails
     with pytest.raises(duckdb.Error):
         replay.commit("r2", "critic", {"priorities": [priority(1)]})
     assert replay.count("priorities", ["r1", "r2"]) == replay.count("commits", ["r1", "r2"]) == 1
@@ -140,9 +155,16 @@ def test_export_writes_one_parquet_a_table_that_has_rows(replay: Replay, tmp_pat
     for run_id in ("r1", "r2"):
         replay.commit(run_id, "collect", {"turns": [turn], "episodes": []})
     files = replay.export(["r1"], tmp_path / "out")
-    assert sorted(file.name for file in files) == ["commits.parquet", "turns.parquet"] == sorted(os.listdir(tmp_path / "out"))
+    assert (
+        sorted(file.name for file in files)
+        == ["commits.parquet", "turns.parquet"]
+        == sorted(os.listdir(tmp_path / "out"))
+    )
     assert pq.read_table(tmp_path / "out" / "turns.parquet").to_pylist() == [{"run_id": "r1", **turn}]
-    assert json.loads(pq.read_table(tmp_path / "out" / "commits.parquet").to_pylist()[0]["n_rows"]) == {"turns": 1, "episodes": 0}
+    assert json.loads(pq.read_table(tmp_path / "out" / "commits.parquet").to_pylist()[0]["n_rows"]) == {
+        "turns": 1,
+        "episodes": 0,
+    }
 
 
 TOKENS = st.integers(0, 2**31 - 1)
@@ -153,7 +175,10 @@ TURN = st.tuples(st.lists(TOKENS, max_size=6), st.lists(st.tuples(TOKENS, LOG_PR
 @settings(max_examples=25, deadline=None)
 @given(st.lists(TURN, min_size=1, max_size=6))
 def test_token_ids_and_log_probs_survive_duckdb_and_parquet_exactly(turns: list[Any]) -> None:
-    rows = [turn_row(i, prompt, [t for t, _ in action], [p for _, p in action], text=text) for i, (prompt, action, text) in enumerate(turns)]
+    rows = [
+        turn_row(i, prompt, [t for t, _ in action], [p for _, p in action], text=text)
+        for i, (prompt, action, text) in enumerate(turns)
+    ]
     with tempfile.TemporaryDirectory() as folder:
         replay = Replay(Path(folder) / "replay.duckdb")
         replay.commit("r1", "collect", {"turns": rows})
@@ -162,7 +187,9 @@ def test_token_ids_and_log_probs_survive_duckdb_and_parquet_exactly(turns: list[
         for read in (replay.rows("turns", ["r1"]), pq.read_table(before).to_pylist(), pq.read_table(after).to_pylist()):
             assert without_run(read) == rows
             # == takes -0.0 for 0.0; the bits must be the same
-            assert [[p.hex() for p in row["log_probs"]] for row in read] == [[p.hex() for p in row["log_probs"]] for row in rows]
+            assert [[p.hex() for p in row["log_probs"]] for row in read] == [
+                [p.hex() for p in row["log_probs"]] for row in rows
+            ]
 
 
 def test_a_creation_that_was_killed_halfway_is_begun_again(replay: Replay) -> None:
@@ -178,7 +205,11 @@ def test_a_newer_schema_is_one_sentence(replay: Replay) -> None:
     replay.commit("r1", "critic", {})
     with duckdb.connect(str(replay.path)) as raw:
         raw.execute("update schema_version set version = 99")
-    for use in (lambda: replay.rows("turns", ["r1"]), lambda: replay.commit("r2", "critic", {}), lambda: replay.verify([])):
+    for use in (
+        lambda: replay.rows("turns", ["r1"]),
+        lambda: replay.commit("r2", "critic", {}),
+        lambda: replay.verify([]),
+    ):
         with pytest.raises(UsageError, match=r"schema 99, but this turnwise reads only up to 2\. Update turnwise"):
             use()
 
@@ -205,7 +236,9 @@ def test_a_file_damaged_in_the_middle_is_one_sentence_or_reads_right(replay: Rep
 def child(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A Python process that runs `code`; it goes on when a line is written to it."""
     command = [sys.executable, "-c", code, *arguments]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
         yield process
         process.kill()
 
@@ -283,7 +316,12 @@ except TurnwiseError as error:
 def test_a_full_disk_is_one_sentence_and_loses_nothing(replay: Replay) -> None:
     replay.commit("r1", "critic", {"priorities": [priority(1)]})
     done = subprocess.run(
-        [sys.executable, "-c", SMALL_DISK, str(replay.path)], capture_output=True, text=True, env=ENVIRONMENT, timeout=120, check=False
+        [sys.executable, "-c", SMALL_DISK, str(replay.path)],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+        timeout=120,
+        check=False,
     )
     assert "the disk is full. Free some space" in done.stdout, done.stderr
     assert len(done.stdout.splitlines()) == 1

@@ -63,7 +63,9 @@ def test_a_file_of_an_older_schema_gains_the_table_it_lacks_and_loses_nothing(re
 def test_an_upgrade_that_fails_leaves_the_file_as_it_was(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> None:
     older(replay)
     whole = schema_sql()
-    monkeypatch.setattr("stages.store.replay.schema_sql", lambda: whole.removesuffix("commit") + "select * from nowhere")
+    monkeypatch.setattr(
+        "stages.store.replay.schema_sql", lambda: whole.removesuffix("commit") + "select * from nowhere"
+    )
     with pytest.raises(duckdb.CatalogException):
         replay.rows("turns", ["r1"])
     with duckdb.connect(str(replay.path), read_only=True) as raw:
@@ -73,7 +75,9 @@ def test_an_upgrade_that_fails_leaves_the_file_as_it_was(replay: Replay, monkeyp
     assert replay.rows("certificates", ["r1"]) == []
 
 
-def test_an_older_file_that_must_not_be_written_to_is_one_sentence(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_file_that_must_not_be_written_to_is_one_sentence(
+    replay: Replay, monkeypatch: pytest.MonkeyPatch
+) -> None:
     older(replay)
     real = duckdb.connect
 
@@ -83,16 +87,21 @@ def test_an_older_file_that_must_not_be_written_to_is_one_sentence(replay: Repla
         return real(path, read_only=read_only)
 
     monkeypatch.setattr(duckdb, "connect", read_only_disk)
-    with pytest.raises(TurnwiseError, match=r"replay.duckdb was wanted, but it cannot be opened for writing\. .* work on a copy of it$"):
+    with pytest.raises(
+        TurnwiseError, match=r"replay.duckdb was wanted, but it cannot be opened for writing\. .* work on a copy of it$"
+    ):
         replay.rows("turns", ["r1"])
 
 
 def test_several_processes_that_meet_an_older_file_upgrade_it_once(replay: Replay) -> None:
     older(replay)
-    code = (
-        "import sys; from pathlib import Path; from stages.store.replay import Replay; print(Replay(Path(sys.argv[1])).rows('certificates', ['r1']))"
-    )
-    both = [subprocess.Popen([sys.executable, "-c", code, str(replay.path)], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) for _ in range(2)]
+    code = "import sys; from pathlib import Path; from stages.store.replay import Replay; print(Replay(Path(sys.argv[1])).rows('certificates', ['r1']))"
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(replay.path)], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+        )
+        for _ in range(2)
+    ]
     assert [one.communicate(timeout=60)[0] for one in both] == ["[]\n", "[]\n"]
     assert [one.returncode for one in both] == [0, 0]
     with duckdb.connect(str(replay.path), read_only=True) as raw:

@@ -33,7 +33,9 @@ def test_a_run_comes_back_with_tags_metrics_and_status(tracking: Tracking) -> No
     parent = tracking.start("pipeline", "demo", {})
     run_id = tracking.start("critic", "critic 0", {"fingerprint": "f1"}, parent)
     assert tracking.status(run_id) == "RUNNING"
-    tracking.record(run_id, metrics={"critic/loss": 0.1 + 0.2}, curves={"critic/nll": [3.0, 2.0, 1.0]}, params={"critic.lr": 1e-4})
+    tracking.record(
+        run_id, metrics={"critic/loss": 0.1 + 0.2}, curves={"critic/nll": [3.0, 2.0, 1.0]}, params={"critic.lr": 1e-4}
+    )
     tracking.log(run_id, {"critic/late": 7.0}, step=2)
     tracking.finish(run_id)
     assert tracking.metrics(run_id) == {"critic/loss": 0.1 + 0.2, "critic/nll": 1.0, "critic/late": 7.0}
@@ -97,8 +99,14 @@ def test_artifacts_lie_where_they_can_be_read_without_a_copy(tracking: Tracking,
     again = Tracking(tracking.root)
     assert (again.artifact(run_id, "adapter") / "deep" / "weights.bin").read_bytes() == b"123"
     assert again.artifact(run_id, "plots/again.bin").read_bytes() == b"123"
-    assert sorted(file.path for file in again._client.list_artifacts(run_id)) == ["adapter", "inputs.json", "plots"]  # MLflow's page sees them
-    with pytest.raises(MissingInput, match=rf"artifact target of distill run {run_id} was wanted.*turnwise rerun distill --of {run_id}"):
+    assert sorted(file.path for file in again._client.list_artifacts(run_id)) == [
+        "adapter",
+        "inputs.json",
+        "plots",
+    ]  # MLflow's page sees them
+    with pytest.raises(
+        MissingInput, match=rf"artifact target of distill run {run_id} was wanted.*turnwise rerun distill --of {run_id}"
+    ):
         again.artifact(run_id, "target")
 
 
@@ -121,12 +129,17 @@ def test_a_json_artifact_changes_whole_or_not_at_all(tracking: Tracking, monkeyp
     assert [file.path for file in tracking._client.list_artifacts(run_id)] == ["summary.json"]
 
 
-def test_a_moved_project_folder_finds_its_artifacts(tracking: Tracking, home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_moved_project_folder_finds_its_artifacts(
+    tracking: Tracking, home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     run_id = tracking.start("distill", "d", {})
     tracking.write_json(run_id, "inputs.json", {})
     moved = tmp_path_factory.mktemp("moved") / "mlflow"
     (home / "mlflow").rename(moved)
-    assert Tracking(moved).artifact(run_id, "inputs.json") == moved / "artifacts" / "distill" / run_id / "artifacts" / "inputs.json"
+    assert (
+        Tracking(moved).artifact(run_id, "inputs.json")
+        == moved / "artifacts" / "distill" / run_id / "artifacts" / "inputs.json"
+    )
 
 
 def test_what_mlflow_would_cut_silently_is_cut_with_a_hash(tracking: Tracking) -> None:
@@ -139,7 +152,9 @@ def test_what_mlflow_would_cut_silently_is_cut_with_a_hash(tracking: Tracking) -
 
 
 def test_a_run_is_found_by_the_start_of_its_id(tracking: Tracking) -> None:
-    made = [tracking.start(experiment, "x", {}) for experiment in ["critic", "collect"] * 9]  # two of 18 share their first digit
+    made = [
+        tracking.start(experiment, "x", {}) for experiment in ["critic", "collect"] * 9
+    ]  # two of 18 share their first digit
     for run_id in made:
         assert tracking.find(run_id[:12]) == tracking.find(run_id) == run_id
     shared = next(digit for digit in "0123456789abcdef" if sum(run_id.startswith(digit) for run_id in made) > 1)
@@ -152,7 +167,9 @@ def test_a_run_is_found_by_the_start_of_its_id(tracking: Tracking) -> None:
         tracking.status("0" * 32)
 
 
-def test_reap_marks_runs_whose_process_is_gone_and_no_other(tracking: Tracking, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reap_marks_runs_whose_process_is_gone_and_no_other(
+    tracking: Tracking, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with subprocess.Popen([sys.executable, "-c", "pass"]) as gone:
         gone.wait()
     mine = tracking.start("critic", "mine", {})
@@ -202,16 +219,23 @@ def test_two_processes_that_initialise_one_store_at_once_both_succeed(tmp_path: 
     assert not list(tracking.root.glob("*.part*"))
 
 
-def test_a_creation_that_was_killed_halfway_is_begun_again(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_creation_that_was_killed_halfway_is_begun_again(
+    tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "mlflow.part").write_bytes(b"half a store")
     (tmp_path / "mlflow.part-wal").write_bytes(b"and its log")
 
     def initialise(engine: object) -> None:
         assert (tmp_path / "mlflow.part").stat().st_size < 5000  # the leftover is gone
-        with closing(sqlite3.connect(empty_store)) as source, closing(sqlite3.connect(tmp_path / "mlflow.part")) as target:
+        with (
+            closing(sqlite3.connect(empty_store)) as source,
+            closing(sqlite3.connect(tmp_path / "mlflow.part")) as target,
+        ):
             source.backup(target)
 
-    monkeypatch.setattr("mlflow.store.db.utils._initialize_tables", initialise)  # the real one takes seconds, and runs above
+    monkeypatch.setattr(
+        "mlflow.store.db.utils._initialize_tables", initialise
+    )  # the real one takes seconds, and runs above
     tracking = Tracking(tmp_path)
     tracking.initialise()
     assert tracking.runs("critic", 1) == []
@@ -230,7 +254,9 @@ def test_a_store_of_a_newer_mlflow_is_one_sentence(tracking: Tracking) -> None:
 def test_a_damaged_store_is_one_sentence_and_at_once(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_bytes(b"no database at all, and long enough for a header" * 100)
     started = time.monotonic()
-    with pytest.raises(TurnwiseError, match=r"mlflow.db was wanted, but the file is damaged .*Restore it, or move it away"):
+    with pytest.raises(
+        TurnwiseError, match=r"mlflow.db was wanted, but the file is damaged .*Restore it, or move it away"
+    ):
         Tracking(tmp_path).initialise()
     assert time.monotonic() - started < 5
 
@@ -245,7 +271,9 @@ def test_a_damaged_store_is_one_sentence_and_at_once(tmp_path: Path) -> None:
         ("(sqlite3.DatabaseError) database disk image is malformed", "the file is damaged"),
     ],
 )
-def test_what_sqlite_says_is_told_in_a_sentence(text: str, said: str, tracking: Tracking, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_sqlite_says_is_told_in_a_sentence(
+    text: str, said: str, tracking: Tracking, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mlflow.exceptions import MlflowException
 
     run_id = tracking.start("critic", "c", {})

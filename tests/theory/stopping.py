@@ -125,7 +125,15 @@ def wrong_values() -> Tensor:
     return torch.cos(2.0 * torch.arange((H + 2) * S, dtype=torch.float64))
 
 
-def advantages_of(episodes: Episodes, rows: Tensor, kind: AdvantageKind, values_X: Tensor, gamma: float, groups: Tensor, known_end: bool) -> Tensor:
+def advantages_of(
+    episodes: Episodes,
+    rows: Tensor,
+    kind: AdvantageKind,
+    values_X: Tensor,
+    gamma: float,
+    groups: Tensor,
+    known_end: bool,
+) -> Tensor:
     """The project's advantages of some episodes, (rows, M)."""
     truncated = torch.zeros(len(rows), dtype=torch.bool)
     columns = (episodes.rewards[rows], values_X[episodes.nodes[rows]], episodes.n_turns[rows], truncated)
@@ -152,18 +160,24 @@ def expected_gradient(
     orders_P = torch.where((batches_PB == batches_PB[:, :1]).all(1), 1.0, math.factorial(size))
     chance_P = probabilities(episodes, LOGITS)[batches_PB].prod(1) * orders_P
     rows, groups = batches_PB.flatten(), torch.arange(len(batches_PB)).repeat_interleave(size)
-    found = advantages_of(episodes, rows, kind, values_X, gamma, groups, known_end) * (powers(gamma) if discount_turns else 1.0)
+    found = advantages_of(episodes, rows, kind, values_X, gamma, groups, known_end) * (
+        powers(gamma) if discount_turns else 1.0
+    )
     logits = LOGITS.clone().requires_grad_(True)
     log_probs = action_log_probs(episodes, logits)
     total = torch.zeros((), dtype=torch.float64)
     for p, batch in enumerate(torch.arange(len(rows)).reshape(-1, size)):
         parts = batch.split(1) if normalisation == "turn, one episode" else (batch,)
         for part in parts:
-            total = total + chance_P[p] / len(parts) * _loss(episodes, rows[part], log_probs, found[part], normalisation, ratio)
+            total = total + chance_P[p] / len(parts) * _loss(
+                episodes, rows[part], log_probs, found[part], normalisation, ratio
+            )
     return -torch.autograd.grad(total, logits)[0]
 
 
-def _loss(episodes: Episodes, rows: Tensor, log_probs: Tensor, found: Tensor, normalisation: Normalisation, ratio: Ratio) -> Tensor:
+def _loss(
+    episodes: Episodes, rows: Tensor, log_probs: Tensor, found: Tensor, normalisation: Normalisation, ratio: Ratio
+) -> Tensor:
     """The project's loss of a batch, tokens laid end to end."""
     real = torch.arange(H) < episodes.n_turns[rows][:, None]
     actions = episodes.actions[rows][real]
@@ -172,7 +186,9 @@ def _loss(episodes: Episodes, rows: Tensor, log_probs: Tensor, found: Tensor, no
     first = torch.cat([torch.ones(1, dtype=torch.bool), turn_of_K[1:] != turn_of_K[:-1]])
     log_probs_K = torch.where(first, log_probs[rows][real][turn_of_K], torch.zeros((), dtype=torch.float64))
     normaliser = loss_normaliser("episode" if normalisation == "episode" else "turn", episodes.n_turns[rows])
-    return turn_ppo_clip(log_probs_K, log_probs_K.detach(), turn_of_K, found[:, :H][real], clip=0.2, ratio=ratio, normaliser=normaliser)[0]
+    return turn_ppo_clip(
+        log_probs_K, log_probs_K.detach(), turn_of_K, found[:, :H][real], clip=0.2, ratio=ratio, normaliser=normaliser
+    )[0]
 
 
 def episode_gradients(episodes: Episodes, found_IM: Tensor) -> Tensor:
@@ -206,7 +222,9 @@ def sampled_group_gradient(episodes: Episodes, size: int, n: int, seed: int) -> 
     """Mean direction of group advantages over n sampled groups of `size`, normalised by episodes, (S, 2). The advantages are written out."""
     scores = episode_gradients(episodes, torch.ones(len(episodes.n_turns), H + 1, dtype=torch.float64))
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.multinomial(probabilities(episodes, LOGITS), n * size, replacement=True, generator=generator).reshape(n, size)
+    drawn = torch.multinomial(probabilities(episodes, LOGITS), n * size, replacement=True, generator=generator).reshape(
+        n, size
+    )
     returns = episodes.rewards.sum(1)[drawn]
     relative = (returns - returns.mean(1, keepdim=True)) / (returns.std(1, correction=0, keepdim=True) + 1e-6)
     weight = torch.zeros(len(scores), dtype=torch.float64).index_add(0, drawn.flatten(), relative.flatten())

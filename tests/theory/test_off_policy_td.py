@@ -94,7 +94,9 @@ class _Expected:
         cross = self.ct @ ahead_t
         cc = (1 - alpha) ** 2 * self.cc + alpha * (1 - alpha) * (cross + cross.transpose(0, 2, 1)) + alpha**2 * noise
         with_old = (1 - alpha) * self.ct + alpha * ahead @ self.tt  # E[new critic, old target]
-        self.tt = (1 - rate) ** 2 * self.tt + rate * (1 - rate) * (with_old + with_old.transpose(0, 2, 1)) + rate**2 * cc
+        self.tt = (
+            (1 - rate) ** 2 * self.tt + rate * (1 - rate) * (with_old + with_old.transpose(0, 2, 1)) + rate**2 * cc
+        )
         self.ct = (1 - rate) * with_old + rate * cc
         self.cc = cc
         self.mean = (1 - alpha) * self.mean + alpha * (y - self.q)
@@ -107,7 +109,9 @@ class _Expected:
         return np.asarray(np.einsum("wii->wi", self.cc).mean(1))
 
 
-def _sampled_futures(rng: np.random.Generator, worlds: Worlds, policy: Floats, table: Floats, sampler: Sampler) -> tuple[Ints, Ints]:
+def _sampled_futures(
+    rng: np.random.Generator, worlds: Worlds, policy: Floats, table: Floats, sampler: Sampler
+) -> tuple[Ints, Ints]:
     """One target future (event, when) of every pair: (W, S, A) each."""
     n, s, a, _ = worlds.phi.shape
     world, state, action = (x.ravel() for x in np.indices((n, s, a)))

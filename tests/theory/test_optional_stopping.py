@@ -79,7 +79,10 @@ def along(weight: Tensor) -> Tensor:
 def bootstrap_bias(kind: AdvantageKind, error: Tensor) -> Tensor:
     """What values that are off by `error` (X,) add to the gradient: in target_n only the value n turns ahead depends on the action."""
     shares = {"td1": [1.0], "td_mean": [0.2] * 5, "gae": [(1 - LAM) * LAM**n for n in range(H + 1)]}[kind]
-    by_n = [[[[share * ahead(error, k, s, a, n) for a in (STOP, GO)] for s in range(S)] for k in range(H)] for n, share in enumerate(shares, 1)]
+    by_n = [
+        [[[share * ahead(error, k, s, a, n) for a in (STOP, GO)] for s in range(S)] for k in range(H)]
+        for n, share in enumerate(shares, 1)
+    ]
     return along(torch.tensor(by_n, dtype=torch.float64).sum(0))
 
 
@@ -107,7 +110,8 @@ def test_mc_is_unbiased_with_any_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "by_value", "by_reward"), [("td1", (3.34, 134), (1.55, 88)), ("td_mean", (0.97, 67), (0.36, 20)), ("gae", (0.47, 25), (0.18, 9))]
+    ("kind", "by_value", "by_reward"),
+    [("td1", (3.34, 134), (1.55, 88)), ("td_mean", (0.97, 67), (0.36, 20)), ("gae", (0.47, 25), (0.18, 9))],
 )
 def test_wrong_values_bias_what_bootstraps_by_their_error_ahead(
     kind: AdvantageKind, by_value: tuple[float, float], by_reward: tuple[float, float]
@@ -130,13 +134,21 @@ def test_with_exact_values_the_value_of_the_end_has_less_variance_than_its_rewar
     """Standard deviation of one episode's gradient, exact gradient = 1:
     V_N    td1 2.39    td_mean 3.52    gae 3.86    mc 4.22
     r_N    td1 3.33    td_mean 3.88    gae 4.04    mc 4.22"""
-    found = {end: [spread(EPISODES, gradients(kind, VALUES, end)) / float(EXACT.norm()) for kind in FROM_VALUES] for end in (False, True)}
+    found = {
+        end: [spread(EPISODES, gradients(kind, VALUES, end)) / float(EXACT.norm()) for kind in FROM_VALUES]
+        for end in (False, True)
+    }
     assert found[False] == pytest.approx([3.52, 2.39, 3.86, 4.22], abs=0.005)
     assert found[True] == pytest.approx([3.88, 3.33, 4.04, 4.22], abs=0.005)
 
 
-@pytest.mark.parametrize(("count", "normalisation", "size", "angle"), [(1, "turn, one episode", 0.495, 24), (2, "turn, two episodes", 0.477, 13)])
-def test_a_mean_over_turns_is_biased_with_exact_values(count: int, normalisation: Normalisation, size: float, angle: float) -> None:
+@pytest.mark.parametrize(
+    ("count", "normalisation", "size", "angle"),
+    [(1, "turn, one episode", 0.495, 24), (2, "turn, two episodes", 0.477, 13)],
+)
+def test_a_mean_over_turns_is_biased_with_exact_values(
+    count: int, normalisation: Normalisation, size: float, angle: float
+) -> None:
     """td_mean, 24 degrees off within an episode and 13 in a batch of two. The bias is size E[g_1 / (N_1 + n)] - exact, by convolution.
 
     The size has a harmless part, the number of turns it divides by; the angle has not."""
@@ -174,7 +186,9 @@ def test_group_advantage_of_two_climbs_the_rank_not_the_return() -> None:
 
 def test_larger_groups_of_one_start_bring_the_direction_back() -> None:
     """Degrees off, sampled: groups of 2 53 (as computed), of 8 4, of 64 below 1.5. With one start state; several have each their own deviation."""
-    angles = [angle_deg(sampled_group_gradient(EPISODES, size, 1_000_000 // size, seed=0), EXACT) for size in (2, 8, 64)]
+    angles = [
+        angle_deg(sampled_group_gradient(EPISODES, size, 1_000_000 // size, seed=0), EXACT) for size in (2, 8, 64)
+    ]
     assert angles[0] == pytest.approx(53, abs=1.5)
     assert angles[1] == pytest.approx(4, abs=1.5)
     assert angles[2] < 1.5

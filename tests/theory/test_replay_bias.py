@@ -40,7 +40,9 @@ def _stored_chain(worlds: Worlds, behaviours: list[Floats]) -> Floats:
     n, s, a, _ = worlds.phi.shape
     weights = np.stack([_visits(worlds, mu)[..., None] * mu for mu in behaviours])
     weights /= weights.sum(0)
-    ahead = sum(np.einsum("wsa,wsat,wtb->wsatb", p, worlds.transition, mu) for p, mu in zip(weights, behaviours, strict=True))
+    ahead = sum(
+        np.einsum("wsa,wsat,wtb->wsatb", p, worlds.transition, mu) for p, mu in zip(weights, behaviours, strict=True)
+    )
     return np.asarray(ahead).reshape(n, s * a, s * a)
 
 
@@ -124,7 +126,9 @@ def test_sampled_replays_show_the_bias_that_was_computed(seed: int) -> None:
     """3 worlds, 40 replays of 8000 transitions each: mean over pairs of the sampled fixed point minus the computed one is 0 within
     5 standard errors, for stored and fresh a'. Stored against Q_pi, where the bias would be absent: above 20 standard errors."""
     one = random_worlds(seed, 3)
-    worlds = Worlds(np.repeat(one.transition, 40, axis=0), np.repeat(one.phi, 40, axis=0), np.repeat(one.w, 40, axis=0), one.gamma)
+    worlds = Worlds(
+        np.repeat(one.transition, 40, axis=0), np.repeat(one.phi, 40, axis=0), np.repeat(one.w, 40, axis=0), one.gamma
+    )
     # A tenth of each action at least, so that every pair is seen.
     behaviours = [np.repeat(0.7 * random_policies(seed + x, one) + 0.1, 40, axis=0) for x in (10, 20)]
     policy = _better_policy(worlds, behaviours)

@@ -45,7 +45,9 @@ def random_worlds(seed: int, n: int, family: str = "shared", *, gamma: float = 0
     rng = np.random.default_rng(seed)
     transition = rng.dirichlet(np.full(states, 0.3), size=(n, states, actions))
     if family == "own":
-        phi = np.broadcast_to(np.eye(states * actions).reshape(states, actions, -1), (n, states, actions, states * actions))
+        phi = np.broadcast_to(
+            np.eye(states * actions).reshape(states, actions, -1), (n, states, actions, states * actions)
+        )
     else:
         phi = rng.dirichlet(np.full(5, 0.3), size=(n, states, actions))
     return Worlds(transition, phi, rng.normal(size=(n, phi.shape[-1])), gamma)
@@ -164,7 +166,9 @@ class Sampler:
         cell = np.clip(cell, 0, e * s - 1)  # u within 1e-12 of a row's end may fall into its neighbour
         return cell // s, cell % s
 
-    def returns(self, rng: np.random.Generator, choice: Ints, world: Ints, state: Ints, action: Ints, turns: int = 44) -> Floats:
+    def returns(
+        self, rng: np.random.Generator, choice: Ints, world: Ints, state: Ints, action: Ints, turns: int = 44
+    ) -> Floats:
         """Discounted return of each of B rollouts: `action` first, then the deterministic policy choice (W, S).
 
         Cut after `turns`: gamma^44 = 0.01 of a value is not seen.

@@ -59,9 +59,15 @@ def test_a_last_state_that_breaks_costs_its_observation_alone() -> None:
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [({"log_probs": []}, "log-probs"), ({"action_ids": [], "log_probs": []}, "empty"), ({"reward": float("nan")}, "finite reward")],
+    [
+        ({"log_probs": []}, "log-probs"),
+        ({"action_ids": [], "log_probs": []}, "empty"),
+        ({"reward": float("nan")}, "finite reward"),
+    ],
 )
-def test_what_cannot_be_trained_on_stops_the_run_or_is_dropped_and_counted(bench: models.Bench, change: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_trained_on_stops_the_run_or_is_dropped_and_counted(
+    bench: models.Bench, change: dict[str, Any], said: str
+) -> None:
     keep_episodes(bench)
     bench.memory.tables["turns", "collect0"][0].update(change)
     with pytest.raises(BadEpisode, match=rf"(?s)turn 0.*{said}"):
@@ -83,12 +89,21 @@ def test_an_episode_longer_than_the_model_is_never_cut(bench: models.Bench, monk
 def test_steps_are_of_like_size() -> None:
     episodes = [unbroken([row([5, i], [6], 1.0)], [5, i, 6], False, 1.0, (f"e{i}",))[0] for i in range(9)]
     told = {e.key: 1.0 for e in episodes}
-    found = steps(Trainable(tuple((e,) for e in episodes), told, None, {}), [7], SelfAcConfig(batch=4, epochs=1), rng=random.Random(0), device="cpu")
+    found = steps(
+        Trainable(tuple((e,) for e in episodes), told, None, {}),
+        [7],
+        SelfAcConfig(batch=4, epochs=1),
+        rng=random.Random(0),
+        device="cpu",
+    )
     assert [sum(len(part.episodes) for part in step) for step in found] == [3, 3, 3]
 
 
 def test_per_episode_counts_a_broken_episode_once_and_keeps_its_rows_in_one_step() -> None:
-    broken, whole = unbroken(BROKEN, [5, 6, 9, 8, 4, 3, 2], False, 1.0, ("e",)), unbroken([row([5], [6], 1.0)], [5, 6], False, 1.0, ("f",))
+    broken, whole = (
+        unbroken(BROKEN, [5, 6, 9, 8, 4, 3, 2], False, 1.0, ("e",)),
+        unbroken([row([5], [6], 1.0)], [5, 6], False, 1.0, ("f",)),
+    )
     told = {e.key: sum(e.rewards) for e in (*broken, *whole)}
     found = Trainable((tuple(broken), tuple(whole)), told, None, {})
     config = SelfAcConfig(batch=2, epochs=1, per="episode", row_tokens=1)
@@ -96,11 +111,16 @@ def test_per_episode_counts_a_broken_episode_once_and_keeps_its_rows_in_one_step
     assert {(part.normaliser, part.n_states) for part in step} == {(2.0, 7.0)}
     assert sorted(part.episodes[0].key for part in step) == [("e",), ("e", 1), ("f",)]
     one_each = steps(found, [7], SelfAcConfig(batch=1, epochs=1), rng=random.Random(0), device="cpu")
-    assert sorted(sorted(e.key for part in parts for e in part.episodes) for parts in one_each) == [[("e",), ("e", 1)], [("f",)]]
+    assert sorted(sorted(e.key for part in parts for e in part.episodes) for parts in one_each) == [
+        [("e",), ("e", 1)],
+        [("f",)],
+    ]
 
 
 @pytest.mark.parametrize("row_tokens", [1, 4096])
-def test_the_first_step_is_written_down_with_shares_that_add_up_to_its_loss(bench: models.Bench, row_tokens: int) -> None:
+def test_the_first_step_is_written_down_with_shares_that_add_up_to_its_loss(
+    bench: models.Bench, row_tokens: int
+) -> None:
     """Both episodes of the first step, in one row or in two, and none of the second step."""
     episodes = {e.id: e for e in keep_episodes(bench)}
     curves = run(bench, epochs=1, batch=3, lr=0.01, row_tokens=row_tokens).curves
@@ -111,9 +131,14 @@ def test_the_first_step_is_written_down_with_shares_that_add_up_to_its_loss(benc
         mine = [entry for entry in entries if entry["episode"] == name]
         produced = [token for turn in episodes[name].turns for token in turn.completion.token_ids]
         assert [entry["token_id"] for entry in mine if entry["in_action"]] == produced
-        assert sum({entry["turn"]: entry["reward"] for entry in mine if entry["turn"] >= 0}.values()) == episodes[name].total_reward
+        assert (
+            sum({entry["turn"]: entry["reward"] for entry in mine if entry["turn"] >= 0}.values())
+            == episodes[name].total_reward
+        )
         assert "".join(entry["text"] for entry in mine if entry["turn"] == 0) == CHECK[0]
-    assert sum(entry["loss_share"] for entry in entries) == pytest.approx(curves["self_ac/step_actor_loss"][0], rel=1e-4)
+    assert sum(entry["loss_share"] for entry in entries) == pytest.approx(
+        curves["self_ac/step_actor_loss"][0], rel=1e-4
+    )
 
 
 def test_the_stage_stops_where_credit_is_lost(bench: models.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,12 +149,16 @@ def test_the_stage_stops_where_credit_is_lost(bench: models.Bench, monkeypatch: 
         return replace(found, target_positions=found.target_positions + 1, source_positions=found.source_positions + 1)
 
     monkeypatch.setattr(episode_steps, "pack", late)
-    with pytest.raises(LostCredit, match=r"episode Ana\d, turn 0, token \d+ \(id \d+\): wanted its turn's credit .* found none"):
+    with pytest.raises(
+        LostCredit, match=r"episode Ana\d, turn 0, token \d+ \(id \d+\): wanted its turn's credit .* found none"
+    ):
         run(bench)
 
 
 def test_the_stage_stops_where_rewards_do_not_sum_to_the_stored_return(bench: models.Bench) -> None:
     keep_episodes(bench)
     bench.memory.tables["episodes", "collect0"][3]["total_reward"] = 0.5
-    with pytest.raises(LostCredit, match=r"episode Ana3: wanted rewards over its turns that sum to its return 0.5, found 1"):
+    with pytest.raises(
+        LostCredit, match=r"episode Ana3: wanted rewards over its turns that sum to its return 0.5, found 1"
+    ):
         run(bench)

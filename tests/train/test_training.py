@@ -77,7 +77,9 @@ def test_mixed_nll_and_its_gradient_equal_a_loop() -> None:
         assert torch.allclose(fast, loop, atol=1e-4 * max(1.0, float(loop.abs().max())))
     for kind, rows in (("successor", range(6)), ("policy", range(6, 11))):
         share = sum(weights[i] * len(ROWS[i].completion_ids) for i in rows)
-        assert metrics[f"nll/{kind}"] == pytest.approx(sum(weights[i] * float(totals[i].detach()) for i in rows) / share, abs=1e-5)
+        assert metrics[f"nll/{kind}"] == pytest.approx(
+            sum(weights[i] * float(totals[i].detach()) for i in rows) / share, abs=1e-5
+        )
         expected = [float(totals[i].detach()) / len(ROWS[i].completion_ids) for i in rows]
         assert by_row[kind].tolist() == pytest.approx(expected, abs=1e-5)
 
@@ -128,11 +130,15 @@ def test_passes_hold_every_row_once_and_no_more_tokens_than_allowed(pass_tokens:
     groups = by_length(ROWS, pass_tokens)
     assert Counter(row.key for group in groups for row in group) == Counter(row.key for row in ROWS)
     for group in groups:
-        assert len(group) == 1 or len(group) * max(len(r.prompt_ids) + len(r.completion_ids) for r in group) <= pass_tokens
+        assert (
+            len(group) == 1 or len(group) * max(len(r.prompt_ids) + len(r.completion_ids) for r in group) <= pass_tokens
+        )
     assert by_length([], pass_tokens) == []
 
 
-def batches_of(kinds: dict[str, tuple[list[TrainRow], int]], epochs: int = 1, seed: int = 0) -> list[dict[str, list[TrainRow]]]:
+def batches_of(
+    kinds: dict[str, tuple[list[TrainRow], int]], epochs: int = 1, seed: int = 0
+) -> list[dict[str, list[TrainRow]]]:
     found = mixed_batches(kinds, main="main", epochs=epochs, rng=random.Random(seed), pad_id=0, device="cpu")
     return [{kind: list(part.rows) for kind, part in batch.items()} for (batch,) in found]
 
@@ -147,7 +153,10 @@ def test_every_main_row_comes_once_an_epoch_in_another_order() -> None:
 
 def test_every_step_holds_rows_of_every_kind_without_repeats() -> None:
     others = [train_row(100 + i) for i in range(5)]
-    found = batches_of({"main": (ROWS, 4), "other": (others, 3), "few": (others[:2], 3), "none": ([], 3), "off": (others, 0)}, epochs=20)
+    found = batches_of(
+        {"main": (ROWS, 4), "other": (others, 3), "few": (others[:2], 3), "none": ([], 3), "off": (others, 0)},
+        epochs=20,
+    )
     seen: Counter[Any] = Counter()
     for batch in found:
         assert set(batch) == {"main", "other", "few"}
@@ -163,7 +172,9 @@ def test_batches_depend_on_the_seed_alone() -> None:
     assert batches_of({"main": ([], 4), "other": (ROWS, 4)}) == []
 
 
-def test_a_fresh_adapter_is_the_same_in_every_stage_of_a_run_and_another_in_another_run(base: Path, tmp_path: Path) -> None:
+def test_a_fresh_adapter_is_the_same_in_every_stage_of_a_run_and_another_in_another_run(
+    base: Path, tmp_path: Path
+) -> None:
     def first(run_seed: int, stage_seed: int) -> torch.Tensor:
         model = trainable(models.Bench(base, tmp_path, seed=run_seed).context(Config(), {}, seed=stage_seed), None)
         assert model.training
@@ -188,11 +199,15 @@ def test_general_rows_are_the_file_s_text_and_end_with_the_end_token(base: Path,
     assert (first.key, second.key) == (("general", "evaluator"), ("general", "policy"))
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"role": "x", "messages": []}', "3", '{"role": "x", "messages": 3, "reply": ""}'])
+@pytest.mark.parametrize(
+    "line", ["{", "[]", '{"role": "x", "messages": []}', "3", '{"role": "x", "messages": 3, "reply": ""}']
+)
 def test_a_broken_line_of_general_rows_is_named(base: Path, tmp_path: Path, line: str) -> None:
     good = json.dumps({"role": "x", "messages": [], "reply": "y"})
     (tmp_path / "general.jsonl").write_text(f"{good}\n{line}\n")
-    with pytest.raises(UsageError, match=r"general.jsonl, line 2: wanted an object with role, messages and reply") as caught:
+    with pytest.raises(
+        UsageError, match=r"general.jsonl, line 2: wanted an object with role, messages and reply"
+    ) as caught:
         general_rows(str(base), str(tmp_path / "general.jsonl"))
     assert "\n" not in str(caught.value)
 
