@@ -2,8 +2,8 @@
 
     python -m benchmarks.base_roles
 
-combine and corrector are told of a broken rule of the first step, which they have to carry over word by word: a wrong word
-there becomes a wrong target. Every example has a random rule book, as in the corpus (stages/corpora/desk.py).
+combine and corrector are told of a broken rule of the first step, which they have to carry over word by word: a wrong
+word there becomes a wrong target. Every example has a random rule book, as in the corpus (stages/corpora/desk.py).
 """
 
 from __future__ import annotations

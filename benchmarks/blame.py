@@ -3,8 +3,8 @@
     turnwise run demo_one_step --set seed=0 --set task.options.log=true
     python -m benchmarks.blame RUN --tool check
 
-For a run on service_desk: by iteration, and by the step that a target is of, the share of targets that name a broken rule of
-`--tool`, where that action was right (should be 0), and where it was wrong (should be 1).
+For a run on service_desk: by iteration, and by the step that a target is of, the share of targets that name a broken
+rule of `--tool`, where that action was right (should be 0), and where it was wrong (should be 1).
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Which customers a run on service_desk still loses, and by which steps: is it credit that it lacks, or has it stopped to try?
+"""Which customers a run on service_desk still loses, and by which steps: is it credit that it lacks, or has it stopped
+to try?
 
     turnwise run self_ac_demo
     python -m benchmarks.by_customer RUN --last 5
 
-Episodes of the last `--last` collect runs. A row is a customer's request and tier: the share of visits that were won, and for each step the
-option that was taken most with its share; "!" marks one that the rule book does not want.
+Episodes of the last `--last` collect runs. A row is a customer's request and tier: the share of visits that were won,
+and for each step the option that was taken most with its share; "!" marks one that the rule book does not want.
 """
 
 from __future__ import annotations

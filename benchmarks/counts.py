@@ -1,4 +1,6 @@
-"""What a step is made of, counted and not timed, so that a busy machine changes nothing: floating-point operations, and bytes read and written."""
+"""What a step is made of, counted and not timed, so that a busy machine changes nothing: floating-point operations, and
+bytes read and written.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,18 @@ from stages.learn.shadow_layout import layout_of
 
 
 def matmul_flops(step: Callable[[], object]) -> float:
-    """Floating-point operations of all matrix products of a step, as PyTorch counts them. Its attention kernel for CPUs is not among them."""
+    """Floating-point operations of all matrix products of a step, as PyTorch counts them. Its attention kernel for CPUs
+    is not among them.
+    """
     with FlopCounterMode(display=False) as counter:
         step()
     return float(counter.get_total_flops())
 
 
 def attention_flops(pairs: float, width: int, layers: int) -> float:
-    """Of so many pairs of a query and a key it may see: 2 products forward, and 5 backward, where the scores are worked out again."""
+    """Of so many pairs of a query and a key it may see: 2 products forward, and 5 backward, where the scores are worked
+    out again.
+    """
     return 7 * 2 * pairs * width * layers
 
 
@@ -32,13 +38,17 @@ def causal_pairs(lengths: Sequence[int]) -> float:
 
 
 def shadow_pairs(row: PackedRow) -> tuple[float, float]:
-    """(pairs that the shadows may see, pairs that the kernel is handed: groups of states share the keys of the last one)."""
+    """(pairs that the shadows may see, pairs that the kernel is handed: groups of states share the keys of the last
+    one).
+    """
     layout = layout_of(row)
     return float(sum(int(g.mask.sum()) for g in layout.groups)), float(sum(g.mask.numel() for g in layout.groups))
 
 
 class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes of all tensors that operations take and give, by operation; views move nothing, nor does memory that is only set aside."""
+    """Bytes of all tensors that operations take and give, by operation; views move nothing, nor does memory that is
+    only set aside.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,10 +1,12 @@
-"""Prints the table of runs that `benchmarks/seeds.py` kept, and draws their win rates against episodes and processor time.
+"""Prints the table of runs that `benchmarks/seeds.py` kept, and draws their win rates against episodes and processor
+time.
 
     python benchmarks/curves.py docs/results/desk.jsonl
 
 Writes desk.svg beside desk.jsonl. Win rates of the table are of the test split; the curves are of the validation split,
-one thin line a seed and a thick one for their mean. (Choosing the best of an arm's evaluations is no cost in "episodes".) "CPU s" is the processor time of the stages, evaluation left out;
-"to .6" is the first iteration whose validation win rate reached .6, with its mean cost where all seeds did.
+one thin line a seed and a thick one for their mean. (Choosing the best of an arm's evaluations is no cost in
+"episodes".) "CPU s" is the processor time of the stages, evaluation left out; "to .6" is the first iteration whose
+validation win rate reached .6, with its mean cost where all seeds did.
 """
 
 from __future__ import annotations

@@ -11,7 +11,9 @@ from stages.store.replay import Replay
 
 
 def desk_run(run: str) -> tuple[desk.Options, list[dict[str, str]], Replay]:
-    """The options of its desk, the stage runs of each iteration by stage, and the replay that holds their rows. Raises UsageError for an unknown run."""
+    """The options of its desk, the stage runs of each iteration by stage, and the replay that holds their rows. Raises
+    UsageError for an unknown run.
+    """
     workspace = open_workspace(find_home())
     run_id = workspace.tracking.find(run)
     config = json.loads(workspace.tracking.artifact(run_id, "config.json").read_text())

@@ -1,19 +1,25 @@
-"""Whether the engines agree: an iteration of a preset through each of them, beside the same iteration through transformers.
+"""Whether the engines agree: an iteration of a preset through each of them, beside the same iteration through
+transformers.
 
     python -m benchmarks.engine_agreement                                              # demo and self_ac_demo, hf alone
-    .venv-vllm/bin/python -m benchmarks.engine_agreement --engines vllm                # and vLLM in process (`make test-vllm` makes that environment)
+    .venv-vllm/bin/python -m benchmarks.engine_agreement --engines vllm                # and vLLM in process (`make
+        test-vllm` makes that environment)
     .venv-vllm/bin/python -m benchmarks.engine_agreement --engines vllm openai --url http://127.0.0.1:8000/v1
 
 --url is a server of the same model on this machine, which sees this folder:
 
-    VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 .venv-vllm/bin/python -m vllm.entrypoints.openai.api_server --model $PWD/data/base --dtype float32 \\
-        --enable-lora --max-loras 32 --max-lora-rank 32 --logprobs-mode raw_logprobs      # on a CPU also: --enforce-eager --no-enable-chunked-prefill
+    VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 .venv-vllm/bin/python -m vllm.entrypoints.openai.api_server --model
+        $PWD/data/base --dtype float32 \\
+        --enable-lora --max-loras 32 --max-lora-rank 32 --logprobs-mode raw_logprobs      # on a CPU also:
+            --enforce-eager --no-enable-chunked-prefill
 
-Each run has a folder of its own and the same seed. collect, start, end: win rates while collecting, and on validation before and after the iteration,
-with 95 % intervals; the draws of two engines differ, so these agree within noise at best. With --iterations, collect and end are of the last one, and curve
-has the win rates on validation after each. same ids: of prompts of the hf run, those to the policy as it
-collected, to its roles, and to the policy that it trained (with its adapter), decoded greedily by each engine, the share whose ids are those of hf. gap: of
-every token of an engine's own turns, |its log-prob - the trainer's|, mean and largest, in nats; turns of the base model and of the trained adapter.
+Each run has a folder of its own and the same seed. collect, start, end: win rates while collecting, and on validation
+before and after the iteration, with 95 % intervals; the draws of two engines differ, so these agree within noise at
+best. With --iterations, collect and end are of the last one, and curve has the win rates on validation after each. same
+ids: of prompts of the hf run, those to the policy as it collected, to its roles, and to the policy that it trained
+(with its adapter), decoded greedily by each engine, the share whose ids are those of hf. gap: of every token of an
+engine's own turns, |its log-prob - the trainer's|, mean and largest, in nats; turns of the base model and of the
+trained adapter.
 seconds: of the stages of the iteration without evaluation, engine start left out.
 """
 
@@ -84,7 +90,9 @@ def played(preset: str, sets: Sequence[str], engine: Engine, home: Path) -> Play
 
 
 def prompts(run: Played, n: int) -> list[Request]:
-    """n greedy requests of each kind: the policy as it collected first, the roles of targets, and the trained policy, whose adapter is named "trained"."""
+    """n greedy requests of each kind: the policy as it collected first, the roles of targets, and the trained policy,
+    whose adapter is named "trained".
+    """
     rng = random.Random(0)
     acting = [Request(tuple(row["prompt_ids"]), ROLE_TOKENS, 0.0, 0) for row in run.rows("turns", "collect", 1)]
     role = [
@@ -99,7 +107,9 @@ def prompts(run: Played, n: int) -> list[Request]:
 
 
 def gaps(run: Played) -> list[float]:
-    """|log-prob of the engine - that of one pass of the trainer's model| of every token of the turns of the base and of the trained adapter."""
+    """|log-prob of the engine - that of one pass of the trainer's model| of every token of the turns of the base and of
+    the trained adapter.
+    """
     from peft import PeftModel
 
     model = load_base(str(SHIPPED), "float32")[0]

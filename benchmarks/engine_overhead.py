@@ -1,14 +1,19 @@
-"""What collecting costs beside the engine below it: tokens a second of a rollout, as a share of those of the bare engine.
+"""What collecting costs beside the engine below it: tokens a second of a rollout, as a share of those of the bare
+engine.
 
-    python -m benchmarks.engine_overhead                                    # transformers, and the shipped base of 0.66 M parameters
+    python -m benchmarks.engine_overhead                                    # transformers, and the shipped base of 0.66
+        M parameters
     python -m benchmarks.engine_overhead --width 512 --layers 8             # and a random Llama of 27 M
-    .venv-vllm/bin/python -m benchmarks.engine_overhead --engine vllm       # vLLM; `make test-vllm` makes that environment, and says what to set
+    .venv-vllm/bin/python -m benchmarks.engine_overhead --engine vllm       # vLLM; `make test-vllm` makes that
+        environment, and says what to set
 
-The model plays `--episodes` visits to the service desk side by side. What the rollout asked of the engine is noted; then the whole
-(encoding, sampling, environment, rows for the replay) and the bare engine with the same requests, each as soon as the one before it is answered,
-run in turn, and must produce the same tokens. Ratios: tokens a second of the whole / those of the bare engine, median over pairs, ± half the interquartile range: by the
-clock, which wants a machine with nothing else to do, and by processor time of all threads, which sees no gain in that the tokenizer uses several
-cores. The model has one thread. Writing rows and metrics to the stores is left out: it costs the same whatever was generated.
+The model plays `--episodes` visits to the service desk side by side. What the rollout asked of the engine is noted;
+then the whole (encoding, sampling, environment, rows for the replay) and the bare engine with the same requests, each
+as soon as the one before it is answered, run in turn, and must produce the same tokens. Ratios: tokens a second of the
+whole / those of the bare engine, median over pairs, ± half the interquartile range: by the clock, which wants a machine
+with nothing else to do, and by processor time of all threads, which sees no gain in that the tokenizer uses several
+cores. The model has one thread. Writing rows and metrics to the stores is left out: it costs the same whatever was
+generated.
 """
 
 from __future__ import annotations
@@ -56,7 +61,9 @@ class Noting(Metered):
 
 
 def collect(engine: Engine, episodes: int, max_tokens: int) -> int:
-    """Episodes as the stage `collect` plays them, made into rows, from a tokenizer that has read none of them. Returns the number of tokens in them."""
+    """Episodes as the stage `collect` plays them, made into rows, from a tokenizer that has read none of them. Returns
+    the number of tokens in them.
+    """
     if isinstance(engine, ChatTokenizer):
         engine.forget()
     scenarios = envs.scenarios(ENV, {}, "train", episodes, 0)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.gate_in_miniature
 
-Prints a Markdown table of V* - V_pi after 30 rounds: mean over 300 worlds (median) a family; tests/theory/test_gate.py says what
-the families, critics and gates are.
+Prints a Markdown table of V* - V_pi after 30 rounds: mean over 300 worlds (median) a family; tests/theory/test_gate.py
+says what the families, critics and gates are.
 """
 
 from __future__ import annotations

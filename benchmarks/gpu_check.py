@@ -1,12 +1,15 @@
-"""What a GPU makes of the training steps: are packed rows right there, how long does a step take, how much memory, what share of the peak?
+"""What a GPU makes of the training steps: are packed rows right there, how long does a step take, how much memory, what
+share of the peak?
 
-    make gpu-check                            # on a machine with CUDA: shapes of Qwen2.5-0.5B and 7B with random weights
+    make gpu-check                            # on a machine with CUDA: shapes of Qwen2.5-0.5B and 7B with random
+        weights
     python -m benchmarks.gpu_check --smoke    # the same code at a tiny shape on the CPU; its times mean nothing
 
-First table: a packed row against separate passes, and FlexAttention against sdpa, largest difference in shares of the largest entry, forward and of
-the adapter's gradient. Second: whole steps (forward, backward, AdamW) of Self-AC and of GRPO on the same episodes, adapter of rank 32, layers worked out
-again. share of peak: work by flows/cost/estimate.py / seconds / the device's peak on its data sheet; memory: the largest that was allocated,
-beside what `turnwise plan` would have said. Exit status 1 where there is no CUDA device, or a packed row is off.
+First table: a packed row against separate passes, and FlexAttention against sdpa, largest difference in shares of the
+largest entry, forward and of the adapter's gradient. Second: whole steps (forward, backward, AdamW) of Self-AC and of
+GRPO on the same episodes, adapter of rank 32, layers worked out again. share of peak: work by flows/cost/estimate.py /
+seconds / the device's peak on its data sheet; memory: the largest that was allocated, beside what `turnwise plan` would
+have said. Exit status 1 where there is no CUDA device, or a packed row is off.
 """
 
 from __future__ import annotations
@@ -70,7 +73,9 @@ def random_policy(shape: Shape, dtype: torch.dtype, device: str) -> Any:
 
 
 def equivalence(shape: Shape, dtype: torch.dtype, device: str, *, flex: bool) -> list[float]:
-    """[packed against separate passes, then with `flex`: states, and the adapter's gradient, of FlexAttention against sdpa]."""
+    """[packed against separate passes, then with `flex`: states, and the adapter's gradient, of FlexAttention against
+    sdpa].
+    """
     model = random_policy(shape, dtype, device)
     with torch.no_grad():
         found = [largest_difference(model.eval(), CRITIC, 200)]
@@ -133,7 +138,9 @@ def grpo_step(model: Any, row: GrpoRow, config: SelfAcConfig) -> Callable[[], Te
 def timed(
     loss: Callable[[], Tensor], model: Any, modules: nn.ModuleList, device: str, repeats: int
 ) -> tuple[float, float]:
-    """(median seconds of a step, GiB allocated at most); the first step, which compiles and fills the allocator, is left out."""
+    """(median seconds of a step, GiB allocated at most); the first step, which compiles and fills the allocator, is
+    left out.
+    """
     optimiser = adamw(modules, lr=1e-5)
     cuda = device == "cuda"
 
@@ -155,7 +162,9 @@ def timed(
 
 
 def steps(name: str, device: str, peak: Device | None, args: argparse.Namespace) -> None:
-    """Rows of the second table for one shape: GRPO, Self-AC by sdpa, Self-AC by FlexAttention, each without and with autocast."""
+    """Rows of the second table for one shape: GRPO, Self-AC by sdpa, Self-AC by FlexAttention, each without and with
+    autocast.
+    """
     shape = SHAPES[name]
     model = random_policy(shape, torch.bfloat16, device)
     base_of(model).gradient_checkpointing_enable({"use_reentrant": False})

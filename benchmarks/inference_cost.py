@@ -3,11 +3,13 @@
     python -m benchmarks.inference_cost                        # the shipped base, and a random Llama of width 256
     python -m benchmarks.inference_cost --width 768 --layers 12 --new-tokens 32
 
-The adapter is random, and large enough to change what the model says. merged: base + adapter as `turnwise export` writes it, loaded from its folder; the
-value head stays behind. beside: the base with the adapter as a module of its own, as collecting and training run it. base again: the same
-model twice, which tells the noise. Greedy decoding by `HfEngine`, the base and the other in turn, every row to its full length, one thread.
-ratio: tokens a second / those of the base, median over pairs, ± half the interquartile range. off: largest |difference| of any logit between base + adapter
-and the merged model, in shares of the largest |logit|; moved: the same between base and base + adapter, in fp32.
+The adapter is random, and large enough to change what the model says. merged: base + adapter as `turnwise export`
+writes it, loaded from its folder; the value head stays behind. beside: the base with the adapter as a module of its
+own, as collecting and training run it. base again: the same model twice, which tells the noise. Greedy decoding by
+`HfEngine`, the base and the other in turn, every row to its full length, one thread.
+ratio: tokens a second / those of the base, median over pairs, ± half the interquartile range. off: largest |difference|
+of any logit between base + adapter and the merged model, in shares of the largest |logit|; moved: the same between base
+and base + adapter, in fp32.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ def write_random_base(folder: Path, width: int, layers: int, positions: int) -> 
 
 
 def parameters_and_logits(name: str, base: Path, folder: Path) -> None:
-    """Leaves `adapter` and `merged` in the folder, and prints a row: what is added, and whether merging it loses anything."""
+    """Leaves `adapter` and `merged` in the folder, and prints a row: what is added, and whether merging it loses
+    anything.
+    """
     engine = HfEngine(str(base))
     model = load_base(str(base), "float32")[0]
     n_base = count(model.parameters())

@@ -3,9 +3,10 @@
     turnwise data fetch math
     python -m benchmarks.math_gold                    # --path FOLDER for another folder, --workers 2 for two processes
 
-boxed: the gold answer in a box, as a policy would give it. solution: the reference solution as the reply. neighbour: the gold answer of the next
-problem, where it is another text; one that is taken for equal is printed, to be judged by eye. What math-verify cannot decide is a failure of
-the environment and is counted by itself. Each line: right, wrong, undecided, seconds.
+boxed: the gold answer in a box, as a policy would give it. solution: the reference solution as the reply. neighbour:
+the gold answer of the next problem, where it is another text; one that is taken for equal is printed, to be judged by
+eye. What math-verify cannot decide is a failure of the environment and is counted by itself. Each line: right, wrong,
+undecided, seconds.
 """
 
 from __future__ import annotations

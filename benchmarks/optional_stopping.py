@@ -1,10 +1,12 @@
-"""Bias of the policy gradient where the agent decides when to stop: every advantage and normalisation against the exact gradient.
+"""Bias of the policy gradient where the agent decides when to stop: every advantage and normalisation against the exact
+gradient.
 
     python -m benchmarks.optional_stopping
 
-Prints Markdown tables. Bias: |mean gradient - exact gradient| / |exact gradient|, and the angle between the two, which no learning rate
-mends. Spread: standard deviation of one episode's gradient, in units of the exact one's size. tests/theory/stopping.py says what the MDP is;
-all but the sampled groups is summed over all episodes, or pairs of them, so nothing is random.
+Prints Markdown tables. Bias: |mean gradient - exact gradient| / |exact gradient|, and the angle between the two, which
+no learning rate mends. Spread: standard deviation of one episode's gradient, in units of the exact one's size.
+tests/theory/stopping.py says what the MDP is; all but the sampled groups is summed over all episodes, or pairs of them,
+so nothing is random.
 """
 
 from __future__ import annotations

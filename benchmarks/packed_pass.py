@@ -3,13 +3,16 @@
     python -m benchmarks.packed_pass                      # 8 turns of 100 + 100 tokens
     python -m benchmarks.packed_pass --turns 2 8 32 --critic 16 soft1 --width 768 --layers 2
 
-Both sides: LoRA of rank 32 on a frozen base, the loss functions of the stage with entropy, as many episodes a row as `--row-tokens` holds, one thread.
-Self-AC's step is the stage's own (critic, actor, checks, metrics). GRPO's is the cheapest there is for these episodes: rows of one
-length side by side, nothing padded, and nothing after the last action, which GRPO need not read; `--last` tokens of it are Self-AC's alone.
+Both sides: LoRA of rank 32 on a frozen base, the loss functions of the stage with entropy, as many episodes a row as
+`--row-tokens` holds, one thread.
+Self-AC's step is the stage's own (critic, actor, checks, metrics). GRPO's is the cheapest there is for these episodes:
+rows of one length side by side, nothing padded, and nothing after the last action, which GRPO need not read; `--last`
+tokens of it are Self-AC's alone.
 
-critic: tokens of the critic's prompt, or soft1 .. soft4 for learned vectors. |cp| / T: the bound 1 + (N + 1) |cp| / T. tokens: tokens of the two rows,
-the same with T as GRPO needs it. work: floating-point operations, matrix products as PyTorch counts them and attention by its pairs. traffic: bytes that
-all operations read and write. Those four are counted and the same on any machine; `--pairs 0` stops there.
+critic: tokens of the critic's prompt, or soft1 .. soft4 for learned vectors. |cp| / T: the bound 1 + (N + 1) |cp| / T.
+tokens: tokens of the two rows, the same with T as GRPO needs it. work: floating-point operations, matrix products as
+PyTorch counts them and attention by its pairs. traffic: bytes that all operations read and write. Those four are
+counted and the same on any machine; `--pairs 0` stops there.
 ratio: median over pairs of steps in turn, ± half the interquartile range. Random weights: only the time matters.
 """
 

@@ -1,4 +1,6 @@
-"""What the benchmarks of Self-AC's cost share: random models with an adapter, made-up episodes, the step of either method, and two steps timed in turn."""
+"""What the benchmarks of Self-AC's cost share: random models with an adapter, made-up episodes, the step of either
+method, and two steps timed in turn.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def shake(model: Any) -> Any:
 
 
 def made_up(n: int, turns: int, action: int, observation: int, last: int, vocabulary: int) -> list[EpisodeIds]:
-    """n episodes of one length: a prompt as long as an observation, then the turns; `last` tokens after the last action. Reward 1 at every other end."""
+    """n episodes of one length: a prompt as long as an observation, then the turns; `last` tokens after the last
+    action. Reward 1 at every other end.
+    """
     starts = tuple(observation + k * (action + observation) for k in range(turns))
     length = starts[-1] + action + last
     ends, old = tuple(s + action - 1 for s in starts), tuple((0.0,) * action for _ in starts)
@@ -75,7 +79,9 @@ def made_up(n: int, turns: int, action: int, observation: int, last: int, vocabu
 
 
 def with_log_probs(model: Any, episodes: Sequence[EpisodeIds]) -> list[EpisodeIds]:
-    """The episodes with log-probs near those of the model, as if it had just played them; else a product over a turn's tokens would explode."""
+    """The episodes with log-probs near those of the model, as if it had just played them; else a product over a turn's
+    tokens would explode.
+    """
     found = []
     for e in episodes:
         row = grpo_row([e])
@@ -103,7 +109,9 @@ def self_ac_loss(model: Any, head: ValueHead, part: Part) -> Tensor:
 
 @dataclass(frozen=True)
 class GrpoRow:
-    """The same episodes without shadows, side by side, up to the last action: what follows it is never predicted. B rows, T tokens, K of actions."""
+    """The same episodes without shadows, side by side, up to the last action: what follows it is never predicted. B
+    rows, T tokens, K of actions.
+    """
 
     ids: Tensor  # (B, T)
     source: Tensor  # (K,) counted over B x T
@@ -161,8 +169,10 @@ class Timing:
 
 
 def one_thread() -> None:
-    """PyTorch on one thread, and glibc without mmap for large buffers, which it would otherwise give back at every free: the page faults cost more
-    than a tenth of a step, and fall on whichever of two steps has the buffers that are just large enough. A GPU's allocator keeps its memory, too."""
+    """PyTorch on one thread, and glibc without mmap for large buffers, which it would otherwise give back at every
+    free: the page faults cost more than a tenth of a step, and fall on whichever of two steps has the buffers that are
+    just large enough. A GPU's allocator keeps its memory, too.
+    """
     torch.set_num_threads(1)
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         trim_threshold, mmap_max = -1, -4  # malloc.h
@@ -175,8 +185,8 @@ def in_turn(
 ) -> Timing:
     """Both steps in turn, so that what slows the machine slows both. The first pair is a warm-up.
 
-    clock: unless another is given, processor time of this thread: with one thread for PyTorch that is all the work, and time given to other
-    processes does not count.
+    clock: unless another is given, processor time of this thread: with one thread for PyTorch that is all the work, and
+    time given to other processes does not count.
     """
     found = [(seconds(first, clock), seconds(second, clock)) for _ in range(pairs + 1)][1:]
     ratios = sorted(b / a for a, b in found)

@@ -1,15 +1,18 @@
-"""An ordinary actor-critic, which reads the history anew for every turn, against Self-AC's packed step on the same episodes.
+"""An ordinary actor-critic, which reads the history anew for every turn, against Self-AC's packed step on the same
+episodes.
 
     python -m benchmarks.per_turn                     # 2, 4 and 8 turns of 100 + 100 tokens
     python -m benchmarks.per_turn --turns 2 4 8 16 --length 25 --episodes 4 --batch 4
 
-Self-AC: the stage's own step, one pass an episode. Per turn: s_k + critic prompt for every V_k, and s_k + a_k for every action's log-probs, in batches of
-`--batch` rows of like length, padded to the right; a backward pass a batch, so that one batch is held in memory. Its targets and advantages are handed to
-it, as if stored with the rollout: it pays for no extra pass to find them. Before timing both steps' losses and gradients are compared.
+Self-AC: the stage's own step, one pass an episode. Per turn: s_k + critic prompt for every V_k, and s_k + a_k for every
+action's log-probs, in batches of `--batch` rows of like length, padded to the right; a backward pass a batch, so that
+one batch is held in memory. Its targets and advantages are handed to it, as if stored with the rollout: it pays for no
+extra pass to find them. Before timing both steps' losses and gradients are compared.
 
-ratio: per turn / Self-AC, median over pairs of steps in turn, ± half the interquartile range. actor alone: only the s_k + a_k passes; what a
-critic that reads V off the same pass, without a prompt of its own, would cost. by tokens, by work: the same ratio counted, in tokens without padding and in
-floating-point operations, matrix products with padding and attention by its pairs; `--pairs 0` stops there. Random weights: only the time matters.
+ratio: per turn / Self-AC, median over pairs of steps in turn, ± half the interquartile range. actor alone: only the s_k
++ a_k passes; what a critic that reads V off the same pass, without a prompt of its own, would cost. by tokens, by work:
+the same ratio counted, in tokens without padding and in floating-point operations, matrix products with padding and
+attention by its pairs; `--pairs 0` stops there. Random weights: only the time matters.
 """
 
 from __future__ import annotations
@@ -49,7 +52,9 @@ ALLOWED = 1e-4  # fp32 sums in another order
 
 @dataclass(frozen=True)
 class State:
-    """What is learned of one state: its TD targets; and of the action taken in it, empty in s_N, its log-probs and its advantage."""
+    """What is learned of one state: its TD targets; and of the action taken in it, empty in s_N, its log-probs and its
+    advantage.
+    """
 
     ids: tuple[int, ...]
     targets: Tensor  # (n,)

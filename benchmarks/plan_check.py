@@ -1,12 +1,15 @@
-"""What `turnwise plan` says beside what a run does: tokens and steps of every stage, work and memory of a training step.
+"""What `turnwise plan` says beside what a run does: tokens and steps of every stage, work and memory of a training
+step.
 
     python -m benchmarks.plan_check                                  # tiny, demo and self_ac_demo, two iterations each
     python -m benchmarks.plan_check --presets demo --set iterations=1
 
-Tokens: the preset runs in a folder of its own, plainly, and an engine and losses that count are put around the real ones; padding counts as nothing.
-assumed: as the plan says it before the run; measured: with the means of that very run put in by name (turns, tokens of replies, share of Yes, ...),
-so what is left is what the counting itself gets wrong. Both in shares of what was counted. Work: matrix products of one step as PyTorch counts them;
-memory: bytes that autograd keeps for the backward pass, weights left out. Neither depends on the machine.
+Tokens: the preset runs in a folder of its own, plainly, and an engine and losses that count are put around the real
+ones; padding counts as nothing.
+assumed: as the plan says it before the run; measured: with the means of that very run put in by name (turns, tokens of
+replies, share of Yes, ...), so what is left is what the counting itself gets wrong. Both in shares of what was counted.
+Work: matrix products of one step as PyTorch counts them; memory: bytes that autograd keeps for the backward pass,
+weights left out. Neither depends on the machine.
 """
 
 from __future__ import annotations

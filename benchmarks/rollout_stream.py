@@ -1,11 +1,15 @@
-"""What a rollout gains where its engine is a stream: tokens a second, as a share of those of the same engine asked tick by tick.
+"""What a rollout gains where its engine is a stream: tokens a second, as a share of those of the same engine asked tick
+by tick.
 
-    .venv-vllm/bin/python -m benchmarks.rollout_stream                  # vLLM; `make test-vllm` makes that environment, and says what to set
-    python -m benchmarks.rollout_stream --engine hf                     # no stream: both ways are the same, and the ratio is 1 but for noise
+    .venv-vllm/bin/python -m benchmarks.rollout_stream                  # vLLM; `make test-vllm` makes that environment,
+        and says what to set
+    python -m benchmarks.rollout_stream --engine hf                     # no stream: both ways are the same, and the
+        ratio is 1 but for noise
 
-The shipped base plays `--episodes` visits to the service desk, `--slots` of them side by side. In a tick all wait for the longest reply, and for the
-slowest customer: each answer of a customer takes a time drawn from an exponential distribution of mean `--wait` seconds, as an LLM behind a
-server takes one; 0 is the desk as it is. The episodes of both ways must be the same. Ratio: median over pairs that run in turn, ± half the interquartile range.
+The shipped base plays `--episodes` visits to the service desk, `--slots` of them side by side. In a tick all wait for
+the longest reply, and for the slowest customer: each answer of a customer takes a time drawn from an exponential
+distribution of mean `--wait` seconds, as an LLM behind a server takes one; 0 is the desk as it is. The episodes of both
+ways must be the same. Ratio: median over pairs that run in turn, ± half the interquartile range.
 """
 
 from __future__ import annotations

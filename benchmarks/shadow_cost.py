@@ -1,11 +1,13 @@
-"""One layer's attention over a packed row against plain causal attention over the same episodes: where Self-AC's step is slower than its tokens say.
+"""One layer's attention over a packed row against plain causal attention over the same episodes: where Self-AC's step
+is slower than its tokens say.
 
     python -m benchmarks.shadow_cost
     python -m benchmarks.shadow_cost --episodes 1 --turns 32 --length 25
 
-plain: one causal call, side by side, up to the last action. packed: `shadow_forward`. no shadow kernel: the same, but the shadows' calls give back their
-queries. no kernel: all calls do, which leaves the copies alone; they then find their data in the cache, so in a real step they cost more. pairs: of a
-query and a key, handed to the kernel. Forward and backward, milliseconds of processor time, medians; ratio: to plain, median over rounds. Heads of 64, one thread.
+plain: one causal call, side by side, up to the last action. packed: `shadow_forward`. no shadow kernel: the same, but
+the shadows' calls give back their queries. no kernel: all calls do, which leaves the copies alone; they then find their
+data in the cache, so in a real step they cost more. pairs: of a query and a key, handed to the kernel. Forward and
+backward, milliseconds of processor time, medians; ratio: to plain, median over rounds. Heads of 64, one thread.
 """
 
 from __future__ import annotations

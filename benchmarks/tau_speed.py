@@ -1,12 +1,14 @@
-"""What one task of tau_bench costs beside the LLMs: reset, the calls of its ground truth, and the check of the database.
+"""What one task of tau_bench costs beside the LLMs: reset, the calls of its ground truth, and the check of the
+database.
 
     python -m benchmarks.tau_speed --path FOLDER
     python -m benchmarks.tau_speed --path FOLDER --domain airline --tasks 20
 
-ours: nothing is copied at a reset, a record is when it is first edited, and the touched records are compared with the ground truth's.
-plain: a deep copy of the database, the same calls, and sha256(str(everything as sorted tuples)) against a known hash, as the benchmark
-does it. Milliseconds of processor time a task, medians over the tasks; ratio: the median of plain / ours of the same task. The records'
-texts that `ours` keeps for all episodes are made before. One thread.
+ours: nothing is copied at a reset, a record is when it is first edited, and the touched records are compared with the
+ground truth's.
+plain: a deep copy of the database, the same calls, and sha256(str(everything as sorted tuples)) against a known hash,
+as the benchmark does it. Milliseconds of processor time a task, medians over the tasks; ratio: the median of plain /
+ours of the same task. The records' texts that `ours` keeps for all episodes are made before. One thread.
 """
 
 from __future__ import annotations

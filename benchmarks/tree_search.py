@@ -1,11 +1,13 @@
-"""Does V order a search? Game of 24 solved by tree search with one trained policy, its frontier in one order or another.
+"""Does V order a search? Game of 24 solved by tree search with one trained policy, its frontier in one order or
+another.
 
     turnwise run game24
     python -m benchmarks.tree_search RUN --puzzles 100 --budget 12
 
-RUN: a run of self_ac on game24, or a pipeline run with one (then its final adapter, else its last). Puzzles are of the test split. Every
-order may add as many nodes, and a node is told the same proposals whoever asks, so that only the order differs. "truth" is exact search as
-score: what a perfect critic would solve with these proposals. "V against ..." counts the puzzles that one order solves and the other does not.
+RUN: a run of self_ac on game24, or a pipeline run with one (then its final adapter, else its last). Puzzles are of the
+test split. Every order may add as many nodes, and a node is told the same proposals whoever asks, so that only the
+order differs. "truth" is exact search as score: what a perfect critic would solve with these proposals. "V against ..."
+counts the puzzles that one order solves and the other does not.
 """
 
 from __future__ import annotations

@@ -1,12 +1,16 @@
-"""How many episodes a gradient needs, by the number of turns: one advantage for a whole episode against one for each turn.
+"""How many episodes a gradient needs, by the number of turns: one advantage for a whole episode against one for each
+turn.
 
     python -m benchmarks.turn_credit
 
-A chain of N turns; each has one right action of two, chosen with a probability of its own. "all": reward 1 at the end if every turn was right, as on the service
-desk, won in 1 of 4 episodes at any N. "each": reward 1 / N for every right turn, paid at once, each right in 1 of 2. Every one of the 2^N episodes is
-counted with its probability, so nothing is random. A cell: variance of one episode's gradient over the square of the mean gradient, which is the number
-of episodes whose mean is as much signal as noise. group: return minus the exact mean return, GRPO's advantage in the limit of a large group.
-exact: V as it is. flat: V is the mean return everywhere, as before anything is learned; "-" where such an advantage has the wrong mean.
+A chain of N turns; each has one right action of two, chosen with a probability of its own. "all": reward 1 at the end
+if every turn was right, as on the service desk, won in 1 of 4 episodes at any N. "each": reward 1 / N for every right
+turn, paid at once, each right in 1 of 2. Every one of the 2^N episodes is counted with its probability, so nothing is
+random. A cell: variance of one episode's gradient over the square of the mean gradient, which is the number of episodes
+whose mean is as much signal as noise. group: return minus the exact mean return, GRPO's advantage in the limit of a
+large group.
+exact: V as it is. flat: V is the mean return everywhere, as before anything is learned; "-" where such an advantage has
+the wrong mean.
 """
 
 from __future__ import annotations
@@ -28,7 +32,9 @@ def episodes(n: int) -> Tensor:
 
 
 def chain(n: int, reward: str) -> tuple[Tensor, Tensor, Tensor, float]:
-    """(actions (E, n), rewards (E, n + 1), exact values (E, n + 1), probability of a right action). The last turn's reward is the terminal state's."""
+    """(actions (E, n), rewards (E, n + 1), exact values (E, n + 1), probability of a right action). The last turn's
+    reward is the terminal state's.
+    """
     actions = episodes(n)
     if reward == "all":
         p = WON ** (1 / n)
@@ -42,7 +48,9 @@ def chain(n: int, reward: str) -> tuple[Tensor, Tensor, Tensor, float]:
 
 
 def episodes_needed(weight_E1: Tensor, score_EN: Tensor, advantages_EN: Tensor, exact_N: Tensor) -> float | None:
-    """None where the mean gradient is not the exact one. weight_E1: probability of each episode; score_EN: d log pi / d logit of each turn."""
+    """None where the mean gradient is not the exact one. weight_E1: probability of each episode; score_EN: d log pi / d
+    logit of each turn.
+    """
     gradient = advantages_EN * score_EN
     mean = (weight_E1 * gradient).sum(0)
     if not torch.allclose(mean, exact_N, rtol=1e-9):

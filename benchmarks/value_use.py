@@ -1,11 +1,13 @@
-"""What a finished run's value function is good for: what it tells of the return, best of n, early abort. A threshold is chosen on validation.
+"""What a finished run's value function is good for: what it tells of the return, best of n, early abort. A threshold is
+chosen on validation.
 
     turnwise run self_ac_demo
     python -m benchmarks.value_use RUN --episodes 200 --best-of 4
 
-RUN: a pipeline run of self_ac that is finished. Its final adapter is evaluated twice more, on the validation and on the test split, as runs of
-the stage evaluate, reused where they are there. Early abort: the threshold that saves most tokens on validation at no more than `--lost` of the
-wins, judged on test; beside it, the same with the values of each turn dealt to other episodes, so that all they can know is the turn.
+RUN: a pipeline run of self_ac that is finished. Its final adapter is evaluated twice more, on the validation and on the
+test split, as runs of the stage evaluate, reused where they are there. Early abort: the threshold that saves most
+tokens on validation at no more than `--lost` of the wins, judged on test; beside it, the same with the values of each
+turn dealt to other episodes, so that all they can know is the turn.
 """
 
 from __future__ import annotations

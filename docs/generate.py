@@ -3,7 +3,8 @@
     python docs/generate.py            write it
     python docs/generate.py --check    exit 1 if what is there is not what would be written
 
-The text is built from the parser's arguments, not from `--help`, whose wrapping differs between Python versions and terminals.
+The text is built from the parser's arguments, not from `--help`, whose wrapping differs between Python versions and
+terminals.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status."""
     args = build_parser().parse_args(argv)
-    # Threads that wait spin for a moment only: for ever takes a shared core from its neighbours, not at all loses a third of the speed.
+    # Threads that wait spin for a moment only: for ever takes a shared core from its neighbours, not at all loses a
+    # third of the speed.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     os.environ.setdefault("DO_NOT_TRACK", "1")  # neither Prefect nor MLflow reports anything to anybody
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # the bars here are our own

@@ -226,7 +226,9 @@ class _Book:
         self._tracking.log(self.summary.run_id, numbers)
 
     def add(self, row: Iteration) -> None:
-        """An iteration's metrics at step iteration + 1, with running totals, so that win rates can be drawn against cost."""
+        """An iteration's metrics at step iteration + 1, with running totals, so that win rates can be drawn against
+        cost.
+        """
         plain = {
             "iteration": row.iteration,
             **_outcome_of(row),
@@ -255,7 +257,8 @@ class _Book:
             self._tracking.finish(run_id)
         except BaseException as error:
             status: Status = "FAILED" if isinstance(error, Exception) else "KILLED"
-            # The disk that stopped a stage may stop this too: then the run stays RUNNING until its process is found gone.
+            # The disk that stopped a stage may stop this too: then the run stays RUNNING until its process is found
+            # gone.
             with suppress(TurnwiseError, OSError):
                 self.put(status=status)
                 self._tracking.finish(run_id, status, f"{type(error).__name__}: {error}")

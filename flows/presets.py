@@ -2,7 +2,8 @@
 
     turnwise run demo --set critic.lr=1e-4 --set roles.frozen=adapter
 
-Order: default < the preset that it `extends` < TOML < --set. A key that nobody knows is an error that names the nearest right one.
+Order: default < the preset that it `extends` < TOML < --set. A key that nobody knows is an error that names the nearest
+right one.
 """
 
 from __future__ import annotations
@@ -77,11 +78,12 @@ def check_exists(preset: str) -> Path:
 def load(preset: str, sets: Sequence[str] = ()) -> RunConfig:
     """The config of a preset with `section.key=value` changes.
 
-    Raises UsageError: unknown preset, section or key with the nearest right one; a value that does not fit, with its key; values that do not
-    fit together.
+    Raises UsageError: unknown preset, section or key with the nearest right one; a value that does not fit, with its
+    key; values that do not fit together.
     """
     run = resolve({**_read(check_exists(preset)), "preset": Path(preset).stem}, sets)
-    # Not in `resolve`, nor in the model: the config of a stored stage run has no method, and reads back with the default one.
+    # Not in `resolve`, nor in the model: the config of a stored stage run has no method, and reads back with the
+    # default one.
     if run.method == "nlac" and run.task.agent == "cot":
         raise UsageError(
             "task.agent: method nlac cannot read parts of a reply, found 'cot'; set task.agent to react, or method to self_ac, grpo or rft."
@@ -90,7 +92,9 @@ def load(preset: str, sets: Sequence[str] = ()) -> RunConfig:
 
 
 def _read(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The plain values of a preset file, laid over those of the presets that it `extends`, one name or a list of them, the last one on top."""
+    """The plain values of a preset file, laid over those of the presets that it `extends`, one name or a list of them,
+    the last one on top.
+    """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -1,4 +1,6 @@
-"""What a running pipeline shows: bars and stage lines on stderr, a table row with a bar of the curve an iteration on stdout."""
+"""What a running pipeline shows: bars and stage lines on stderr, a table row with a bar of the curve an iteration on
+stdout.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,9 @@ class Display:
         return watched
 
     def row(self, row: Iteration) -> None:
-        """One iteration as a table row whose last cell is its point of the curve, drawn sideways; on stderr, what it left without a word."""
+        """One iteration as a table row whose last cell is its point of the curve, drawn sideways; on stderr, what it
+        left without a word.
+        """
         if self._rows_to is not None:
             if not self._headed:
                 print(header(), file=self._rows_to, flush=True)
@@ -116,7 +120,9 @@ class Display:
 
 
 def remarks(metrics: Mapping[str, float]) -> list[str]:
-    """What stops no run, and yet means that little or nothing is learned: a wrong limit or prompt is better known before the last iteration."""
+    """What stops no run, and yet means that little or nothing is learned: a wrong limit or prompt is better known
+    before the last iteration.
+    """
     found = []
     malformed = max(metrics.get(f"{stage}/malformed_frac", 0.0) for stage in ("collect", "evaluate"))
     if malformed > 0.5:

@@ -80,7 +80,9 @@ def find_stage_run(stage: str, of: str, workspace: Workspace, iteration: int | N
 
 
 def stage_run_of(stage: str, run_id: str, workspace: Workspace, iteration: int | None = None) -> str | None:
-    """The run itself, if it is of the stage; of a pipeline run the stage's run of its last iteration, or of `iteration`; else None."""
+    """The run itself, if it is of the stage; of a pipeline run the stage's run of its last iteration, or of
+    `iteration`; else None.
+    """
     experiment = workspace.tracking.experiment(run_id)
     if experiment == EXPERIMENT:
         rows = reversed(stored_summary(workspace, run_id)["iterations"])

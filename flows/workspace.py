@@ -1,7 +1,7 @@
 """Opens the project folder: its stores, its engines, and clean-up after processes that died.
 
-The project folder holds `data/` and `mlflow/`. Relative paths of a config (`model.path = "data/base"`) count from it, so
-that configs, and with them fingerprints, hold no path of one machine.
+The project folder holds `data/` and `mlflow/`. Relative paths of a config (`model.path = "data/base"`) count from it,
+so that configs, and with them fingerprints, hold no path of one machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def find_home(given: Path | None = None) -> Path:
-    """The folder that was given; else the nearest one at or above the working directory with data/ and mlflow/; else that directory."""
+    """The folder that was given; else the nearest one at or above the working directory with data/ and mlflow/; else
+    that directory.
+    """
     if given is not None:
         if not given.is_dir():
             raise UsageError(f"--home: wanted a folder that holds data/ and mlflow/, but {given} does not exist.")
@@ -52,7 +54,9 @@ def open_workspace(home: Path) -> Workspace:
 
 
 def engine_cache() -> Callable[[RunConfig], Engine]:
-    """A function that makes the engine of a config, and keeps the last one made: loading a model is slow and takes memory."""
+    """A function that makes the engine of a config, and keeps the last one made: loading a model is slow and takes
+    memory.
+    """
     kept: dict[str, Engine] = {}
 
     def engine(run: RunConfig) -> Engine:

@@ -2,7 +2,8 @@
 
     L2 = E_s [ -log pi_theta(a_r | s) ]
 
-Source: arXiv 2512.04601, L2 and Algorithm 1; general rows against forgetting and the peak rule are the paper's remedies, their numbers ours.
+Source: arXiv 2512.04601, L2 and Algorithm 1; general rows against forgetting and the peak rule are the paper's
+remedies, their numbers ours.
 A tenth of the rows is held out; the weights after the epoch with the lowest held-out NLL are kept.
 
     turnwise rerun distill --of RUN --set distill.epochs=3
@@ -54,7 +55,9 @@ class DistillConfig(PassConfig):
 
 
 def run(context: Context) -> Outputs:
-    """Artifact `adapter`; where refine left nothing to learn (the critic says Yes to all), it is the critic's adapter as it came in."""
+    """Artifact `adapter`; where refine left nothing to learn (the critic says Yes to all), it is the critic's adapter
+    as it came in.
+    """
     config: DistillConfig = context.config
     rng = random.Random(context.seed)
     rows = target_rows([r for r in context.replay.rows("targets", context.inputs["refine"]) if r["role"] == "policy"])

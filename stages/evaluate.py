@@ -1,9 +1,13 @@
-"""Evaluate: win rate on held-out scenarios, what was forgotten, and what the critic knows: an audit of its words, or of its values.
+"""Evaluate: win rate on held-out scenarios, what was forgotten, and what the critic knows: an audit of its words, or of
+its values.
 
-The audit asks whether the critic deserves the trust that refine puts in it: verdicts and futures against Monte-Carlo returns on
-the policy's own actions, and against the environment's truth (which action is right, exact Q*, the true cause) where it can tell.
-A policy of self_ac has a value function for free; it is read on the episodes, and what it would be good for is measured: `values.py`.
-What an environment itself tells of the episodes (its `describe`) stands beside the win rate, such as what doing nothing would win.
+The audit asks whether the critic deserves the trust that refine puts in it: verdicts and futures against Monte-Carlo
+returns on the policy's own actions, and against the environment's truth (which action is right, exact Q*, the true
+cause) where it can tell.
+A policy of self_ac has a value function for free; it is read on the episodes, and what it would be good for is
+measured: `values.py`.
+What an environment itself tells of the episodes (its `describe`) stands beside the win rate, such as what doing nothing
+would win.
 Source: ours; nlac.md, "The evaluator tends to please".
 
     turnwise rerun evaluate --of RUN --set evaluate.episodes=500
@@ -84,12 +88,14 @@ def run(context: Context) -> Outputs:
     # The scenarios depend on the run's seed alone: every iteration, and every rerun, is judged on the same ones.
     scenarios = envs.scenarios(task.env, task.options, config.split, config.episodes, mix("evaluate", context.run.seed))
     bar = context.progress(f"evaluate on {config.split}", len(scenarios) * config.best_of)
-    # Opened when it is first asked: before the episodes only where V may end one, since on a GPU it takes memory that the engine wants.
+    # Opened when it is first asked: before the episodes only where V may end one, since on a GPU it takes memory that
+    # the engine wants.
     critic = cache(lambda: open_critic(context, roles) if config.value else None)
     settings = rollout_settings(
         context, policy, seed=context.seed, temperature=config.temperature, slots=config.slots, attempts=config.attempts
     )
-    # The first round has the numbers, and with them the seeds, of an evaluation without others: its episodes are the same ones.
+    # The first round has the numbers, and with them the seeds, of an evaluation without others: its episodes are the
+    # same ones.
     played = rollout(
         context.engine,
         environment(context),
@@ -133,7 +139,9 @@ def on_test(context: Context) -> Context:
 def hopeless(
     config: EvaluateConfig, critic: Callable[[], Critic | None]
 ) -> Callable[[Sequence[tuple[int, ...]]], list[bool]] | None:
-    """States to whether V gives the episode up there; None where nothing is given up. Raises UsageError where there is no V."""
+    """States to whether V gives the episode up there; None where nothing is given up. Raises UsageError where there is
+    no V.
+    """
     if (threshold := config.abort_below) is None:
         return None
     if (opened := critic()) is None:
@@ -144,7 +152,9 @@ def hopeless(
 
 
 def values(context: Context, roles: Roles, rounds: Sequence[Sequence[Episode]], critic: Critic | None) -> Values:
-    """The values of a self_ac policy on all episodes, and what one of n chosen by them would win; nothing of other policies' values."""
+    """The values of a self_ac policy on all episodes, and what one of n chosen by them would win; nothing of other
+    policies' values.
+    """
     judged, found = None, Values({}, {})
     if critic is not None:
         judged = judge_episodes(
@@ -155,8 +165,9 @@ def values(context: Context, roles: Roles, rounds: Sequence[Sequence[Episode]], 
 
 
 def probe(context: Context, path: str, rows_a_role: int, adapter: str | None) -> dict[str, float]:
-    """Share of role prompts that the adapted model still answers exactly, greedily: what training has made it forget. Those that do not fit into its
-    context are left out and counted; raises UsageError where none does."""
+    """Share of role prompts that the adapted model still answers exactly, greedily: what training has made it forget.
+    Those that do not fit into its context are left out and counted; raises UsageError where none does.
+    """
     by_role: dict[str, list[dict[str, Any]]] = {}
     for row in read_jsonl(path):
         by_role.setdefault(row["role"], []).append(row)

@@ -1,8 +1,10 @@
 """GRPO, a baseline: policy gradient with the group's mean return as the baseline and one advantage for a whole episode.
 
-    A_i = (R_i - mean_g R) / (std_g R + eps),   L = -E_t [ min(rho_t A_i, clip(rho_t, 1 - c, 1 + c) A_i) ],   rho_t = pi_theta / pi_rollout
+    A_i = (R_i - mean_g R) / (std_g R + eps),   L = -E_t [ min(rho_t A_i, clip(rho_t, 1 - c, 1 + c) A_i) ],   rho_t =
+        pi_theta / pi_rollout
 
-Source: arXiv 2402.03300, with the mean over tokens of all episodes (arXiv 2503.14476). A group is `collect.group` episodes of one scenario.
+Source: arXiv 2402.03300, with the mean over tokens of all episodes (arXiv 2503.14476). A group is `collect.group`
+episodes of one scenario.
 
     turnwise run demo_grpo
 """
@@ -57,7 +59,9 @@ class GrpoConfig(PassConfig):
 
 @dataclass(frozen=True)
 class Turns:
-    """The turns of one pass of a step. Token vectors are (K,), all completion tokens in row order. normaliser: such tokens of the whole step."""
+    """The turns of one pass of a step. Token vectors are (K,), all completion tokens in row order. normaliser: such
+    tokens of the whole step.
+    """
 
     batch: Batch
     advantage_B: Tensor
@@ -67,8 +71,8 @@ class Turns:
 
 
 def run(context: Context) -> Outputs:
-    """Artifact `adapter`, rows of `certificates`. A row is a turn, so nothing has to carry it on; a turn that is not is counted all the same, except
-    the last one of an episode, after which GRPO reads no state.
+    """Artifact `adapter`, rows of `certificates`. A row is a turn, so nothing has to carry it on; a turn that is not is
+    counted all the same, except the last one of an episode, after which GRPO reads no state.
 
     Raises MissingInput where no group has two episodes, UsageError for a policy_temperature that is not 1."""
     config: GrpoConfig = context.config
@@ -111,7 +115,8 @@ def run(context: Context) -> Outputs:
 def clipped_loss(
     model: Any, part: Turns, config: GrpoConfig, gaps: dict[Turn, dict[str, float]]
 ) -> tuple[Tensor, dict[str, float]]:
-    """L of one pass, and its metrics with the tokens that each is a mean of; the losses of a step's passes add up to that of the step.
+    """L of one pass, and its metrics with the tokens that each is a mean of; the losses of a step's passes add up to
+    that of the step.
 
     gaps: takes in those of the turns of the stage's first step."""
     with half(part.batch.ids.device, config.autocast):

@@ -1,10 +1,11 @@
-"""Make a small base model that ships with the project: of words, for the desk's roles, or of bytes, for agents in math, game24 and wiki_search.
+"""Make a small base model that ships with the project: of words, for the desk's roles, or of bytes, for agents in math,
+game24 and wiki_search.
 
     turnwise pretrain --set pretrain.steps=900
     turnwise pretrain --set pretrain.corpus=agents --out data/base_agents
 
-Llama-shaped, trained from scratch on text of `corpora/`, saved as AutoModelForCausalLM and AutoTokenizer load it. Muon for
-matrices and AdamW for embeddings and norms (Jordan et al. 2024); flat, then linear decay. [ours]
+Llama-shaped, trained from scratch on text of `corpora/`, saved as AutoModelForCausalLM and AutoTokenizer load it. Muon
+for matrices and AdamW for embeddings and norms (Jordan et al. 2024); flat, then linear decay. [ours]
 """
 
 from __future__ import annotations
@@ -113,7 +114,9 @@ def encode_reply(tokenizer: Any, example: Example) -> tuple[list[int], list[bool
 
 
 def encode_episode(tokenizer: Any, example: Example) -> tuple[list[int], list[bool]]:
-    """All that follows the system message is learned: replies, and observations, from which a small model learns sooner to copy and to count."""
+    """All that follows the system message is learned: replies, and observations, from which a small model learns sooner
+    to copy and to count.
+    """
     ids = tokenizer.apply_chat_template(agents.transcript(example), tokenize=True, return_dict=False)
     start = ids.index(tokenizer.convert_tokens_to_ids("<|user|>"))
     return ids, [t > start for t in range(len(ids))]

@@ -1,9 +1,10 @@
-"""Rewrite actions from the critic's words: where it says "Optimality: No", the refiner's action is what the policy should learn.
+"""Rewrite actions from the critic's words: where it says "Optimality: No", the refiner's action is what the policy
+should learn.
 
     a ~ pi(.|s),   f_1..f_k ~ M(.|s, a),   e = E(s, a, f_1..f_k),   a_r ~ refiner(s, a, e);      "Yes": a_r = a
 
-Source: arXiv 2512.04601, section 4 (policy improvement) and Algorithm 1. Ours: a is sampled afresh, the share of "Yes" rows is capped, and
-the options `gate` and `critique` (off).
+Source: arXiv 2512.04601, section 4 (policy improvement) and Algorithm 1. Ours: a is sampled afresh, the share of "Yes"
+rows is capped, and the options `gate` and `critique` (off).
 
     turnwise rerun refine --of RUN --set refine.futures=4
 """
@@ -80,7 +81,9 @@ class Refinement:
 
 
 def run(context: Context) -> Outputs:
-    """Rows of `judgements`, and of `targets` with role "policy". Raises MissingInput without a state, UsageError where no prompt fits."""
+    """Rows of `judgements`, and of `targets` with role "policy". Raises MissingInput without a state, UsageError where
+    no prompt fits.
+    """
     config: RefineConfig = context.config
     roles = load_roles(context.run.roles.prompts)
     if config.refinements > 1 and context.run.roles.judge_temperature == 0:
@@ -207,7 +210,8 @@ def refiner_prompt(roles: Roles, r: Refinement, critique: str) -> list[Message]:
 
 
 def gated(context: Context, roles: Roles, refined: Sequence[Refinement]) -> list[Refinement]:
-    """Where the gate refuses all rewrites of an action, the fresh one is kept, once; what the critic kept is left alone.
+    """Where the gate refuses all rewrites of an action, the fresh one is kept, once; what the critic kept is left
+    alone.
 
     Refused rows are not dropped: a critic that says No to everything at some step would take that step's states out of
     training altogether, and the policy forgets how to act there.
@@ -237,7 +241,9 @@ def gated(context: Context, roles: Roles, refined: Sequence[Refinement]) -> list
 
 
 def cap_yes(refined: Sequence[Refinement], most: float, rng: random.Random) -> list[Refinement]:
-    """The rows to be learned, with at most the share `most` of actions kept because of "Yes": else a pleased critic teaches nothing but itself."""
+    """The rows to be learned, with at most the share `most` of actions kept because of "Yes": else a pleased critic
+    teaches nothing but itself.
+    """
     yes = [r for r in refined if not r.dropped and r.kept_action and not r.refused]
     no = [r for r in refined if not r.dropped and (not r.kept_action or r.refused)]
     allowed = len(yes) if most >= 1 else int(most * len(no) / (1 - most) + 1e-9)  # 0.7 * 3 / (1 - 0.7) is 6.9999...

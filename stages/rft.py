@@ -2,7 +2,8 @@
 
     L = E_{episodes with reward 1} [ -log pi_theta(a | s) ]
 
-Source: rejection-sampling fine-tuning, as the baseline of arXiv 2512.04601. Winning episodes of all iterations are kept. [ours]
+Source: rejection-sampling fine-tuning, as the baseline of arXiv 2512.04601. Winning episodes of all iterations are
+kept. [ours]
 
     turnwise run demo_rft
 """

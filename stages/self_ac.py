@@ -1,7 +1,8 @@
 """Self-AC: actor and critic in one transformer, one pass an episode, credit turn by turn.
 
-Source: Self-AC slides; the losses are in `actor_critic.py`, the row's layout in `learn/shadow.py`. The first step is written down token
-by token in ledger.parquet, and every turn gets a certificate of its tokens. A stage that was killed goes on from its last checkpoint, to the same weights as without the kill. [ours]
+Source: Self-AC slides; the losses are in `actor_critic.py`, the row's layout in `learn/shadow.py`. The first step is
+written down token by token in ledger.parquet, and every turn gets a certificate of its tokens. A stage that was killed
+goes on from its last checkpoint, to the same weights as without the kill. [ours]
 
     turnwise run self_ac_demo
 """
@@ -37,7 +38,8 @@ CURVES = ("value_loss", "actor_loss", "explained_variance", "entropy", "grad_nor
 
 
 def run(context: Context) -> Outputs:
-    """Artifacts `adapter`, `head`, `moments.safetensors` and `ledger.parquet`, and `critic` where it has an adapter of its own; rows of `certificates`.
+    """Artifacts `adapter`, `head`, `moments.safetensors` and `ledger.parquet`, and `critic` where it has an adapter of
+    its own; rows of `certificates`.
 
     Raises MissingInput without an episode, UsageError for a model that a packed row does not fit."""
     config: SelfAcConfig = context.config
@@ -77,12 +79,15 @@ def run(context: Context) -> Outputs:
 def learn(
     context: Context, both: nn.ModuleList, optimiser: torch.optim.Optimizer, batches: Any, n_episodes: int
 ) -> list[dict[str, float]]:
-    """All steps, or those that a killed run had not done yet. Leaves the ledger of the first step beside the checkpoint."""
+    """All steps, or those that a killed run had not done yet. Leaves the ledger of the first step beside the
+    checkpoint.
+    """
     config: SelfAcConfig = context.config
     model, head = cast(tuple[Any, ValueHead], tuple(both))
     warming_up = context.iteration < config.warmup
     weight = 0.0 if warming_up else 1 - config.alpha
-    # With no actor to answer it, the critic's gradient would move the policy. A soft prompt learns through the body alone, so with one it has to.
+    # With no actor to answer it, the critic's gradient would move the policy. A soft prompt learns through the body
+    # alone, so with one it has to.
     scale = 0.0 if warming_up and not config.soft_prompt and not config.separate else config.value_grad_scale
     pages: list[dict[str, list[Any]]] = []
 

@@ -1,10 +1,11 @@
 """Language Bellman backup: what the successor should have said of (s, a), made from one real step and a sampled rest.
 
-    f = B(s, a, r, s', f'),   a' ~ pi(.|s'),   f' ~ M_target(.|s', a')        terminal s': f is made from r and the last observation
+    f = B(s, a, r, s', f'),   a' ~ pi(.|s'),   f' ~ M_target(.|s', a')        terminal s': f is made from r and the last
+        observation
 
-Source: arXiv 2512.04601, section 4 (successor training) and Algorithm 1; a fresh a', the terminal prompt and the sampling shares
-are ours (docs/paper-map.md). Each target keeps two information sets: the student prompt x (history, action) and the teacher
-prompt x+ (with s', r, f'). Only x reaches a training row.
+Source: arXiv 2512.04601, section 4 (successor training) and Algorithm 1; a fresh a', the terminal prompt and the
+sampling shares are ours (docs/paper-map.md). Each target keeps two information sets: the student prompt x (history,
+action) and the teacher prompt x+ (with s', r, f'). Only x reaches a training row.
 
     turnwise rerun targets --of RUN --set targets.transitions=512
 """
@@ -61,8 +62,9 @@ class TargetsConfig(Config):
 
 @dataclass(frozen=True)
 class Backup:
-    """Transitions that follow each other, on their way to a target of the first. A role whose reply cannot be read, or that could not be asked,
-    sets `dropped`."""
+    """Transitions that follow each other, on their way to a target of the first. A role whose reply cannot be read, or
+    that could not be asked, sets `dropped`.
+    """
 
     chain: tuple[Transition, ...]
     weight: float
@@ -80,8 +82,9 @@ class Backup:
 
 
 def run(context: Context) -> Outputs:
-    """Rows of `targets` with role "successor". Raises MissingInput without a transition, TurnwiseError without a readable reply, UsageError where no
-    prompt fits."""
+    """Rows of `targets` with role "successor". Raises MissingInput without a transition, TurnwiseError without a
+    readable reply, UsageError where no prompt fits.
+    """
     config: TargetsConfig = context.config
     roles = load_roles(context.run.roles.prompts)
     pool = usable(transitions(context.replay, context.inputs["collect"], newest=config.replay_size))
@@ -165,7 +168,9 @@ def draw(
 
 
 def following(t: Transition, by_key: Mapping[tuple[str, int], Transition], steps: int) -> tuple[Transition, ...]:
-    """The transition and those that followed it in its episode, at most `steps`; fewer at its end or before an unreadable reply."""
+    """The transition and those that followed it in its episode, at most `steps`; fewer at its end or before an
+    unreadable reply.
+    """
     chain = [t]
     while len(chain) < steps and not chain[-1].terminal and (after := by_key.get((t.episode_id, chain[-1].turn + 1))):
         chain.append(after)
@@ -264,7 +269,9 @@ def successor_prompt(roles: Roles, state: Sequence[Message], action: str) -> lis
 
 
 def teacher_prompt(roles: Roles, t: Transition, future: str) -> list[Message]:
-    """The teacher's prompt x+: the real next observation, the reward where the episode ended, the future after it where it did not."""
+    """The teacher's prompt x+: the real next observation, the reward where the episode ended, the future after it where
+    it did not.
+    """
     return roles.prompt(
         "combine", history=history_text(t.state), action=t.action or "unreadable", thought=t.thought, observation=t.observation,
         reward=f"{t.reward:g}" if t.terminal else "none", future=future,
@@ -301,8 +308,9 @@ def target_row(context: Context, roles: Roles, b: Backup) -> Row:
 def leaks(roles: Roles, kept: Sequence[Backup]) -> dict[str, float]:
     """Share of targets that say what only the teacher could know, before and after correction.
 
-    leak: any content word of the observations merged into the target that is not in x; that holds what is to be learned, too, so it is compared with `leak_shuffled`, the
-    same against another row's s'. leak_name: capitalised names alone, which nobody can learn to foresee.
+    leak: any content word of the observations merged into the target that is not in x; that holds what is to be
+    learned, too, so it is compared with `leak_shuffled`, the same against another row's s'. leak_name: capitalised
+    names alone, which nobody can learn to foresee.
     """
     if not kept:
         return {}

@@ -1,7 +1,9 @@
-"""Runs `turnwise` commands in forks of one process, each with a mishap at a named moment; driven by `commands.Commands`.
+"""Runs `turnwise` commands in forks of one process, each with a mishap at a named moment; driven by
+`commands.Commands`.
 
-Each line in is a job `{"argv", "home", "title", "moment", "act"}`, each line out what became of it: `{"status", "out", "err"}`,
-the status being minus the signal where one ended it. The imports are paid once: each command runs in a fork of this process, which has computed and opened nothing yet.
+Each line in is a job `{"argv", "home", "title", "moment", "act"}`, each line out what became of it: `{"status", "out",
+"err"}`, the status being minus the signal where one ended it. The imports are paid once: each command runs in a fork of
+this process, which has computed and opened nothing yet.
 A mishap is an act at a moment of one stage run, which is named by its title ("critic 0", "evaluate final").
 """
 
@@ -45,7 +47,8 @@ class Mishap:
     """`act` at `moment` of the stage run `title`.
 
     Moments: "started", its run is open; "inside", the second call of the engine or the second step of the optimiser;
-    "environment", every step of an episode; "rows", before DuckDB's transaction; "committed", between it and MLflow's end.
+    "environment", every step of an episode; "rows", before DuckDB's transaction; "committed", between it and MLflow's
+    end.
     """
 
     def __init__(self, title: str, moment: str, act: str) -> None:
@@ -104,7 +107,9 @@ def interrupt() -> None:
 
 
 def fill_the_disk() -> None:
-    """From here on no file grows past a size that every store has: what a disk without space does to it, with another number."""
+    """From here on no file grows past a size that every store has: what a disk without space does to it, with another
+    number.
+    """
     resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, FULL_BYTES))
 
 

@@ -79,8 +79,8 @@ def fresh(tmp_path: Path, empty_store: Path, base: Path) -> Path:
 def undisturbed(empty_store: Path, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """A run that nothing disturbed.
 
-    It ran in this process and not in a fork of the child's: so nothing that differs between two processes (the order of a
-    set, say) can be part of a result that disturbed runs equal.
+    It ran in this process and not in a fork of the child's: so nothing that differs between two processes (the order of
+    a set, say) can be part of a result that disturbed runs equal.
     """
     from flows import cli
 

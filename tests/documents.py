@@ -107,7 +107,9 @@ def config_keys() -> dict[str, Any]:
 
 
 def in_module(name: str) -> bool:
-    """`targets.draw`, `learn.ema.ema_update` (below stages/), `flows.pipeline.best_of`: a module of ours and what it defines."""
+    """`targets.draw`, `learn.ema.ema_update` (below stages/), `flows.pipeline.best_of`: a module of ours and what it
+    defines.
+    """
     parts = name.split(".")
     for base in (ROOT, ROOT / "stages"):
         for n in range(len(parts), 0, -1):

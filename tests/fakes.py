@@ -1,4 +1,6 @@
-"""Stages that learn nothing but behave like NLAC's: same names, same inputs; they note every call. For tests of the flows."""
+"""Stages that learn nothing but behave like NLAC's: same names, same inputs; they note every call. For tests of the
+flows.
+"""
 
 from __future__ import annotations
 

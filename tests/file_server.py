@@ -7,7 +7,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class FileServer:
-    """`files`: path -> bytes. `troubles`: path -> what happens at the next requests, one each: a status, "cut", "moved", "endless"; then the file."""
+    """`files`: path -> bytes. `troubles`: path -> what happens at the next requests, one each: a status, "cut",
+    "moved", "endless"; then the file.
+    """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}

@@ -1,8 +1,8 @@
 """Tiny models, a replay in memory and contexts, for tests of what learns.
 
 The models are Llama- and Qwen2-shaped with random weights of a spread that makes their predictions far from uniform.
-The base in a folder has the project's own kind of tokenizer, and a vocabulary that holds the scripted engine's bytes too,
-so that a stage can be run on scripted replies and real gradients.
+The base in a folder has the project's own kind of tokenizer, and a vocabulary that holds the scripted engine's bytes
+too, so that a stage can be run on scripted replies and real gradients.
 """
 
 from __future__ import annotations
@@ -124,7 +124,9 @@ class Recorder(ScriptedEngine):
 
 @dataclass
 class Bench:
-    """Runs stages by hand: what `execute` does, without stores. Every run gets the id "<stage><iteration>" unless named."""
+    """Runs stages by hand: what `execute` does, without stores. Every run gets the id "<stage><iteration>" unless
+    named.
+    """
 
     base: Path
     workdir: Path
@@ -187,7 +189,9 @@ def rows_of(batch: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 
 
 def capture(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Every row that reaches a loss from now on, in whatever stage. Held-out rows do so with gradients off and are left out."""
+    """Every row that reaches a loss from now on, in whatever stage. Held-out rows do so with gradients off and are left
+    out.
+    """
     from stages import grpo
     from stages.train import training
 
@@ -254,7 +258,9 @@ def make_episode(
     reward: float = 0.0,
     malformed: Sequence[int] = (),
 ) -> Episode:
-    """An episode of Ana at the desk as rollout would have left it: (reply, observation) of each turn; the last one ends it."""
+    """An episode of Ana at the desk as rollout would have left it: (reply, observation) of each turn; the last one ends
+    it.
+    """
     messages: list[Message] = [
         {"role": "system", "content": "Service desk."},
         {"role": "user", "content": f"{name}, gold, wants refund for lamp."},

@@ -1,8 +1,10 @@
-"""A pretended GPU: tensors that say they are on "cuda:0", are worked on by the CPU, and refuse to meet a tensor that was left on the CPU.
+"""A pretended GPU: tensors that say they are on "cuda:0", are worked on by the CPU, and refuse to meet a tensor that
+was left on the CPU.
 
-What a machine without a GPU can tell of one: whether everything that a step needs is where the model is. As on a real one, a tensor on the CPU may
-stand beside those on the GPU where it has no dimension, as an index, and where it is copied; and nobody but PyTorch reads what a tensor on the GPU
-holds. Nothing else is pretended: neither a GPU's arithmetic nor its kernels, memory or speed.
+What a machine without a GPU can tell of one: whether everything that a step needs is where the model is. As on a real
+one, a tensor on the CPU may stand beside those on the GPU where it has no dimension, as an index, and where it is
+copied; and nobody but PyTorch reads what a tensor on the GPU holds. Nothing else is pretended: neither a GPU's
+arithmetic nor its kernels, memory or speed.
 """
 
 from __future__ import annotations

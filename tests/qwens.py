@@ -1,8 +1,9 @@
 """Tiny models shaped, named and templated like Qwen2.5-Instruct and QwQ, for rehearsals of presets that want those.
 
-Weights are random; the tokenizer is byte pairs in Qwen's own class, learned from the shipped prompts. As with the real ones, the embedding has more rows
-than the tokenizer knows, a reply ends with <|im_end|>, and generation_config.json asks for a sampling that is not ours. The templates are ours, in their
-form: Qwen2.5 puts a system message of its own before a chat without one; QwQ opens <think>, and drops earlier thoughts.
+Weights are random; the tokenizer is byte pairs in Qwen's own class, learned from the shipped prompts. As with the real
+ones, the embedding has more rows than the tokenizer knows, a reply ends with <|im_end|>, and generation_config.json
+asks for a sampling that is not ours. The templates are ours, in their form: Qwen2.5 puts a system message of its own
+before a chat without one; QwQ opens <think>, and drops earlier thoughts.
 """
 
 from __future__ import annotations
@@ -92,7 +93,9 @@ Script = Callable[[str, str, random.Random], str]
 
 
 class Prompted(HfEngine):
-    """The real engine over the real model, told what to reply: ids are the tokenizer's, log-probs those that the model gives them."""
+    """The real engine over the real model, told what to reply: ids are the tokenizer's, log-probs those that the model
+    gives them.
+    """
 
     def __init__(self, path: str, script: Script, **settings: Any) -> None:
         super().__init__(path, **settings)

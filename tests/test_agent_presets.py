@@ -28,7 +28,9 @@ def test_a_preset_plays_what_its_base_model_was_shown(preset: str, options: dict
 def test_a_whole_loop_on_the_shipped_model(
     preset: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nearly every reply can be read, every episode is one row of turns, each with a value. An untrained model's replies cannot be read at all."""
+    """Nearly every reply can be read, every episode is one row of turns, each with a value. An untrained model's
+    replies cannot be read at all.
+    """
     (home / "data").mkdir(exist_ok=True)
     (home / "data" / "base_agents").symlink_to(MODEL)
     monkeypatch.chdir(home)

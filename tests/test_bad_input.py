@@ -1,7 +1,8 @@
 """What bad input gets, through the real command over the real stages: one sentence, an exit status, and nothing lost.
 
-Wrong usage that the command line or the presets find by themselves is in test_cli.py and test_presets.py; what each store, engine
-and environment says is in its own test. Here: what reaches the user, what is left behind, and that the same command goes on.
+Wrong usage that the command line or the presets find by themselves is in test_cli.py and test_presets.py; what each
+store, engine and environment says is in its own test. Here: what reaches the user, what is left behind, and that the
+same command goes on.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ DOWN = r"turnwise: EngineUnavailable: the engine at 127\.0\.0\.1:8000 did not an
 BROKEN = "turnwise: TurnwiseError: no episode could be scored: env_failed on all 6, first error: ZeroDivisionError: the desk has no such drawer"
 UNREADABLE = r"turnwise: TurnwiseError: targets wanted futures of 8 transitions, but no reply could be read \(.*\)\. Look at the engine's model .*, then run .*"
 
-# (stage run, moment, what happens, the sentence, how the stage's run is marked). A full disk stops the mark as well: the run is
-# found dead by the next command.
+# (stage run, moment, what happens, the sentence, how the stage's run is marked). A full disk stops the mark as well:
+# the run is found dead by the next command.
 MISHAPS = [
     ("evaluate base", "rows", "fill_the_disk", FULL, "KILLED"),
     ("collect 0", "inside", "interrupt", STOPPED, "KILLED"),
@@ -56,7 +57,9 @@ MISHAPS = [
 
 @dataclass(frozen=True)
 class After:
-    """What one command left: how it ended, what `turnwise runs` lists then, and the scratch folders that still lie there."""
+    """What one command left: how it ended, what `turnwise runs` lists then, and the scratch folders that still lie
+    there.
+    """
 
     done: Done
     listed: list[dict[str, Any]]

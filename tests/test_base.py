@@ -25,7 +25,9 @@ def engine() -> HfEngine:
 
 
 def test_it_knows_its_roles_as_its_card_says(engine: HfEngine) -> None:
-    """20 held-out prompts a role, greedily. Of combine, evaluator and corrector at least 18 exactly; a model that has learned nothing has 0."""
+    """20 held-out prompts a role, greedily. Of combine, evaluator and corrector at least 18 exactly; a model that has
+    learned nothing has 0.
+    """
     by_role: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in (BASE / "probe.jsonl").read_text().splitlines():
         row = json.loads(line)
@@ -44,8 +46,8 @@ def test_it_acts_readably_and_wins_no_more_than_chance(
 ) -> None:
     """288 visits where a random policy wins 1 in 24, or with the fourth step 1 in 72: 12 and 4 wins are expected.
 
-    27 and 15 come by chance about once in 10,000 times. Its own habits make some customers likelier to be served right than
-    others, so a few more or less are no sign of knowledge.
+    27 and 15 come by chance about once in 10,000 times. Its own habits make some customers likelier to be served right
+    than others, so a few more or less are no sign of knowledge.
     """
     bench = models.Bench(
         BASE, tmp_path, engine=engine, task=TaskConfig(options=options), roles=RolesConfig(max_action_tokens=24)

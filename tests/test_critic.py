@@ -173,7 +173,9 @@ def run_and_watch(
 def test_the_target_after_n_steps_equals_the_formula(
     bench: models.Bench, monkeypatch: pytest.MonkeyPatch, rate: float, inputs: Any
 ) -> None:
-    """(1 - rate)^n target_0 + sum_k rate (1 - rate)^(n - k) theta_k; target_0 is the last target, at first the fresh adapter."""
+    """(1 - rate)^n target_0 + sum_k rate (1 - rate)^(n - k) theta_k; target_0 is the last target, at first the fresh
+    adapter.
+    """
     states = run_and_watch(bench, monkeypatch, inputs, lr=0.01, batch=3, ema_rate=rate, policy_rows=2)
     n = len(states) - 1
     assert n == 4
@@ -207,7 +209,9 @@ def test_0_epochs_freeze_the_successor_and_its_target(bench: models.Bench) -> No
 
 
 def test_it_learns_the_targets_and_nothing_without_steps(bench: models.Bench) -> None:
-    """Ten targets of about 11 bytes by a model of 17,616 random weights: from 7.3 nats a token, which it keeps at rate 1e-12, to below 3."""
+    """Ten targets of about 11 bytes by a model of 17,616 random weights: from 7.3 nats a token, which it keeps at rate
+    1e-12, to below 3.
+    """
     stuck = bench.run(
         critic.STAGE, CriticConfig(lr=1e-12, epochs=30, batch=5, policy_rows=0), FIRST, name="critic1"
     ).metrics

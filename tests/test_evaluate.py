@@ -28,7 +28,9 @@ INPUTS = {"distill": ["distill0"], "critic": ["critic0"]}
 
 @dataclass
 class Play:
-    """The policy is right for gold customers alone; the base policy is always wrong. critic: "perfect", "blind" (Yes to all) or "contrary"."""
+    """The policy is right for gold customers alone; the base policy is always wrong. critic: "perfect", "blind" (Yes to
+    all) or "contrary".
+    """
 
     critic: str = "perfect"
     policy: str = "gold"
@@ -43,7 +45,9 @@ class Play:
         return "Optimality: No. another." if "fail" in prompt else "Optimality: Yes."
 
     def future(self, prompt: str) -> str:
-        """Of this step alone: in these plays one wrong step is a lost visit, and no other step of a gold visit is wrong."""
+        """Of this step alone: in these plays one wrong step is a lost visit, and no other step of a gold visit is
+        wrong.
+        """
         state, action = prompt.rsplit("Action: ", 1)
         needed = models.right_action(state, OPTIONS)
         tier, request = models.customer(prompt)
@@ -68,7 +72,9 @@ def run(bench: models.Bench, inputs: Any = INPUTS, **config: Any) -> tuple[dict[
 
 
 def test_win_rate_and_its_interval_by_hand(base: Path, tmp_path: Path) -> None:
-    """48 visits, every (request, tier) equally often: 24 gold ones are won. The base wins none, and its interval still has a width."""
+    """48 visits, every (request, tier) equally often: 24 gold ones are won. The base wins none, and its interval still
+    has a width.
+    """
     metrics, rows = run(bench_of(base, tmp_path, Play()))
     assert metrics["evaluate/win_rate"] == metrics["evaluate/return"] == 0.5
     centre, half = (
@@ -142,7 +148,9 @@ def test_a_contrary_critic_is_the_perfect_one_upside_down(base: Path, tmp_path: 
 
 
 def test_the_audit_by_turn_finds_the_step_at_fault(base: Path, tmp_path: Path) -> None:
-    """A critic that is right but for the second step, where it blames everything; the policy is right there half of the time."""
+    """A critic that is right but for the second step, where it blames everything; the policy is right there half of the
+    time.
+    """
 
     class Unjust(Play):
         def future(self, prompt: str) -> str:
@@ -173,7 +181,9 @@ def test_what_the_critic_says_unreadably_is_counted_and_not_scored(base: Path, t
 
 
 def test_actions_that_the_desk_would_not_understand_are_neither_right_nor_wrong(base: Path, tmp_path: Path) -> None:
-    """The base answers every step with an action of the last one: two words, but out of order, so mostly no action at all."""
+    """The base answers every step with an action of the last one: two words, but out of order, so mostly no action at
+    all.
+    """
 
     class Hasty(Play):
         def __call__(self, prompt: str, request: Request) -> str:
@@ -190,7 +200,8 @@ def test_actions_that_the_desk_would_not_understand_are_neither_right_nor_wrong(
     metrics, rows = run(bench_of(base, tmp_path, Hasty("blind", policy="all")), audit_turns=144)
     others = [row for row in rows["judgements"] if not row["info"]["own"]]
     assert len(others) == 144
-    # Own actions are all right; of the base's 144 only the 48 at the last step can be read, and some of those are right by chance.
+    # Own actions are all right; of the base's 144 only the 48 at the last step can be read, and some of those are right
+    # by chance.
     closing = [
         models.right_action(f"X, {r['scenario']['tier']}, wants {r['scenario']['request']} for a done. done.", OPTIONS)
         for r in rows["episodes"]

@@ -1,7 +1,7 @@
 """Ids in = ids trained: from the engine, through every stage, into the loss, nothing is tokenised again.
 
-Two iterations of NLAC and one of each baseline on scripted replies and real gradients; every row that reaches a loss is held
-against what the engine was asked and what it answered.
+Two iterations of NLAC and one of each baseline on scripted replies and real gradients; every row that reaches a loss is
+held against what the engine was asked and what it answered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Prompts that leave no room in the model's context: an episode is cut there, a stage drops the row and counts it, and nothing else changes."""
+"""Prompts that leave no room in the model's context: an episode is cut there, a stage drops the row and counts it, and
+nothing else changes.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ CONTEXT = 20_000
 
 
 class Long(models.Recorder):
-    """The prompts that `too_long` picks by their text are padded to more than the context; `padded` has them, as often as they came."""
+    """The prompts that `too_long` picks by their text are padded to more than the context; `padded` has them, as often
+    as they came.
+    """
 
     def __init__(self, reply: Any, too_long: Callable[[str], bool]) -> None:
         super().__init__(reply, context=CONTEXT)
@@ -66,7 +70,9 @@ STARTS = [scenario("a", "say", "say", "say", "win"), scenario("b", "win"), scena
 def test_an_episode_is_truncated_where_its_next_prompt_has_no_room_and_the_others_are_as_without(
     room: int, turns: int
 ) -> None:
-    """With room for one token it is asked, and that token is an unreadable turn more, but no failure of the policy: one of its own would end it."""
+    """With room for one token it is asked, and that token is an unreadable turn more, but no failure of the policy: one
+    of its own would end it.
+    """
     settings = replace(SETTINGS, malformed_allowance=0, slots=2)
     whole = [without_time(e) for e in rollout(ScriptedEngine(speak), toy(), STARTS, ROLES, SETTINGS)]
     full = len(whole[0].turns[2].prompt_ids)
@@ -132,7 +138,9 @@ def test_an_oracle_without_room_fails_the_simulator(base: Path, tmp_path: Path) 
 
 
 def test_collect_counts_them_and_targets_cannot_bootstrap_from_there(base: Path, tmp_path: Path) -> None:
-    """Desks of several steps at a context that some visits outgrow: truncated there, and the state after the cut is too long for a', too."""
+    """Desks of several steps at a context that some visits outgrow: truncated there, and the state after the cut is too
+    long for a', too.
+    """
     bench = models.Bench(base, tmp_path)
     bench.run(collect.STAGE, CollectConfig(first_episodes=16), {}, name="free")
     lengths = sorted(len(row["prompt_ids"]) for row in bench.memory.tables["turns", "free"])

@@ -1,4 +1,6 @@
-"""The steps that benchmarks/ times against each other are steps of the same episodes: what is compared in seconds is equal in numbers."""
+"""The steps that benchmarks/ times against each other are steps of the same episodes: what is compared in seconds is
+equal in numbers.
+"""
 
 from __future__ import annotations
 

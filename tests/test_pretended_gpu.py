@@ -1,4 +1,6 @@
-"""On a GPU, everything that a stage needs is where the model is: whole runs, on a pretended GPU and on the CPU, end alike to the last bit."""
+"""On a GPU, everything that a stage needs is where the model is: whole runs, on a pretended GPU and on the CPU, end
+alike to the last bit.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Refinement: who is asked what, which action is learned, the cap on Yes, the two gates and the ablations.
 
-The engine is scripted with the desk's own rules, so that it is known which action is right: the fresh action is wrong for
-customers named in WRONG, the critic sees it or not, and the refiner does what the critique says.
+The engine is scripted with the desk's own rules, so that it is known which action is right: the fresh action is wrong
+for customers named in WRONG, the critic sees it or not, and the refiner does what the critique says.
 """
 
 from __future__ import annotations
@@ -197,7 +197,9 @@ def test_yes_rows_are_at_most_their_share_and_as_many_as_that_allows(most: float
 
 
 def test_refined_words_from_the_critique_are_measured_before_and_after_correction(base: Path, tmp_path: Path) -> None:
-    """The refiner repeats a name that only the critique holds, the corrector takes it out: a planted leak of 1 word in 5."""
+    """The refiner repeats a name that only the critique holds, the corrector takes it out: a planted leak of 1 word in
+    5.
+    """
 
     class Gossip(Play):
         def __call__(self, prompt: str, request: Request) -> str:

@@ -1,6 +1,8 @@
-"""Every large preset, end to end in miniature: models shaped, named and templated like the real ones, told what to reply, on the tasks' own data.
+"""Every large preset, end to end in miniature: models shaped, named and templated like the real ones, told what to
+reply, on the tasks' own data.
 
-What a run on a GPU meets for the first time otherwise: the chat templates, byte pairs, long prompts, bfloat16, thoughts, a customer on a server.
+What a run on a GPU meets for the first time otherwise: the chat templates, byte pairs, long prompts, bfloat16,
+thoughts, a customer on a server.
 """
 
 from __future__ import annotations

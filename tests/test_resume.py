@@ -1,6 +1,8 @@
-"""kill -9 in every stage of the real pipeline, then the same command: it goes on, and readers see what they would have seen.
+"""kill -9 in every stage of the real pipeline, then the same command: it goes on, and readers see what they would have
+seen.
 
-One project folder, one command given over and over: it is killed in the first stage run, then in the second, ... until it ends.
+One project folder, one command given over and over: it is killed in the first stage run, then in the second, ... until
+it ends.
 """
 
 from __future__ import annotations

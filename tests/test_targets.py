@@ -85,7 +85,9 @@ def made(
 
 
 def test_targets_equal_the_table(base: Path, tmp_path: Path) -> None:
-    """Terminal: made from the reward and the last observation alone. Truncated: bootstrapped like any other. Mended replies: no target."""
+    """Terminal: made from the reward and the last observation alone. Truncated: bootstrapped like any other. Mended
+    replies: no target.
+    """
     rows = made(bench_of(base, tmp_path))
     assert {key: row["raw"] for key, row in rows.items()} == TABLE
     assert {key: row["completion"] for key, row in rows.items()} == {
@@ -150,7 +152,9 @@ def test_a_chain_stops_before_a_reply_that_nobody_could_read(base: Path, tmp_pat
 
 
 def test_the_bootstrapped_action_is_fresh_and_not_the_stored_one(base: Path, tmp_path: Path) -> None:
-    """The stored next action of "Lost" is `close phone`; the successor is asked about `give fresh`, which nobody ever did."""
+    """The stored next action of "Lost" is `close phone`; the successor is asked about `give fresh`, which nobody ever
+    did.
+    """
     bench = bench_of(base, tmp_path)
     rows = made(bench)
     engine: Any = bench.engine
@@ -279,7 +283,9 @@ def desks() -> list[dict[str, Any]]:
 def test_student_prompts_are_history_and_action_and_nothing_else(
     base: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    """Over random desks: each student prompt equals one built from the state alone, and holds no audit, future, reward or critique."""
+    """Over random desks: each student prompt equals one built from the state alone, and holds no audit, future, reward
+    or critique.
+    """
     bench = models.Bench(base, tmp_path, task=TaskConfig(options=options))
     bench.run(collect.STAGE, collect.CollectConfig(first_episodes=12), {})
     bench.memory.files["critic0", "adapter"] = bench.memory.files["critic0", "target"] = tmp_path

@@ -1,4 +1,5 @@
-"""Shows the certificates of an episode's tokens: all clear in a line at its end, what differs at the turn where the tokens broke.
+"""Shows the certificates of an episode's tokens: all clear in a line at its end, what differs at the turn where the
+tokens broke.
 
 turnwise show EPISODE
 """
@@ -12,7 +13,9 @@ from stages.learn.certificate import shown
 
 
 def difference(rows: Sequence[Row], turn: int) -> str:
-    """What the turn produced and what the next state holds instead; empty where it goes on with the same tokens. All runs found the same."""
+    """What the turn produced and what the next state holds instead; empty where it goes on with the same tokens. All
+    runs found the same.
+    """
     broken = [row for row in rows if row["turn"] == turn and row["extended"] is False]
     if not broken:
         return ""

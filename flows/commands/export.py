@@ -1,4 +1,6 @@
-"""Takes results out of the store: rows as Parquet, an adapter, a merged model with or without its value head; and puts a pretrained base in place."""
+"""Takes results out of the store: rows as Parquet, an adapter, a merged model with or without its value head; and puts
+a pretrained base in place.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ HEAD = "head"  # its artifact, and the folder beside the merged model
 
 
 def export_run(workspace: Workspace, run: str, folder: Path, what: str) -> list[Path]:
-    """Write the rows of a run, its adapter, its model with the adapter merged in, or that with its critic, to a new folder. Returns the files."""
+    """Write the rows of a run, its adapter, its model with the adapter merged in, or that with its critic, to a new
+    folder. Returns the files.
+    """
     run_id = workspace.tracking.find(run)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"export: wanted a new or empty folder, but {folder} has something in it. Name another one.")
@@ -61,7 +65,8 @@ def merge(base: str, adapter: Path, folder: Path) -> None:
 
 
 def add_critic(workspace: Workspace, run_id: str, stored: Mapping[str, Any], folder: Path) -> None:
-    """The value head, and critic.json with all that V(s) = head(last state of the merged model on s + prompt_ids) wants besides.
+    """The value head, and critic.json with all that V(s) = head(last state of the merged model on s + prompt_ids) wants
+    besides.
 
     In a folder of its own: a server that loads every *.safetensors beside the model would stumble over the head.
     """
@@ -100,7 +105,9 @@ def _no_engine(run: RunConfig) -> Any:
 
 
 def _critic_adapter(run_id: str, stored: Mapping[str, Any]) -> str:
-    """The artifact with the adapter that values are read through: the critic's own, where it has one. Raises UsageError where none was trained."""
+    """The artifact with the adapter that values are read through: the critic's own, where it has one. Raises UsageError
+    where none was trained.
+    """
     from stages.judge.values import critic_adapter
 
     if (name := critic_adapter(stored["config"][CRITIC_STAGE])) is None:

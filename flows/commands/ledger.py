@@ -1,4 +1,5 @@
-"""Shows an episode of the ledger of credit that a run of self_ac left: what each turn earned, and what it counted for in the loss.
+"""Shows an episode of the ledger of credit that a run of self_ac left: what each turn earned, and what it counted for
+in the loss.
 
 turnwise show RUN --ledger EPISODE
 """
@@ -30,8 +31,9 @@ NUMBERS = ("reward", "value", "target", "advantage", "ratio", "share")
 def read_ledger(workspace: Workspace, run: str, prefix: str) -> dict[str, Any]:
     """The entries of one episode, its turns' texts as they were produced, and the sum of all shares of the step.
 
-    run: a run of self_ac, or a pipeline run, then of its last iteration. Raises UsageError for another run, or where no episode of the ledger,
-    or several, start with the prefix; MissingInput where the run left no ledger."""
+    run: a run of self_ac, or a pipeline run, then of its last iteration. Raises UsageError for another run, or where no
+    episode of the ledger, or several, start with the prefix; MissingInput where the run left no ledger.
+    """
     from stages.store.execute import lineage_inputs
 
     run_id = _find(workspace, run)

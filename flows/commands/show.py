@@ -1,4 +1,5 @@
-"""Shows a run, or an episode as a transcript with what the critic said of every turn beside it, and whether training kept its tokens.
+"""Shows a run, or an episode as a transcript with what the critic said of every turn beside it, and whether training
+kept its tokens.
 
     turnwise show RUN
     turnwise show EPISODE

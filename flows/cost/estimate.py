@@ -1,15 +1,19 @@
-"""`turnwise plan PRESET`: what a run would do, what memory it needs and how long it takes on a device, before anything runs.
+"""`turnwise plan PRESET`: what a run would do, what memory it needs and how long it takes on a device, before anything
+runs.
 
     turnwise plan twenty_questions --device h200 --assume turns=10
 
-A model of cost, not a measurement (python -m benchmarks.plan_check has both side by side). Work in FLOP, w = weights that a token is multiplied with:
+A model of cost, not a measurement (python -m benchmarks.plan_check has both side by side). Work in FLOP, w = weights
+that a token is multiplied with:
 
     token read or generated      2 w + 4 Q layers x context                     Q: width of all query heads
-    token trained on             2 w forward, 2 w backward (the base is frozen), 2 w more with gradient checkpointing; the adapter also has
+    token trained on             2 w forward, 2 w backward (the base is frozen), 2 w more with gradient checkpointing;
+        the adapter also has
                                  its own gradients; attention 2 products forward, 5 backward
 
-Hours: work / (peak x share of it that is assumed); decoding is no faster than weights and KV cache can be read from memory. One device
-trains; an engine in this process shares it, servers (engine = openai) have devices of their own. [ours]
+Hours: work / (peak x share of it that is assumed); decoding is no faster than weights and KV cache can be read from
+memory. One device trains; an engine in this process shares it, servers (engine = openai) have devices of their own.
+[ours]
 """
 
 from __future__ import annotations
@@ -87,7 +91,9 @@ class Cost:
 
 
 def train_flops(m: Machine, rows: Rows, *, autocast: bool, backward: bool = True) -> tuple[float, float]:
-    """(FLOP in the model's dtype, FLOP in fp32): an adapter over 16-bit weights is kept, and without autocast multiplied, in fp32."""
+    """(FLOP in the model's dtype, FLOP in fp32): an adapter over 16-bit weights is kept, and without autocast
+    multiplied, in fp32.
+    """
     again = 1 if m.run.model.gradient_checkpointing and backward else 0
     tokens, pairs = rows.n * rows.length, rows.n * rows.length * (rows.length + 1) / 2
     passes = 1 + again + (1 if backward else 0)
@@ -134,8 +140,10 @@ def generate_seconds(m: Machine, p: Prompts) -> float:
 
 
 def answer_seconds(m: Machine, work: Work, told: float) -> float:
-    """The run's own engine answers the environments one after the other, a server as many as wait for it at once. A model that is not known counts as
-    the run's; what it reads is left out. Added to the hours, although an engine that is a stream goes on meanwhile."""
+    """The run's own engine answers the environments one after the other, a server as many as wait for it at once. A
+    model that is not known counts as the run's; what it reads is left out. Added to the hours, although an engine that
+    is a stream goes on meanwhile.
+    """
     task = m.run.task
     shape, side_by_side = (
         KNOWN.get(task.oracle_model, m.shape),
@@ -192,7 +200,9 @@ def training_memory(m: Machine, work: Work) -> dict[str, float]:
 
 
 def tokens_of_a_pass(m: Machine, work: Work) -> float:
-    """Of the longest pass: a packed row, what `pass_tokens` allows, or a whole step; at least the longest row, twice the mean being taken for it."""
+    """Of the longest pass: a packed row, what `pass_tokens` allows, or a whole step; at least the longest row, twice
+    the mean being taken for it.
+    """
     stage, longest = getattr(m.run, work.stage), max((2 * r.length for r in work.trained), default=0.0)
     longest = min(longest, m.shape.positions)
     if budget := getattr(stage, "row_tokens" if work.stage == "self_ac" else "pass_tokens"):
@@ -253,7 +263,9 @@ def _engine_verdict(m: Machine, memory: Mapping[str, float]) -> str:
 
 
 def estimate(run: Any, device: str, n: int, changes: Sequence[str] = ()) -> dict[str, Any]:
-    """All that `turnwise plan` prints, as plain values. Raises UsageError for a model, device or assumption that is not known."""
+    """All that `turnwise plan` prints, as plain values. Raises UsageError for a model, device or assumption that is not
+    known.
+    """
     if n < 1:
         raise UsageError(f"--devices {n}: wanted at least 1.")
     m = Machine(run, shape_of(run.model.path), device_of(device), n)

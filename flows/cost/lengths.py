@@ -1,8 +1,10 @@
-"""What only a run can tell of itself, assumed before it runs: turns of an episode, tokens of prompts and replies, how often the critic says Yes.
+"""What only a run can tell of itself, assumed before it runs: turns of an episode, tokens of prompts and replies, how
+often the critic says Yes.
 
     turnwise plan demo --assume turns=3 --assume yes=0.7
 
-Replies are taken to be half as long as the config allows, the rest goes by task; a first iteration's means are better. [ours]
+Replies are taken to be half as long as the config allows, the rest goes by task; a first iteration's means are better.
+[ours]
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class Lengths:
     told: float  # that answer
 
     def state(self, k: float) -> float:
-        """The policy's prompt at reply k. Thoughts of earlier replies are not in it: chat templates of reasoning models leave them out."""
+        """The policy's prompt at reply k. Thoughts of earlier replies are not in it: chat templates of reasoning models
+        leave them out.
+        """
         return self.system + self.first + k * (self.action + self.observation)
 
     def history(self, k: float) -> float:
@@ -53,8 +57,9 @@ class Lengths:
         return (self.turns - 1) / 2
 
 
-# (turns, system, first, observation, act as a share of action, asked, told) where the config says nothing of them. tau_bench: turns by the
-# published runs of another model (mean 12.3), system by four characters a token; the others by the prompts' length.
+# (turns, system, first, observation, act as a share of action, asked, told) where the config says nothing of them.
+# tau_bench: turns by the published runs of another model (mean 12.3), system by four characters a token; the others by
+# the prompts' length.
 _BY_TASK = {
     "service_desk": (3, 20, 10, 8, 0.4, 0.0, 0),
     "twenty_questions": (15, 260, 20, 8, 0.3, 1.0, 3),

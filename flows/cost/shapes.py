@@ -1,7 +1,8 @@
 """What a model and a device are, as far as cost goes: parameters, work a token, bytes a token; peak, bandwidth, memory.
 
-A shape is read from the model folder's config.json; the models that the papers train are known by name, since a hub is not asked. The
-layout is that of Llama and Qwen2: grouped-query attention and a gated feed-forward part. Nothing here imports torch. [ours]
+A shape is read from the model folder's config.json; the models that the papers train are known by name, since a hub is
+not asked. The layout is that of Llama and Qwen2: grouped-query attention and a gated feed-forward part. Nothing here
+imports torch. [ours]
 """
 
 from __future__ import annotations
@@ -75,10 +76,12 @@ class Shape:
         return 2.0 * products * pairs * self.q * self.layers
 
     def activation_bytes(self, itemsize: int, rank: int, *, checkpointing: bool) -> tuple[float, float]:
-        """(bytes a token that all layers keep for the backward pass, bytes a token of the one layer that is worked out again).
+        """(bytes a token that all layers keep for the backward pass, bytes a token of the one layer that is worked out
+        again).
 
-        Per layer: inputs of both norms in fp32; inputs of the adapter's A, cast to fp32 for each linear layer where the base is in 16 bits, and
-        of its B; queries, keys, values and the attention's output; gate, its activation, up. The base is frozen: its layers keep no inputs.
+        Per layer: inputs of both norms in fp32; inputs of the adapter's A, cast to fp32 for each linear layer where the
+        base is in 16 bits, and of its B; queries, keys, values and the attention's output; gate, its activation, up.
+        The base is frozen: its layers keep no inputs.
         """
         d, i = self.width, self.inner
         a_inputs = 5 * d + self.q + i if itemsize < 4 else 2 * d + self.q + i
@@ -88,13 +91,17 @@ class Shape:
         return float(self.layers * itemsize * d), float(layer)
 
     def logits_bytes(self, itemsize: int) -> float:
-        """Of a chunk of tokens on its way through the vocabulary projection and back: logits, in fp32, their softmax and its gradient."""
+        """Of a chunk of tokens on its way through the vocabulary projection and back: logits, in fp32, their softmax
+        and its gradient.
+        """
         return float(CHUNK * self.vocabulary * (itemsize + 3 * 4))
 
 
 @dataclass(frozen=True)
 class Device:
-    """bf16, fp32: peak of dense matrix products, TFLOP/s. bandwidth: of its memory, TB/s. memory: what a program gets, GiB."""
+    """bf16, fp32: peak of dense matrix products, TFLOP/s. bandwidth: of its memory, TB/s. memory: what a program gets,
+    GiB.
+    """
 
     bf16: float
     fp32: float

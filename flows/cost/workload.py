@@ -1,7 +1,9 @@
-"""What a run of a config would do, counted before it runs: episodes, prompts, tokens read, generated and trained, optimiser steps.
+"""What a run of a config would do, counted before it runs: episodes, prompts, tokens read, generated and trained,
+optimiser steps.
 
-Counts of rows, batches and steps are the stages' own arithmetic. What only a run can tell (turns of an episode, tokens of a reply, how often
-the critic says Yes) is assumed: `flows/cost/lengths.py`. Pools grow over the iterations as they do in a run. [ours]
+Counts of rows, batches and steps are the stages' own arithmetic. What only a run can tell (turns of an episode, tokens
+of a reply, how often the critic says Yes) is assumed: `flows/cost/lengths.py`. Pools grow over the iterations as they
+do in a run. [ours]
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ FACTOR = 40.0  # tokens of one thought in a chain of thought
 
 @dataclass(frozen=True)
 class Prompts:
-    """n requests of one kind: tokens that each reads, those of them that all have in front, and tokens that each writes."""
+    """n requests of one kind: tokens that each reads, those of them that all have in front, and tokens that each
+    writes.
+    """
 
     n: float
     read: float
@@ -215,7 +219,9 @@ def grpo(at: At) -> Work:
 
 
 def self_ac(at: At) -> Work:
-    """One row an episode. The same rows again without a gradient for the price on divergence, and a second pass for a critic of its own."""
+    """One row an episode. The same rows again without a gradient for the price on divergence, and a second pass for a
+    critic of its own.
+    """
     config, size, n = at.run.self_ac, at.lengths, n_episodes(at.run, at.iteration)
     said = size.turns * (size.action + size.thought)
     states = 1 + (said / FACTOR if at.run.task.agent == "cot" else size.turns)

@@ -1,4 +1,5 @@
-"""The same pipeline under Prefect: one flow a run, one task a stage, so that a server shows, schedules and retries them.
+"""The same pipeline under Prefect: one flow a run, one task a stage, so that a server shows, schedules and retries
+them.
 
 Prefect's own caching is off: the fingerprint is the only cache. Imported late, because Prefect takes seconds to import
 and reads the address of its server when it does.
@@ -72,7 +73,9 @@ def run_as_flow(body: Callable[[], T], name: str, parameters: dict[str, Any]) ->
 
 
 def crash_dead_runs() -> None:
-    """Mark as crashed the flow runs whose process was killed: nobody else would, and they would be shown as running for ever."""
+    """Mark as crashed the flow runs whose process was killed: nobody else would, and they would be shown as running for
+    ever.
+    """
     running = FlowRunFilter(state={"type": {"any_": [StateType.RUNNING]}}, tags={"all_": [OURS]})
     with get_client(sync_client=True) as client:
         for run in client.read_flow_runs(flow_run_filter=running):

@@ -64,7 +64,9 @@ class Launcher:
 
 @contextmanager
 def launcher(home: Path, *, plain: bool) -> Iterator[Launcher]:
-    """A launcher; the server that it may have started begins at once, beside what is imported next, and ends with the context."""
+    """A launcher; the server that it may have started begins at once, beside what is imported next, and ends with the
+    context.
+    """
     if plain:
         yield Launcher(home, None)
         return
@@ -96,7 +98,9 @@ def launch_run(
 
 
 def check_data(run: RunConfig) -> None:
-    """Raises UsageError where the task's data is not there, for any split that the run needs: else it would be told after a model was loaded, or hours later."""
+    """Raises UsageError where the task's data is not there, for any split that the run needs: else it would be told
+    after a model was loaded, or hours later.
+    """
     config: Any = run  # with the sections of the stages
     for split in dict.fromkeys((config.collect.split, config.evaluate.split, "test")):
         options = {**run.task.options, **(config.evaluate.test_options if split == "test" else {})}

@@ -35,7 +35,8 @@ class Leashed:
                 stderr=subprocess.STDOUT,
                 env=dict(env),
                 cwd=cwd,
-                # Ctrl-C reaches the whole foreground group: the owner decides when its servers go, after its last report to them.
+                # Ctrl-C reaches the whole foreground group: the owner decides when its servers go, after its last
+                # report to them.
                 start_new_session=True,
             )
 

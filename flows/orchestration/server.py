@@ -64,7 +64,9 @@ def healthy(url: str, says: bytes = b"true") -> bool:
 
 
 def find_server(home: Path) -> str | None:
-    """URL of a running server's API, or None. Raises TurnwiseError where PREFECT_API_URL names one that does not answer."""
+    """URL of a running server's API, or None. Raises TurnwiseError where PREFECT_API_URL names one that does not
+    answer.
+    """
     if url := os.environ.get("PREFECT_API_URL"):
         if not _answers(url):
             raise TurnwiseError(

@@ -1,4 +1,5 @@
-"""Keeps servers up until Ctrl-C: MLflow's page and Prefect (`turnwise ui`), or Prefect and what runs its deployments (`turnwise serve`).
+"""Keeps servers up until Ctrl-C: MLflow's page and Prefect (`turnwise ui`), or Prefect and what runs its deployments
+(`turnwise serve`).
 
 All of them listen on 127.0.0.1 only, and end with this process, however it ends.
 """
@@ -60,7 +61,8 @@ def serve(args: Namespace) -> int:
 
         def start_worker() -> Leashed:
             log = home / "data" / "prefect" / "deployments.log"
-            # Not `-m`: the flows would then belong to `__main__`, where a run in a process of its own does not find them.
+            # Not `-m`: the flows would then belong to `__main__`, where a run in a process of its own does not find
+            # them.
             command = [
                 sys.executable,
                 "-c",

@@ -1,10 +1,13 @@
 """Gymnasium: an environment of texts as one of ours, and one of ours as an environment of texts.
 
-    FromGymnasium   reset(seed=, options=) -> (text, info), step(text) -> (text, reward, terminated, truncated, info) is played as an Env
-    ToGymnasium     an Env is played by the same five-tuple; `as_gymnasium` makes it a gymnasium.Env, which wrappers ask for
+    FromGymnasium   reset(seed=, options=) -> (text, info), step(text) -> (text, reward, terminated, truncated, info) is
+        played as an Env
+    ToGymnasium     an Env is played by the same five-tuple; `as_gymnasium` makes it a gymnasium.Env, which wrappers ask
+        for
 
-The interface is that of Gymnasium 1.x (gymnasium.Env), by its methods alone: any object that has them will do, and only `as_gymnasium` imports
-the package. terminated and truncated stay apart. What fails raises on both sides, and is never a reward: Gymnasium has no value for it. [ours]
+The interface is that of Gymnasium 1.x (gymnasium.Env), by its methods alone: any object that has them will do, and only
+`as_gymnasium` imports the package. terminated and truncated stay apart. What fails raises on both sides, and is never a
+reward: Gymnasium has no value for it. [ours]
 """
 
 from __future__ import annotations
@@ -36,8 +39,10 @@ def action_of_react(text: str) -> str:
 class FromGymnasium:
     """One running episode. A scenario's data is what `reset` is given: `seed`, `options`, both optional.
 
-    env: played, and reset by this object alone. system: tells the policy what the task is and how it replies. read: the action of a reply; raises Malformed.
-    malformed: errors of `env.step` that blame the action; they become Malformed with their text, and must have changed nothing.
+    env: played, and reset by this object alone. system: tells the policy what the task is and how it replies. read: the
+    action of a reply; raises Malformed.
+    malformed: errors of `env.step` that blame the action; they become Malformed with their text, and must have changed
+    nothing.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -61,7 +66,9 @@ class FromGymnasium:
         return (_observed(observation),)
 
     def step(self, message: Message) -> Step:
-        """Act. Raises Malformed; RuntimeError after the end, and for an answer that is no text with a finite reward; whatever `env` raises."""
+        """Act. Raises Malformed; RuntimeError after the end, and for an answer that is no text with a finite reward;
+        whatever `env` raises.
+        """
         if not self._running:
             raise RuntimeError("the episode has not begun, or is over: call reset first")
         action = self._read(str(message.get("content") or ""))
@@ -73,7 +80,8 @@ class FromGymnasium:
             raise Malformed(str(error) or "the action cannot be read") from error
         if not math.isfinite(reward):
             raise RuntimeError(f"the environment gave the reward {reward}")
-        # Gymnasium allows both (a time limit reached by the last action); what is over by itself has no future to be bootstrapped.
+        # Gymnasium allows both (a time limit reached by the last action); what is over by itself has no future to be
+        # bootstrapped.
         step = Step(
             (_observed(observation),), float(reward), bool(terminated), bool(truncated) and not terminated, dict(info)
         )
@@ -90,11 +98,14 @@ def _observed(observation: Any) -> Message:
 
 
 class ToGymnasium:
-    """Our environment by Gymnasium's methods. An action is a whole reply of the policy; the observation is the text that answers it.
+    """Our environment by Gymnasium's methods. An action is a whole reply of the policy; the observation is the text
+    that answers it.
 
-    `reset(seed=n)` plays scenario n modulo their number, `reset()` the next one, `reset(options={"scenario": id})` the one of that id.
-    Its info has the system message and the tools, which a policy must see. An unreadable reply is observed (info["malformed"]); past
-    `malformed_allowance` of them the episode is terminated with reward 0, the policy's failure. max_turns: replies, after which it is truncated.
+    `reset(seed=n)` plays scenario n modulo their number, `reset()` the next one, `reset(options={"scenario": id})` the
+    one of that id.
+    Its info has the system message and the tools, which a policy must see. An unreadable reply is observed
+    (info["malformed"]); past `malformed_allowance` of them the episode is terminated with reward 0, the policy's
+    failure. max_turns: replies, after which it is truncated.
     Simulators and engines that fail raise, and the episode is over without a reward.
     """
 
@@ -129,7 +140,9 @@ class ToGymnasium:
         }
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """(observation, reward, terminated, truncated, info). Raises RuntimeError after the end; whatever the environment raises."""
+        """(observation, reward, terminated, truncated, info). Raises RuntimeError after the end; whatever the
+        environment raises.
+        """
         env, self._env = self._env, None  # so that an error leaves no episode to go on with
         if env is None:
             raise RuntimeError("the episode has not begun, or is over: call reset first")
@@ -170,7 +183,8 @@ def as_gymnasium(env: ToGymnasium, *, longest: int = 200_000) -> Any:
 
     class TurnwiseEnv(gymnasium.Env):  # type: ignore[misc, unused-ignore]
         metadata: ClassVar[dict[str, Any]] = dict(env.metadata)
-        # A Text space lists its characters, so it cannot hold all of Unicode; what a text has beyond is outside of the space and still comes.
+        # A Text space lists its characters, so it cannot hold all of Unicode; what a text has beyond is outside of the
+        # space and still comes.
         observation_space = action_space = gymnasium.spaces.Text(longest, min_length=0, charset=string.printable)
 
         def reset(

@@ -1,4 +1,6 @@
-"""One episode of ours as another library plays it: replies in, texts out, the reward summed, and a failure that nobody can take for a reward. Ours."""
+"""One episode of ours as another library plays it: replies in, texts out, the reward summed, and a failure that nobody
+can take for a reward. Ours.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from stages.frame.types import Env, Scenario
 
 
 class Play:
-    """text: the first observation. system, tools: what the policy must see. Begins at once; raises what the environment raises."""
+    """text: the first observation. system, tools: what the policy must see. Begins at once; raises what the environment
+    raises.
+    """
 
     def __init__(
         self, make_env: Callable[[], Env], scenario: Scenario, *, max_turns: int, malformed_allowance: int
@@ -27,7 +31,9 @@ class Play:
         return self.terminated or self.truncated or bool(self._failure)
 
     def act(self, reply: str) -> str:
-        """The observation after a reply of the policy. Raises what the environment raises, and RuntimeError after the end."""
+        """The observation after a reply of the policy. Raises what the environment raises, and RuntimeError after the
+        end.
+        """
         try:
             text, reward, self.terminated, self.truncated, _ = self._env.step(reply)
         except Exception as error:  # kept besides, since a library may show an error to the policy and go on
@@ -37,7 +43,9 @@ class Play:
         return text
 
     def reward(self) -> float:
-        """The sum of the rewards so far. Raises RuntimeError where the episode failed: what happened then is not the policy's doing."""
+        """The sum of the rewards so far. Raises RuntimeError where the episode failed: what happened then is not the
+        policy's doing.
+        """
         if self._failure:
             raise RuntimeError(f"the episode failed and has no reward: {self._failure}")
         return self._reward

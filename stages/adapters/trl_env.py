@@ -1,4 +1,5 @@
-"""TRL: one of our environments for GRPOTrainer(environment_factory=...), as its documentation asks for (TRL 1.x, "OpenEnv").
+"""TRL: one of our environments for GRPOTrainer(environment_factory=...), as its documentation asks for (TRL 1.x,
+"OpenEnv").
 
     make = envs.make_env("game24", {})
     trainer = GRPOTrainer(
@@ -6,9 +7,10 @@
         environment_factory=trl_environment(make, max_turns=12),
     )
 
-The class has `reset(**row)`, one tool, `act`, and `get_reward()`. TRL shows the error of a tool to the policy and goes on, and knows no end of an
-episode but the policy's silence. So a failure is kept, and `get_reward` raises it: the training stops, and no reward is made of it. After
-the end `act` raises ValueError, which TRL shows to the policy, as it recommends. TRL is not imported. [ours]
+The class has `reset(**row)`, one tool, `act`, and `get_reward()`. TRL shows the error of a tool to the policy and goes
+on, and knows no end of an episode but the policy's silence. So a failure is kept, and `get_reward` raises it: the
+training stops, and no reward is made of it. After the end `act` raises ValueError, which TRL shows to the policy, as it
+recommends. TRL is not imported. [ours]
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from stages.frame.types import Env, Scenario
 
 
 def trl_rows(make_env: Callable[[], Env], scenarios: Sequence[Scenario]) -> list[dict[str, Any]]:
-    """The data set: prompt, and the scenario, which `reset` reads. The first observation follows at reset, behind the empty user message."""
+    """The data set: prompt, and the scenario, which `reset` reads. The first observation follows at reset, behind the
+    empty user message.
+    """
     rows = []
     for scenario in scenarios:
         env = make_env()
@@ -40,7 +44,8 @@ def trl_environment(
 ) -> type:
     """A class without arguments, one instance a rollout.
 
-    form: the reply that our environment is handed, of the action that the policy called the tool with; for math it is the action itself.
+    form: the reply that our environment is handed, of the action that the policy called the tool with; for math it is
+    the action itself.
     max_turns: calls, after which the episode is truncated. Instances tell `terminated` and `truncated`.
     """
 

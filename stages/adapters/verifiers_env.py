@@ -3,11 +3,12 @@
     FromVerifiers   its setup_state, is_completed, env_response and reward functions are played as an Env
     ToVerifiers     the same methods over one of ours; `as_verifiers` makes it a verifiers.MultiTurnEnv
 
-By its methods alone, as its own rollout calls them (verifiers/envs/multiturn_env.py of 0.1.5); only `as_verifiers` imports the package. From 0.1.8
-on the loop is another one, and since 0.4 there is no such class: those need an adapter of their own. [ours]
+By its methods alone, as its own rollout calls them (verifiers/envs/multiturn_env.py of 0.1.5); only `as_verifiers`
+imports the package. From 0.1.8 on the loop is another one, and since 0.4 there is no such class: those need an adapter
+of their own. [ours]
 
-Two things are done otherwise than there, so that what failed is never a reward: a reward function that raises is an error (verifiers books 0.0),
-and the turn limit is told apart from the end (verifiers knows one end only).
+Two things are done otherwise than there, so that what failed is never a reward: a reward function that raises is an
+error (verifiers books 0.0), and the turn limit is told apart from the end (verifiers knows one end only).
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ State = dict[str, Any]
 
 
 class FromVerifiers:
-    """One running episode. A scenario's data is a row of its data set: `prompt` (chat messages), and `answer`, `task`, `info` where there are any.
+    """One running episode. A scenario's data is a row of its data set: `prompt` (chat messages), and `answer`, `task`,
+    `info` where there are any.
 
-    env: a MultiTurnEnv of chat messages; it is only called, so many episodes may share it. Its reward comes at the end, as there. An episode that
-    ends by env.max_turns alone is truncated; set task.max_turns above it, since an episode that ends by task.max_turns is not scored.
+    env: a MultiTurnEnv of chat messages; it is only called, so many episodes may share it. Its reward comes at the end,
+    as there. An episode that ends by env.max_turns alone is truncated; set task.max_turns above it, since an episode
+    that ends by task.max_turns is not scored.
     """
 
     def __init__(self, env: Any) -> None:
@@ -61,7 +64,9 @@ class FromVerifiers:
         return tuple(message for message in prompt if message["role"] != "system")
 
     def step(self, message: Message) -> Step:
-        """Hand over the reply. Raises RuntimeError after the end and for a reward that is no finite number; whatever `env` raises."""
+        """Hand over the reply. Raises RuntimeError after the end and for a reward that is no finite number; whatever
+        `env` raises.
+        """
         state, self._state = self._state, None  # so that an error leaves no episode to go on with
         if state is None:
             raise RuntimeError("the episode has not begun, or is over: call reset first")
@@ -112,8 +117,9 @@ def _asked_for(function: Callable[..., Any], known: Mapping[str, Any]) -> dict[s
 
 
 class ToVerifiers:
-    """Our environment by the methods that verifiers calls. max_turns: replies, after which an episode is truncated; verifiers' own limit must be off,
-    since it ends an episode before the last reply is looked at. state["turnwise"] is the episode (adapters/play.py), with terminated and truncated.
+    """Our environment by the methods that verifiers calls. max_turns: replies, after which an episode is truncated;
+    verifiers' own limit must be off, since it ends an episode before the last reply is looked at. state["turnwise"] is
+    the episode (adapters/play.py), with terminated and truncated.
     """
 
     def __init__(
@@ -143,7 +149,9 @@ class ToVerifiers:
         return Play(self._make_env, scenario, max_turns=self._max_turns, malformed_allowance=self._allowance)
 
     async def setup_state(self, state: State, **_: Any) -> State:
-        """Begin the episode. Raises RuntimeError where it begins otherwise than its row says: verifiers cannot be told the new beginning."""
+        """Begin the episode. Raises RuntimeError where it begins otherwise than its row says: verifiers cannot be told
+        the new beginning.
+        """
         play = await asyncio.to_thread(self._begin, scenario_of(state["info"]["scenario"]))
         if _prompt(play) != [{"role": message["role"], "content": message["content"]} for message in state["prompt"]]:
             raise RuntimeError("the environment begins differently each time, which a data set of prompts cannot hold")
@@ -168,7 +176,9 @@ def _prompt(play: Play) -> list[Message]:
 
 
 def as_verifiers(ours: ToVerifiers, **settings: Any) -> Any:
-    """A verifiers.MultiTurnEnv around it; `settings` go to its constructor. Raises UsageError where verifiers is not there, or not in its classic form."""
+    """A verifiers.MultiTurnEnv around it; `settings` go to its constructor. Raises UsageError where verifiers is not
+    there, or not in its classic form.
+    """
     try:
         import verifiers
         from datasets import Dataset
@@ -189,7 +199,9 @@ def as_verifiers(ours: ToVerifiers, **settings: Any) -> Any:
 
 
 def _wait(value: Any) -> Any:
-    """The value, awaited on a loop of this module if it is to be awaited: a caller may have a loop of its own, and an environment keeps to one."""
+    """The value, awaited on a loop of this module if it is to be awaited: a caller may have a loop of its own, and an
+    environment keeps to one.
+    """
     if not inspect.isawaitable(value):
         return value
 

@@ -167,7 +167,8 @@ def refiner(v: Visit, rng: random.Random, roles: Roles) -> Example:
     tool, option = v.chosen[k]
     others = [choice for choice in v.choices[k] if choice != option]
     rule = desk.Rule(v.needed[k].key, tool, rng.choice(others))
-    # Without a reason ("Optimality: No.") any other option is as good: the ablation "refine without critique" asks that.
+    # Without a reason ("Optimality: No.") any other option is as good: the ablation "refine without critique" asks
+    # that.
     evaluation = "Optimality: No." if rng.random() < 0.15 else f"Optimality: No. {may(rule)}"
     prompt = roles.prompt(
         "refiner",

@@ -1,4 +1,6 @@
-"""What a newly made base model can do with prompts and scenarios that it has not seen, and the card that tells it. Ours."""
+"""What a newly made base model can do with prompts and scenarios that it has not seen, and the card that tells it.
+Ours.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ AGENTS: dict[str, tuple[dict[str, Any], Literal["react", "cot"]]] = {
 
 
 def role_scores(folder: Path, probe: list[dict[str, Any]]) -> dict[str, float]:
-    """Share of held-out prompts that each role of the desk answers exactly, greedily; of the evaluator also the share of right verdicts.
+    """Share of held-out prompts that each role of the desk answers exactly, greedily; of the evaluator also the share
+    of right verdicts.
 
     policy and successor have many right answers, so theirs is the share of readable ones.
     """
@@ -47,9 +50,11 @@ def role_scores(folder: Path, probe: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def play_scores(folder: Path, prompts: Mapping[str, Roles], n: int) -> dict[str, float]:
-    """Shares over n episodes a task on the validation split, whose few questions of wiki_search come again, at temperature 1.
+    """Shares over n episodes a task on the validation split, whose few questions of wiki_search come again, at
+    temperature 1.
 
-    Of replies that can be read, in math those with one box; of legal expansions and submissions in game24; of episodes won, in math by level.
+    Of replies that can be read, in math those with one box; of legal expansions and submissions in game24; of episodes
+    won, in math by level.
     """
     engine, found = HfEngine(str(folder)), {}
     for task, (options, agent) in AGENTS.items():

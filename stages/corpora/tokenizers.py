@@ -1,4 +1,5 @@
-"""Tokenizers of the small base models: words for the desk, byte pairs for any text. Both only append: a chat that goes on begins with the same ids.
+"""Tokenizers of the small base models: words for the desk, byte pairs for any text. Both only append: a chat that goes
+on begins with the same ids.
 
 Ours.
 """
@@ -22,8 +23,8 @@ BYTE_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% if m['role'] == 'assistant' %}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-# A blank line, a digit and a spaced operator are never part of a longer token: a chain of thought is cut at blank lines, and each
-# digit has one form wherever it stands.
+# A blank line, a digit and a spaced operator are never part of a longer token: a chain of thought is cut at blank
+# lines, and each digit has one form wherever it stands.
 PIECES = r"\n\n|\d| [-+*/=] | ?[A-Za-z]+|\s| ?[^\sA-Za-z\d]+"
 
 
@@ -47,7 +48,9 @@ def word_tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
 
 
 def byte_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
-    """Byte pairs learned from texts, `size` tokens in all, at least 262; any text without the special tokens survives encode and decode unchanged."""
+    """Byte pairs learned from texts, `size` tokens in all, at least 262; any text without the special tokens survives
+    encode and decode unchanged.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

@@ -54,7 +54,9 @@ def scenarios(name: str, options: Mapping[str, Any], split: str, n: int | None, 
 
 
 def describe(name: str, options: Mapping[str, Any], episodes: Sequence[Episode]) -> dict[str, float]:
-    """What the environment tells of its episodes beside their rewards; nothing where it exports no `describe`. Raises UsageError as above."""
+    """What the environment tells of its episodes beside their rewards; nothing where it exports no `describe`. Raises
+    UsageError as above.
+    """
     module = _module(name)
     _check(name, module.OPTIONS, options)
     tell: Callable[[Mapping[str, Any], Sequence[Episode]], dict[str, float]] | None = getattr(module, "describe", None)

@@ -1,7 +1,7 @@
 """A generated set of arithmetic problems in digits and in words, with whole-number answers. Ours.
 
-A problem is a number and steps that are done one after the other, so that a chain of thought has one thought a step. What is
-taken away is never more than what is there; products stay below 10,000.
+A problem is a number and steps that are done one after the other, so that a chain of thought has one thought a step.
+What is taken away is never more than what is there; products stay below 10,000.
 """
 
 from __future__ import annotations
@@ -63,7 +63,9 @@ def spell(number: int) -> str:
 
 @functools.lru_cache(maxsize=32)
 def problems(level: int, n: int, seed: int) -> tuple[Problem, ...]:
-    """n different problems of a level, or fewer where there are not so many (level 1 has 126). The first n of more are the same."""
+    """n different problems of a level, or fewer where there are not so many (level 1 has 126). The first n of more are
+    the same.
+    """
     rng = random.Random(f"arithmetic {level} {seed}")
     found: dict[Problem, None] = {}
     for _ in range(20 * n):

@@ -1,4 +1,5 @@
-"""Exact arithmetic of the Game of 24: what can be made of some numbers, and a reader of expressions that never calls eval.
+"""Exact arithmetic of the Game of 24: what can be made of some numbers, and a reader of expressions that never calls
+eval.
 
 All numbers are fractions, so nothing is rounded. Used as the truth of every node of the search tree. Ours.
 """
@@ -73,7 +74,9 @@ def ways(numbers: Numbers) -> int:
 
 @functools.lru_cache(maxsize=200_000)
 def solvable(numbers: Numbers) -> bool:
-    """Whether 24 can be made of all the numbers: some expression splits them in two parts whose values go together to 24."""
+    """Whether 24 can be made of all the numbers: some expression splits them in two parts whose values go together to
+    24.
+    """
     if len(numbers) == 1:
         return numbers[0] == TARGET
     return any(not _partners(a).keys().isdisjoint(values(rest)) for part, rest in _parts(numbers) for a in values(part))

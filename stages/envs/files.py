@@ -19,7 +19,8 @@ def bad_file(path: Path, problem: str, wanted: str) -> UsageError:
 
 
 def read_rows(path: Path, wanted: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """("line 3", row) for each row. The form is told by the name: .parquet, .csv, else one JSON object a line; blank lines are passed over.
+    """("line 3", row) for each row. The form is told by the name: .parquet, .csv, else one JSON object a line; blank
+    lines are passed over.
 
     wanted: the sentence that says what the file should hold. Raises UsageError.
     """

@@ -3,11 +3,14 @@
     expand NODE: a op b = c     a new node, in which c stands for a and b of NODE; exact fractions, as in 8 / 3 = 8/3
     submit NODE                 the end: reward 1 if the node is 24 and nothing else
 
-Reward range: {0, 1}, at the submission. Turn limit: `replies`, after which the game is lost; without one, `expansions` limits the tree alone, only a
-submission is left then, and an episode without one is truncated by the rollout. A step that is not possible (a number that is not there, a
-wrong result) is answered and changes nothing but the count of replies; an action in another form is malformed.
-Source: Tree of Thoughts, arXiv 2305.10601 (the puzzles); Self-AC slides (state = search tree, an action expands or submits).
-Departures: the default puzzles are all of 1..13 that can be solved, found by exact search, and not the published file (`path`).
+Reward range: {0, 1}, at the submission. Turn limit: `replies`, after which the game is lost; without one, `expansions`
+limits the tree alone, only a submission is left then, and an episode without one is truncated by the rollout. A step
+that is not possible (a number that is not there, a wrong result) is answered and changes nothing but the count of
+replies; an action in another form is malformed.
+Source: Tree of Thoughts, arXiv 2305.10601 (the puzzles); Self-AC slides (state = search tree, an action expands or
+submits).
+Departures: the default puzzles are all of 1..13 that can be solved, found by exact search, and not the published file
+(`path`).
 """
 
 from __future__ import annotations
@@ -139,8 +142,10 @@ def _root(scenario: Scenario, options: Options) -> Tree:
 def truth(options: Mapping[str, Any], scenario: Scenario, actions: Sequence[str]) -> Truth:
     """The truth about the last of `actions`, given those before it. Raises Malformed as the game would.
 
-    q = Q*: 1 while some node is 24 or can still become it with the expansions that are left, after a submission its reward.
-    Optimal is what lies on a shortest way to a win; where q is 0 before, nothing is. With `expressions` a win is one submission away.
+    q = Q*: 1 while some node is 24 or can still become it with the expansions that are left, after a submission its
+    reward.
+    Optimal is what lies on a shortest way to a win; where q is 0 before, nothing is. With `expressions` a win is one
+    submission away.
     """
     checked = Options.model_validate(dict(options))
     tree, broken, q, cause = _root(scenario, checked), [], 0.0, ""
@@ -175,7 +180,9 @@ def make(options: Mapping[str, Any], ask: Ask | None = None) -> Callable[[], Env
 
 
 def scenarios(options: Mapping[str, Any], split: str, n: int | None, seed: int) -> list[Scenario]:
-    """Puzzles of a split in an order fixed by the seed, train over and over; `ways`: how many ways through the tree make 24."""
+    """Puzzles of a split in an order fixed by the seed, train over and over; `ways`: how many ways through the tree
+    make 24.
+    """
     checked = Options.model_validate(dict(options))
     check_split("game24", split)
     chosen = [puzzle for puzzle, of in _dealt(checked) if of == split]

@@ -1,11 +1,12 @@
 r"""math: one problem, one free-text answer; the whole reply is the action, and the episode ends with it.
 
-Reward range: {0, 1}. Turn limit: 1. An empty reply is malformed; one without an answer is wrong. The shipped set is arithmetic
-made by code (stages/envs/arithmetic.py): there the answer is a whole number, compared exactly, in \boxed{} or the last number of
-the reply; several boxes must agree. With `path`, problems of files, verified by math-verify (stages/envs/math_verifier.py; the
-extra `math`): a box counts before other numbers, boxes that differ are one set of answers. An answer that it cannot decide
-is a SimulatorError, never a reward of 0.
-Source: MATH, arXiv 2103.03874; chain of thought as an agent: Self-AC slides, where the rollout cuts the reply into thoughts.
+Reward range: {0, 1}. Turn limit: 1. An empty reply is malformed; one without an answer is wrong. The shipped set is
+arithmetic made by code (stages/envs/arithmetic.py): there the answer is a whole number, compared exactly, in \boxed{}
+or the last number of the reply; several boxes must agree. With `path`, problems of files, verified by math-verify
+(stages/envs/math_verifier.py; the extra `math`): a box counts before other numbers, boxes that differ are one set of
+answers. An answer that it cannot decide is a SimulatorError, never a reward of 0.
+Source: MATH, arXiv 2103.03874; chain of thought as an agent: Self-AC slides, where the rollout cuts the reply into
+thoughts.
 """
 
 from __future__ import annotations
@@ -163,7 +164,9 @@ def _generated(split: str, options: Options) -> list[Scenario]:
 
 
 def _of_files(folder: Path, split: str, options: Options) -> list[Scenario]:
-    """Validation is cut from train by the hash of the problem where it has no file. Raises UsageError, too where splits share a problem."""
+    """Validation is cut from train by the hash of the problem where it has no file. Raises UsageError, too where splits
+    share a problem.
+    """
     files = _loaded(folder, options.unanswered == "skip")
     source = split if split in files or split == "test" else "train"
     if source not in files:

@@ -30,7 +30,9 @@ def boxes(text: str) -> list[str]:
 
 
 def whole_answer(reply: str, *, boxed_only: bool) -> Fraction | None:
-    """The number that a reply gives as its answer: that in its boxes, which must agree, else (not with boxed_only) the last one."""
+    """The number that a reply gives as its answer: that in its boxes, which must agree, else (not with boxed_only) the
+    last one.
+    """
     if inside := boxes(reply):
         values = {_number(box.strip(" $")) for box in inside}
         return values.pop() if len(values) == 1 else None

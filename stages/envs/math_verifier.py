@@ -1,8 +1,9 @@
 """math-verify in a process of its own, which is killed when it hangs.
 
-math-verify compares answers as sympy expressions (0.5 = 1/2 = 50 %). It needs the main thread of a process for its own time
-limit, swallows a timeout as "wrong", and hangs on a tower such as 9^{9^{9^9}}, deep in C where no limit reaches. So its limits
-are off, and the whole comparison has one limit here. What cannot be decided is a SimulatorError, never a wrong answer.
+math-verify compares answers as sympy expressions (0.5 = 1/2 = 50 %). It needs the main thread of a process for its own
+time limit, swallows a timeout as "wrong", and hangs on a tower such as 9^{9^{9^9}}, deep in C where no limit reaches.
+So its limits are off, and the whole comparison has one limit here. What cannot be decided is a SimulatorError, never a
+wrong answer.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Verdict:
 
 
 class Verifier:
-    """Compares answers, one at a time, whatever thread asks. The worker starts at the first comparison and after each kill."""
+    """Compares answers, one at a time, whatever thread asks. The worker starts at the first comparison and after each
+    kill.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         if importlib.util.find_spec("math_verify") is None:
@@ -52,8 +55,8 @@ class Verifier:
     def check(self, gold: str, reply: str) -> Verdict:
         """Whether the reply's answer equals `gold` (LaTeX without dollar signs).
 
-        Raises Malformed where math-verify cannot read the reply, SimulatorError where it cannot decide: out of time or memory,
-        killed, or no answer in `gold`.
+        Raises Malformed where math-verify cannot read the reply, SimulatorError where it cannot decide: out of time or
+        memory, killed, or no answer in `gold`.
         """
         with self._lock:
             if self._worker is None:

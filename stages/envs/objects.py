@@ -33,7 +33,8 @@ _IRREGULAR = {
     "goose": "geese",
     "child": "children",
 }
-# "Is it a cat?", "My final guess is the cat", "Guess: cat": what may stand before the name in a question that only guesses.
+# "Is it a cat?", "My final guess is the cat", "Guess: cat": what may stand before the name in a question that only
+# guesses.
 _GUESS = re.compile(
     r"^(?:(?:so|ok|okay|well|then|now|finally|i|my|the|final|last|first|best|think|say|answer|guess|would|will|is|are|it|its|they|this|that|object|thing"
     r"|item|could|can|might|be|by any chance)\s+)*(?:(?:a|an|the|some|your|any)\s+)?(?:(?:kind|type|sort|pair|piece) of\s+)?(?:(?:a|an)\s+)?"
@@ -96,9 +97,11 @@ def own_table() -> Table:
 
 @functools.lru_cache(maxsize=4)
 def object_table(path: str) -> Table:
-    """Objects of a CSV file like the THINGS list, or of JSONL like LMRL-Gym's: `object`, and where there are any `variants`, names that win, too.
+    """Objects of a CSV file like the THINGS list, or of JSONL like LMRL-Gym's: `object`, and where there are any
+    `variants`, names that win, too.
 
-    Variants are parted by ';', or a list. It says nothing about attributes, so it needs an LLM oracle. Raises UsageError with file and line.
+    Variants are parted by ';', or a list. It says nothing about attributes, so it needs an LLM oracle. Raises
+    UsageError with file and line.
     """
     file, items = Path(path), dict[str, Item]()
     for where, row in read_rows(file, _WANTED):

@@ -1,9 +1,10 @@
 """service_desk: a customer, a request, and house rules that only the closing audit reveals.
 
-The agent serves one customer by tool calls, in a fixed order of steps: check, give, (log,) close. Each step has one right
-option, fixed by a hidden rule book: (request) -> check, (request, tier) -> give, (tier) -> close. Nothing in the prompt tells
-the rules. Reward 1 only if every step was right, at the end (or a share after each right step, `pay`); the last observation is an audit
-that names each broken rule in words. Turn limit: one turn a step. Return: {0, 1}, or [0, 1]. Source: tau-bench in miniature [ours].
+The agent serves one customer by tool calls, in a fixed order of steps: check, give, (log,) close. Each step has one
+right option, fixed by a hidden rule book: (request) -> check, (request, tier) -> give, (tier) -> close. Nothing in the
+prompt tells the rules. Reward 1 only if every step was right, at the end (or a share after each right step, `pay`); the
+last observation is an audit that names each broken rule in words. Turn limit: one turn a step. Return: {0, 1}, or [0,
+1]. Source: tau-bench in miniature [ours].
 
 The default desk has 4 requests x 3 tiers and 4 + 12 + 3 = 19 rules; a random policy wins 1 in 24.
 """
@@ -221,7 +222,9 @@ def broken_rules(
 
 
 def truth(options: Mapping[str, Any], scenario: Scenario, actions: Sequence[str]) -> Truth:
-    """The truth about the last of `actions` (texts such as "check photo"), given those before it. Raises Malformed as the desk would."""
+    """The truth about the last of `actions` (texts such as "check photo"), given those before it. Raises Malformed as
+    the desk would.
+    """
     opts = Options(**options)
     steps = steps_of(opts)
     chosen = [option_of(action, tool, choices) for action, (tool, _, choices) in zip(actions, steps, strict=False)]
@@ -238,7 +241,9 @@ def make(options: Mapping[str, Any], ask: Ask | None = None) -> Callable[[], Env
 
 
 def scenarios(options: Mapping[str, Any], split: str, n: int | None, seed: int) -> list[Scenario]:
-    """n customers of a split, every (request, tier) equally often, in an order that depends on the seed alone; None = every customer once."""
+    """n customers of a split, every (request, tier) equally often, in an order that depends on the seed alone; None =
+    every customer once.
+    """
     opts = Options(**options)
     if split not in (*CUSTOMERS, "pairs"):
         raise UsageError(f"there is no split {split!r} of service_desk. Splits: {', '.join(CUSTOMERS)}, pairs.")

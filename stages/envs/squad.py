@@ -1,7 +1,7 @@
 """When two short answers are the same: exact match and F1 after SQuAD's normalisation, with dates in either order.
 
-Source: SQuAD's evaluation (arXiv 1606.05250): lower case, no punctuation, no articles, single spaces. Departure: "17 March 1962" and
-"March 17, 1962" are one date.
+Source: SQuAD's evaluation (arXiv 1606.05250): lower case, no punctuation, no articles, single spaces. Departure: "17
+March 1962" and "March 17, 1962" are one date.
 """
 
 from __future__ import annotations

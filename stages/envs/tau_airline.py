@@ -1,9 +1,11 @@
 """The tools of tau_bench's airline: flights, reservations and users. 11 here and the 3 of stages/envs/tau_tools.py.
 
-Each is a function of a draft of the database and of the arguments as the model wrote them, and returns the observation. Checks, their
-order and their words are tau-bench's, and so are its oddities, for the reward compares what they leave in the database: seats are never
-counted down, an update of flights leaves the cabin of the reservation as it was, a certificate is used up whole, new ids come from short lists.
-Source: sierra-research/tau-bench 59a200c (MIT, Copyright Sierra), airline domain; held to its recorded results by tests/envs/test_tau_bench.py.
+Each is a function of a draft of the database and of the arguments as the model wrote them, and returns the observation.
+Checks, their order and their words are tau-bench's, and so are its oddities, for the reward compares what they leave in
+the database: seats are never counted down, an update of flights leaves the cabin of the reservation as it was, a
+certificate is used up whole, new ids come from short lists.
+Source: sierra-research/tau-bench 59a200c (MIT, Copyright Sierra), airline domain; held to its recorded results by
+tests/envs/test_tau_bench.py.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ def search_direct_flight(database: Database, /, origin: str, destination: str, d
 
 
 def search_onestop_flight(database: Database, /, origin: str, destination: str, date: str) -> str:
-    """Pairs of flights. After an arrival on the next day the second one leaves then, but it is shown with the seats and prices of `date`."""
+    """Pairs of flights. After an arrival on the next day the second one leaves then, but it is shown with the seats and
+    prices of `date`.
+    """
     flights = [flight for _, flight in database.items("flights")]
     found = []
     for first in (flight for flight in flights if flight["origin"] == origin):
@@ -258,7 +262,9 @@ def _payment(payment_id: str, amount: Any) -> Record:
 
 
 def _cannot_pay(user: Record, payments: list[Record], price: Any) -> str:
-    """What is wrong with the payments of a booking. Each is held against its balance alone, also where one method is named twice."""
+    """What is wrong with the payments of a booking. Each is held against its balance alone, also where one method is
+    named twice.
+    """
     for payment in payments:
         name, amount = payment["payment_id"], payment["amount"]
         if name not in user["payment_methods"]:

@@ -1,12 +1,16 @@
-"""tau_bench: an agent serves a customer, by tools on a shop's or an airline's database and by talking, under a written policy.
+"""tau_bench: an agent serves a customer, by tools on a shop's or an airline's database and by talking, under a written
+policy.
 
-An action is one tool call, {"name": ..., "arguments": {...}}, or a message to the customer: "respond" with "content", or any action that
-does not begin with "{". Reward, at the end, in {0, 1}: the database equals the one that the ground truth's calls leave, and each required
-output is a part of one message to the customer (lower case, commas taken out of the message). The episode ends when the customer says
-###STOP### or at a transfer to a human agent. After `max_steps` actions it is truncated: reward 0, whatever the database.
-An agent that does nothing wins 19 of airline's 50 test tasks and 7 of retail's 115: `describe` gives evaluate that floor, to stand beside a win rate.
-Source: sierra-research/tau-bench 59a200c (MIT); arXiv 2406.12045. Departures: a failed call changes nothing (stages/envs/tau_tools.py), a failed
-customer is no reward of 0 but SimulatorError, JSON that cannot be read is malformed and not sent to the customer.
+An action is one tool call, {"name": ..., "arguments": {...}}, or a message to the customer: "respond" with "content",
+or any action that does not begin with "{". Reward, at the end, in {0, 1}: the database equals the one that the ground
+truth's calls leave, and each required output is a part of one message to the customer (lower case, commas taken out of
+the message). The episode ends when the customer says ###STOP### or at a transfer to a human agent. After `max_steps`
+actions it is truncated: reward 0, whatever the database.
+An agent that does nothing wins 19 of airline's 50 test tasks and 7 of retail's 115: `describe` gives evaluate that
+floor, to stand beside a win rate.
+Source: sierra-research/tau-bench 59a200c (MIT); arXiv 2406.12045. Departures: a failed call changes nothing
+(stages/envs/tau_tools.py), a failed customer is no reward of 0 but SimulatorError, JSON that cannot be read is
+malformed and not sent to the customer.
 """
 
 from __future__ import annotations
@@ -106,7 +110,8 @@ class TauBench:
 
     def _end(self, task: Mapping[str, Any], observation: Message, over: bool, *, transferred: bool) -> Step:
         wanted, found = self._domain.solution(task["actions"]), self._database.changes()
-        # The customer's first message is not the agent's; of the rest the agent's are in the role of the customer's "user".
+        # The customer's first message is not the agent's; of the rest the agent's are in the role of the customer's
+        # "user".
         told = [str(message["content"]) for message in self._talk[2:] if message["role"] == "user"]
         database, outputs = found == wanted, says_all(task["outputs"], told)
         info = {
@@ -123,13 +128,16 @@ class TauBench:
 
 
 def says_all(outputs: Sequence[str], told: Sequence[str]) -> bool:
-    """Each output is a part of one message. Commas are taken out of the message only; "10" is found in "$1,105.10", too: so is the benchmark."""
+    """Each output is a part of one message. Commas are taken out of the message only; "10" is found in "$1,105.10",
+    too: so is the benchmark.
+    """
     plain = [text.lower().replace(",", "") for text in told]
     return all(any(output.lower() in text for text in plain) for output in outputs)
 
 
 def read_action(message: Message) -> tuple[str, dict[str, Any]]:
-    """(name, arguments) of a reply: of its first tool call where it has the key "tool_calls", else of its ReAct action. Raises Malformed.
+    """(name, arguments) of a reply: of its first tool call where it has the key "tool_calls", else of its ReAct action.
+    Raises Malformed.
 
     A reply with that key and no call in it is a message to the customer, as OpenAI's form has it.
     """
@@ -146,7 +154,9 @@ def read_action(message: Message) -> tuple[str, dict[str, Any]]:
 
 
 def parse_action(action: str) -> tuple[str, dict[str, Any]]:
-    """(name, arguments) of an action's text. Only what begins with "{" means to be a call; the rest is said to the customer. Raises Malformed."""
+    """(name, arguments) of an action's text. Only what begins with "{" means to be a call; the rest is said to the
+    customer. Raises Malformed.
+    """
     if not action.startswith("{"):
         return RESPOND, {"content": action}
     found = _json(action)
@@ -197,7 +207,9 @@ def make(options: Mapping[str, Any], ask: Ask | None) -> Callable[[], Env]:
 
 
 def scenarios(options: Mapping[str, Any], split: str, n: int | None, seed: int) -> list[Scenario]:
-    """Tasks of an official split (validation is retail's dev) in an order fixed by the seed; train begins anew where n is larger."""
+    """Tasks of an official split (validation is retail's dev) in an order fixed by the seed; train begins anew where n
+    is larger.
+    """
     checked = Options.model_validate(dict(options))
     check_split("tau_bench", split)
     tasks = draw(load_tasks(checked.path, checked.domain, split), split, n, seed)
@@ -210,10 +222,11 @@ def scenarios(options: Mapping[str, Any], split: str, n: int | None, seed: int) 
 def describe(options: Mapping[str, Any], episodes: Sequence[Episode]) -> dict[str, float]:
     """What a win rate on these episodes is worth; a share of nothing is left out. `stages/evaluate.py` reports it.
 
-    floor: scenarios that an agent wins by doing nothing. needs_write: those whose ground truth changes the database. win_needs_write,
-    win_needs_none: wins among those and among the others. transferred: episodes that were handed to a human agent. unchanged: episodes that
-    left the database as it was; unchanged_won: the same among wins. stopped_short: lost episodes in which the user ended the conversation while
-    writes were missing and none was wrong; the user may have left too early, or the agent told it that all was done.
+    floor: scenarios that an agent wins by doing nothing. needs_write: those whose ground truth changes the database.
+    win_needs_write, win_needs_none: wins among those and among the others. transferred: episodes that were handed to a
+    human agent. unchanged: episodes that left the database as it was; unchanged_won: the same among wins.
+    stopped_short: lost episodes in which the user ended the conversation while writes were missing and none was wrong;
+    the user may have left too early, or the agent told it that all was done.
     """
     checked = Options.model_validate(dict(options))
     domain = load_domain(checked.path, checked.domain)

@@ -1,4 +1,6 @@
-"""The data of tau_bench as a user has it on disk: databases, policies, tool definitions and tasks of a domain. None ships with the package."""
+"""The data of tau_bench as a user has it on disk: databases, policies, tool definitions and tasks of a domain. None
+ships with the package.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class Domain:
 
 @lru_cache(maxsize=2)
 def load_domain(path: str, name: Name) -> Domain:
-    """Loaded once a process: environments and the report share it. Raises UsageError for what is missing or cannot be read."""
+    """Loaded once a process: environments and the report share it. Raises UsageError for what is missing or cannot be
+    read.
+    """
     folder = _folder(path, name)
     tables = {table: _object(folder / f"{table}.json", dict) for table in TABLES[name]}
     definitions = _object(folder / "tools.json", list)

@@ -1,7 +1,8 @@
 """The database of tau_bench: shared tables that nothing changes, and what one episode changed in them.
 
-A record is copied when it is first edited, so a reset copies nothing and a hash needs the touched records alone. The benchmark hashes
-sha256(str(tables as nested tuples sorted by key)): 5 and 5.0 differ, and the order of a list counts. Source: tau-bench, environment base.
+A record is copied when it is first edited, so a reset copies nothing and a hash needs the touched records alone. The
+benchmark hashes sha256(str(tables as nested tuples sorted by key)): 5 and 5.0 differ, and the order of a list counts.
+Source: tau-bench, environment base.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ Changes = Mapping[Key, str]
 
 
 def canonical(item: Any) -> str:
-    """str() of the item with dicts as tuples of (key, value) sorted by key and lists as tuples. Raises RecursionError where it is too deep."""
+    """str() of the item with dicts as tuples of (key, value) sorted by key and lists as tuples. Raises RecursionError
+    where it is too deep.
+    """
     return str(_nested(item))
 
 
@@ -65,7 +68,9 @@ class Database:
         return Database(self._base, self._edited, self._texts)
 
     def finished(self) -> Database:
-        """The draft as a state of its own. Raises RecursionError or ValueError where a new record has no hash: nested too deeply, a number too long."""
+        """The draft as a state of its own. Raises RecursionError or ValueError where a new record has no hash: nested
+        too deeply, a number too long.
+        """
         texts = self._texts | {key: canonical(record) for key, record in self._own.items()}
         return Database(self._base, self._edited | self._own, texts)
 
@@ -93,13 +98,15 @@ class Database:
     def changes(self) -> Changes:
         """Equal changes of two states over the same tables <=> equal hashes. A record that was changed back is none.
 
-        The text of the whole is the texts of the records in a fixed order, and such a text can be read in one way only. Texts are compared,
-        not records: 5 == 5.0 and True == 1, whose hashes differ.
+        The text of the whole is the texts of the records in a fixed order, and such a text can be read in one way only.
+        Texts are compared, not records: 5 == 5.0 and True == 1, whose hashes differ.
         """
         return {key: text for key, text in self._texts.items() if text != self._base.text(key)}
 
     def full_hash(self) -> str:
-        """The benchmark's hash of the whole database: 0.1 s and more. `changes` tells the same; this is its test, and what others published."""
+        """The benchmark's hash of the whole database: 0.1 s and more. `changes` tells the same; this is its test, and
+        what others published.
+        """
         tables = []
         for table, records in sorted(self._base.tables.items()):
             new = (name for kind, name in self._texts if kind == table and name not in records)

@@ -1,9 +1,11 @@
 """The tools of tau_bench's shop: orders, products and users. 13 here and the 3 of stages/envs/tau_tools.py.
 
-Each is a function of a draft of the database and of the arguments as the model wrote them, and returns the observation. Checks, their
-order and their words are tau-bench's, for the reward compares what they leave in the database; every check comes before the first write.
+Each is a function of a draft of the database and of the arguments as the model wrote them, and returns the observation.
+Checks, their order and their words are tau-bench's, for the reward compares what they leave in the database; every
+check comes before the first write.
 An order is modified, exchanged or returned once: its status changes. Lists are stored sorted.
-Source: sierra-research/tau-bench 59a200c (MIT, Copyright Sierra), retail domain; held to its recorded results by tests/envs/test_tau_bench.py.
+Source: sierra-research/tau-bench 59a200c (MIT, Copyright Sierra), retail domain; held to its recorded results by
+tests/envs/test_tau_bench.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""How a tool of tau_bench is called, and the three tools that both domains have: calculate, think, transfer_to_human_agents.
+"""How a tool of tau_bench is called, and the three tools that both domains have: calculate, think,
+transfer_to_human_agents.
 
-A tool is a function of a database and of the arguments that the model wrote. Those are never coerced: what is stored is what was written,
-since the hash sees it. A call is atomic: one that fails leaves the database as it was. tau-bench changes it in place, so there a call
-that fails half-way (the same certificate twice) leaves a half-made change that no ground truth has. [ours]
+A tool is a function of a database and of the arguments that the model wrote. Those are never coerced: what is stored is
+what was written, since the hash sees it. A call is atomic: one that fails leaves the database as it was. tau-bench
+changes it in place, so there a call that fails half-way (the same certificate twice) leaves a half-made change that no
+ground truth has. [ours]
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 def call(
     tools: Mapping[str, Tool], database: Database, name: str, arguments: Mapping[str, Any]
 ) -> tuple[Database, str]:
-    """(database after the call, observation). A call that cannot be made is the observation "Error: ...", as in tau-bench, and changes nothing."""
+    """(database after the call, observation). A call that cannot be made is the observation "Error: ...", as in
+    tau-bench, and changes nothing.
+    """
     if name not in tools:
         return database, f"Unknown action {name}"
     try:
@@ -47,7 +51,8 @@ def call(
     except RecursionError:
         return database, "Error: the arguments are nested too deeply"
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # What the model wrote is of another type than the tool works on: the model's doing, told to it as tau-bench tells it.
+        # What the model wrote is of another type than the tool works on: the model's doing, told to it as tau-bench
+        # tells it.
         return database, f"Error: {error}"
 
 
@@ -60,7 +65,9 @@ def transfer_to_human_agents(database: Database, /, summary: str) -> str:
 
 
 def calculate(database: Database, /, expression: str) -> str:
-    """The value rounded to cents. Python's own numbers and rounding, since tau-bench hands the expression to Python; but nothing is run."""
+    """The value rounded to cents. Python's own numbers and rounding, since tau-bench hands the expression to Python;
+    but nothing is run.
+    """
     if not isinstance(expression, str):
         raise TypeError("the expression must be a string")
     if not set(expression) <= _CHARACTERS:

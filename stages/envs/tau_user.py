@@ -1,6 +1,8 @@
-"""The simulated customer of tau_bench: an LLM that is handed in, told a task that the agent never sees. Nothing it says is trained on.
+"""The simulated customer of tau_bench: an LLM that is handed in, told a task that the agent never sees. Nothing it says
+is trained on.
 
-It sees the conversation from its side: the agent is its "user", and speaks first, always with the same words. Tool calls are hidden from it.
+It sees the conversation from its side: the agent is its "user", and speaks first, always with the same words. Tool
+calls are hidden from it.
 Source: sierra-research/tau-bench 59a200c (MIT, Copyright Sierra), user strategy "llm"; the rule of PATIENT is ours.
 """
 
@@ -26,7 +28,8 @@ _RULES = (
     "Do not repeat the exact instruction in the conversation. Instead, use your own words to convey the same information.",
     "Try to make the conversation as natural as possible, and stick to the personalities in the instruction.",
 )
-# A user who stops at "yes, go ahead" leaves before the agent has done it, and a right agent loses (tau2-bench, pull request 297).
+# A user who stops at "yes, go ahead" leaves before the agent has done it, and a right agent loses (tau2-bench, pull
+# request 297).
 _PATIENCE = f"Agreeing to a step does not finish it. After you have said yes, wait until the agent says that it is done; only then may you generate '{STOP}'."
 
 

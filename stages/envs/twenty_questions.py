@@ -1,9 +1,11 @@
-"""20 Questions: find the object by yes/no questions; reward 1 at the win, else 0; the game ends after the last question.
+"""20 Questions: find the object by yes/no questions; reward 1 at the win, else 0; the game ends after the last
+question.
 
-Source: NLAC, arXiv 2512.04601 (reward, 20 questions, win = the object is named) and LMRL-Gym (oracle's prompt). Departures: the default
-objects and their attributes are our own (stages/envs/data), so that a rule can answer offline; names are matched on word
-boundaries; running out of questions is the rule of the game, hence terminated, not truncated; a reply with several
-questions asks only the first. With `ask`, an LLM answers instead of the rule. An unreadable reply uses up no question.
+Source: NLAC, arXiv 2512.04601 (reward, 20 questions, win = the object is named) and LMRL-Gym (oracle's prompt).
+Departures: the default objects and their attributes are our own (stages/envs/data), so that a rule can answer offline;
+names are matched on word boundaries; running out of questions is the rule of the game, hence terminated, not truncated;
+a reply with several questions asks only the first. With `ask`, an LLM answers instead of the rule. An unreadable reply
+uses up no question.
 LMRL-Gym's own game is reward = "question" with its 158 objects (docs/tasks.md).
 """
 
@@ -109,7 +111,9 @@ class TwentyQuestions:
 
 
 def first_question(message: Message) -> str:
-    """The first question of the action: its first line with a '?', up to that; else its first line. Raises Malformed where it has no word."""
+    """The first question of the action: its first line with a '?', up to that; else its first line. Raises Malformed
+    where it has no word.
+    """
     content = message.get("content")
     if not isinstance(content, str):
         raise Malformed("the reply has no text")
@@ -130,7 +134,9 @@ def _table(options: Options) -> Table:
 
 
 def make(options: Mapping[str, Any], ask: Ask | None) -> Callable[[], Env]:
-    """Games over one table and one oracle: the rule, or an LLM where `ask` is given. Raises UsageError where neither can answer."""
+    """Games over one table and one oracle: the rule, or an LLM where `ask` is given. Raises UsageError where neither
+    can answer.
+    """
     checked = Options.model_validate(dict(options))
     table = _table(checked)
     if ask is None and not table.attributes:
@@ -154,7 +160,9 @@ def scenarios(options: Mapping[str, Any], split: str, n: int | None, seed: int) 
 
 
 def _dealt(names: Sequence[str], options: Options) -> dict[str, list[str]]:
-    """The objects of each split, in the order of the table. By shares, an object's split depends on its name alone. Raises UsageError."""
+    """The objects of each split, in the order of the table. By shares, an object's split depends on its name alone.
+    Raises UsageError.
+    """
     seed, train, test = options.split_seed, options.train_size, options.test_size
     if not train and not test:
         shares = {"test": options.test, "validation": options.validation}

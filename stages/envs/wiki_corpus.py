@@ -1,7 +1,8 @@
 """Pages cut into numbered lines, searched by SQLite's FTS5 (BM25, in memory), and questions about them.
 
-A page is {title, text, links}, links being titles or {title}; a question {question, answer}, and where they are known split, id and
-evidence (or support): titles, or {title, line}. All of a corpus is held in memory: some 100,000 pages a GB. Ours.
+A page is {title, text, links}, links being titles or {title}; a question {question, answer}, and where they are known
+split, id and evidence (or support): titles, or {title, line}. All of a corpus is held in memory: some 100,000 pages a
+GB. Ours.
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ class Corpus:
         return self.pages.get(title) or self.pages.get(self._folded.get(folded(title), ""))
 
     def nearest(self, text: str, n: int) -> list[str]:
-        """Titles of the pages that go best with the words of a text, the best first; a word in the title counts ten times."""
+        """Titles of the pages that go best with the words of a text, the best first; a word in the title counts ten
+        times.
+        """
         # Quoted, a word is nothing but a word to FTS5, whatever it is.
         words = " OR ".join(f'"{word}"' for word in re.findall(r"\w+", text)[:16])
         if not words:

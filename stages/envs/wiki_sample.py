@@ -1,7 +1,8 @@
-"""The sample corpus of wiki_search: pages about places, people and works that do not exist, and two-hop questions about them.
+"""The sample corpus of wiki_search: pages about places, people and works that do not exist, and two-hop questions about
+them.
 
-Made by code from templates, so nothing of it is anybody's text. Each page links to the pages it names; each question needs two
-pages, and its evidence is the line on each that tells the fact. Ours.
+Made by code from templates, so nothing of it is anybody's text. Each page links to the pages it names; each question
+needs two pages, and its evidence is the line on each that tells the fact. Ours.
 """
 
 from __future__ import annotations
@@ -234,7 +235,8 @@ def _bridge(page: _Draft, rng: random.Random, engineer: str, river: str, town: s
     page.links += [river, town, engineer]
 
 
-# Kind of the page that the question names, the fact on it that names another page, the fact asked of that, and the question.
+# Kind of the page that the question names, the fact on it that names another page, the fact asked of that, and the
+# question.
 _QUESTIONS = (
     ("book", "author", "born", "When was the author of {} born?"),
     ("book", "author", "birthplace", "In which town was the author of {} born?"),

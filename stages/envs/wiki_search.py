@@ -6,11 +6,12 @@
     BACK()                 the page before
     SUBMIT(answer)         the end
 
-"NAVIGATE title" is read as well. Reward, at the submission: (1 - w) exact match + w F1 of the saved lines, w = `evidence_weight`, so
-{0, 1} by default; exact match after SQuAD's normalisation. Turn limit: none of its own, the rollout truncates. What a tool cannot do
-(no such line, no page to go back to) is answered and changes nothing; another form is malformed.
-Source: Self-AC slides (the tools); ReAct, arXiv 2210.03629 (search, look up, finish). The shipped pages are made by code
-(stages/envs/wiki_sample.py); `path` names a user's own.
+"NAVIGATE title" is read as well. Reward, at the submission: (1 - w) exact match + w F1 of the saved lines, w =
+`evidence_weight`, so {0, 1} by default; exact match after SQuAD's normalisation. Turn limit: none of its own, the
+rollout truncates. What a tool cannot do (no such line, no page to go back to) is answered and changes nothing; another
+form is malformed.
+Source: Self-AC slides (the tools); ReAct, arXiv 2210.03629 (search, look up, finish). The shipped pages are made by
+code (stages/envs/wiki_sample.py); `path` names a user's own.
 """
 
 from __future__ import annotations
@@ -179,7 +180,9 @@ def _say(text: str) -> Step:
 
 
 def read_action(action: str) -> tuple[str, str]:
-    """(tool, argument) of "TOOL(argument)" or "TOOL argument", quotation marks around the argument taken off. Raises Malformed."""
+    """(tool, argument) of "TOOL(argument)" or "TOOL argument", quotation marks around the argument taken off. Raises
+    Malformed.
+    """
     found = _ACTION.fullmatch(action.strip())
     tool = found[1].upper() if found else ""
     if not found or tool not in TOOLS:

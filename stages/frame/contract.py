@@ -31,7 +31,9 @@ class Reader(Protocol):
     """Rows of finished runs, as a stage may read them (implemented by `replay.Replay`)."""
 
     def rows(self, table: str, run_ids: Sequence[str], *, where: str = "") -> list[Row]:
-        """All rows that these runs wrote to `table`, in the order written. Raises MissingInput if a run never committed."""
+        """All rows that these runs wrote to `table`, in the order written. Raises MissingInput if a run never
+        committed.
+        """
 
 
 class Progress(Protocol):
@@ -52,7 +54,9 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Context:
-    """All that a stage's function sees. Nothing else reaches a result: no environment variable, no clock, no global seed."""
+    """All that a stage's function sees. Nothing else reaches a result: no environment variable, no clock, no global
+    seed.
+    """
 
     config: Any  # the stage's own Config
     run: Any  # the RunConfig: task, model, roles; shared by all stages of a pipeline
@@ -81,7 +85,9 @@ class Context:
         return next((self.adapter(stage) for stage in POLICY_STAGES if self.latest(stage)), None)
 
     def adapter(self, stage: str, folder: str = "adapter") -> str | None:
-        """Name of the adapter that the newest run of `stage` left, loaded into the engine; None = no such run, use the base model."""
+        """Name of the adapter that the newest run of `stage` left, loaded into the engine; None = no such run, use the
+        base model.
+        """
         if (run_id := self.latest(stage)) is None:
             return None
         name = f"{run_id}-{folder}"
@@ -129,8 +135,8 @@ def fingerprint(
 ) -> str:
     """sha256 over all that can change the stage's result.
 
-    shared: the RunConfig's sections that the stage declares, as plain JSON. inputs: upstream stage -> run ids. prompt_hashes: of the roles that
-    the task has prompts for.
+    shared: the RunConfig's sections that the stage declares, as plain JSON. inputs: upstream stage -> run ids.
+    prompt_hashes: of the roles that the task has prompts for.
     Key order changes nothing. Source: docs/architecture.md.
     """
     content = {

@@ -3,8 +3,8 @@
     Thought: ... Action: ...                             ReAct, arXiv 2210.03629
     <think>...</think><action>TOOL(args)</action>        Self-AC slides
 
-Any case is accepted, and spaces before the colon: small models write both. A reply with an <action> tag is read by its tags, every other
-one by "Action:"; what stands inside of <think> was only thought of, whatever it says. [ours]
+Any case is accepted, and spaces before the colon: small models write both. A reply with an <action> tag is read by its
+tags, every other one by "Action:"; what stands inside of <think> was only thought of, whatever it says. [ours]
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ _OPENED = re.compile(r"<think>\s*\Z", re.IGNORECASE)
 
 @lru_cache(maxsize=1024)  # a reply is read by the rollout and by its environment
 def parse_react(text: str) -> tuple[str, str]:
-    """(thought, action) of 'Thought: ... Action: ...' or '<think>...</think><action>...</action>'; of several actions the last one counts.
+    """(thought, action) of 'Thought: ... Action: ...' or '<think>...</think><action>...</action>'; of several actions
+    the last one counts.
 
-    The thought is what stands in the last <think>, or after the last 'Thought:', before that action; it may be empty. The action is what
-    stands between its tags; without tags it is the rest, up to a line that begins an invented observation or thought.
+    The thought is what stands in the last <think>, or after the last 'Thought:', before that action; it may be empty.
+    The action is what stands between its tags; without tags it is the rest, up to a line that begins an invented
+    observation or thought.
     Raises Malformed where there is no action, nothing in it, or a tag that is never closed.
     """
     first = _THINK.search(text)
@@ -61,15 +63,19 @@ def parse_react(text: str) -> tuple[str, str]:
 
 
 def opened_thought(prompt: str) -> str:
-    """The <think> that a reasoning model's chat template opens at the end of a prompt, with the white space behind it; "" where it opens none."""
+    """The <think> that a reasoning model's chat template opens at the end of a prompt, with the white space behind it;
+    "" where it opens none.
+    """
     found = _OPENED.search(prompt)
     return found[0] if found else ""
 
 
 def without_thought(text: str) -> str:
-    """A reply without the <think> part in front of it, which is for nobody but the model. Raises Malformed where that is never closed.
+    """A reply without the <think> part in front of it, which is for nobody but the model. Raises Malformed where that
+    is never closed.
 
-    A part that a chat template opened in the prompt may begin without its tag. Text with none in front is given back as it is.
+    A part that a chat template opened in the prompt may begin without its tag. Text with none in front is given back as
+    it is.
     """
     first = _THINK.search(text)
     if first is None or (not first[0].startswith("</") and text[: first.start()].strip()):

@@ -20,7 +20,9 @@ Row = dict[str, Any]
 
 
 class Outcome(StrEnum):
-    """How an episode ended. Only SCORED, POLICY_FAILED and TRUNCATED are the policy's doing, so only they are trained on."""
+    """How an episode ended. Only SCORED, POLICY_FAILED and TRUNCATED are the policy's doing, so only they are trained
+    on.
+    """
 
     SCORED = "scored"  # the environment terminated it and gave the reward
     POLICY_FAILED = "policy_failed"  # replies unreadable past the allowance
@@ -78,7 +80,9 @@ class Engine(Protocol):
 
     @property
     def context(self) -> int | None:
-        """Most tokens of a prompt and its reply together; None = not known. Asked anew each time: a server may have another one after a restart."""
+        """Most tokens of a prompt and its reply together; None = not known. Asked anew each time: a server may have
+        another one after a restart.
+        """
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]: ...
 
@@ -109,7 +113,9 @@ class Streamer(Protocol):
     """What an engine may be besides: one that takes requests while others are under way."""
 
     def stream(self, more: More) -> Replies:
-        """Replies to the requests of `more`, which is asked between two steps; with "some" where nothing is under way. Raises as `generate`."""
+        """Replies to the requests of `more`, which is asked between two steps; with "some" where nothing is under way.
+        Raises as `generate`.
+        """
 
 
 @runtime_checkable
@@ -151,8 +157,8 @@ class Env(Protocol):
 class Turn:
     """One action and what came of it. `state_len` messages of `Episode.messages` were the state before it.
 
-    A turn may be a part of a reply (stages/play/agents.py). Then `state_len` is that of the reply, equal for all of its parts, and what was said
-    of it before stands in `prompt_ids` alone.
+    A turn may be a part of a reply (stages/play/agents.py). Then `state_len` is that of the reply, equal for all of its
+    parts, and what was said of it before stands in `prompt_ids` alone.
     """
 
     index: int
@@ -171,7 +177,9 @@ class Turn:
 
 @dataclass(frozen=True)
 class Episode:
-    """Turns of one scenario by one policy. `messages` starts with the system message and ends with the last observation."""
+    """Turns of one scenario by one policy. `messages` starts with the system message and ends with the last
+    observation.
+    """
 
     id: str
     scenario: Scenario

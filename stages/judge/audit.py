@@ -43,8 +43,9 @@ class Case:
 
 
 def audit(context: Context, roles: Roles, episodes: Sequence[Episode], n_turns: int, k: int) -> Audit:
-    """Judge the policy's own actions and, at the same states, actions of the base policy, of which more are wrong. Raises UsageError where not one
-    prompt of the critic fits."""
+    """Judge the policy's own actions and, at the same states, actions of the base policy, of which more are wrong.
+    Raises UsageError where not one prompt of the critic fits.
+    """
     rng = random.Random(context.seed)
     turns = [(e, t) for e in episodes for t in e.turns if not t.malformed]
     turns = rng.sample(turns, min(n_turns, len(turns)))
@@ -85,7 +86,9 @@ def base_actions(context: Context, roles: Roles, turns: Sequence[tuple[Episode, 
 
 
 def predicted(judgement: Judgement, loss_words: Sequence[str]) -> float:
-    """Share of the predicted futures that end well, that is, hold none of the words that the task's prompts use for a loss."""
+    """Share of the predicted futures that end well, that is, hold none of the words that the task's prompts use for a
+    loss.
+    """
     futures = [future.lower() for future in judgement.futures]
     return sum(not any(word in future for word in loss_words) for future in futures) / len(futures)
 
@@ -110,7 +113,9 @@ def against_returns(cases: Sequence[Case]) -> dict[str, float]:
 
 
 def against_truth(context: Context, cases: Sequence[Case]) -> dict[str, float]:
-    """Where the environment's module has `truth`: verdicts against right or wrong, futures against exact Q*, the cause named."""
+    """Where the environment's module has `truth`: verdicts against right or wrong, futures against exact Q*, the cause
+    named.
+    """
     task = context.run.task
     truth: Any = getattr(importlib.import_module(f"stages.envs.{task.env}"), "truth", None)
     read, facts = [], []
@@ -137,7 +142,9 @@ def against_truth(context: Context, cases: Sequence[Case]) -> dict[str, float]:
 
 
 def by_turn(cases: Sequence[Case], right: Sequence[bool]) -> dict[str, float]:
-    """Where in an episode policy and critic go wrong: `audit/turn0/own_right` is the share of right first actions of the policy."""
+    """Where in an episode policy and critic go wrong: `audit/turn0/own_right` is the share of right first actions of
+    the policy.
+    """
     found = {}
     for index in sorted({c.turn.index for c in cases}):
         here = [(c, r) for c, r in zip(cases, right, strict=True) if c.turn.index == index]

@@ -15,7 +15,9 @@ from stages.llm.roles import NO_ROOM, Roles, ask, complete_future, history_text,
 
 @dataclass(frozen=True)
 class Judgement:
-    """futures as predicted, the critique in words, and its verdict: "yes", "no" or "malformed"; also where a prompt was out of context."""
+    """futures as predicted, the critique in words, and its verdict: "yes", "no" or "malformed"; also where a prompt was
+    out of context.
+    """
 
     futures: tuple[str, ...]
     critique: str
@@ -26,7 +28,9 @@ class Judgement:
 def judge(
     context: Context, roles: Roles, pairs: Sequence[tuple[Sequence[Message], str]], *, k: int, seed: int
 ) -> list[Judgement]:
-    """The critic's word on each (state, action), in order. An unreadable future or verdict makes a "malformed" judgement."""
+    """The critic's word on each (state, action), in order. An unreadable future or verdict makes a "malformed"
+    judgement.
+    """
     s = context.run.roles
     adapter = context.adapter("critic")
     prompts = [

@@ -1,7 +1,7 @@
 """The outcome gate: keep a rewritten action only if rolling it out is no worse than rolling out the action it replaces.
 
-The paper has no acceptance test for a_r; with a noisy critic, refinement without one stalls far from the optimum, and with it
-does not (tests/theory). Option `refine.gate = "reroll"`, off by default. [ours]
+The paper has no acceptance test for a_r; with a noisy critic, refinement without one stalls far from the optimum, and
+with it does not (tests/theory). Option `refine.gate = "reroll"`, off by default. [ours]
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from stages.play.transitions import Transition
 def no_worse(
     context: Context, roles: Roles, pairs: Sequence[tuple[Transition, Completion, Completion]], n: int
 ) -> list[bool]:
-    """For each (state, old action, new action): whether n rollouts of the new one by the current policy return as much as n of the old one.
+    """For each (state, old action, new action): whether n rollouts of the new one by the current policy return as much
+    as n of the old one.
 
     False too where a rollout failed: then nothing is known. The states are reached again by replaying the episode's
     replies, so the environment must be deterministic, or be content with an estimate.

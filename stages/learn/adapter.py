@@ -15,7 +15,9 @@ WEIGHTS = "adapter_model.safetensors"
 
 
 def new_adapter(base: Any, *, rank: int, alpha: float, seed: int) -> Any:
-    """The base model with a fresh LoRA adapter on every linear layer (B = 0, so it starts as the base). The base is frozen."""
+    """The base model with a fresh LoRA adapter on every linear layer (B = 0, so it starts as the base). The base is
+    frozen.
+    """
     from peft import get_peft_model
 
     torch.manual_seed(seed)  # peft draws the A matrices from the global generator
@@ -29,7 +31,9 @@ def _lora(rank: int, alpha: float) -> Any:
 
 
 def add_adapter(model: Any, name: str, path: Path | None, *, rank: int, alpha: float, seed: int) -> None:
-    """Put a second adapter beside the model's own: that of the folder `path`, or a fresh one. Both are trainable; its own stays the active one."""
+    """Put a second adapter beside the model's own: that of the folder `path`, or a fresh one. Both are trainable; its
+    own stays the active one.
+    """
     if path is None:
         torch.manual_seed(seed)
         model.add_adapter(name, _lora(rank, alpha))
@@ -40,7 +44,9 @@ def add_adapter(model: Any, name: str, path: Path | None, *, rank: int, alpha: f
 
 @contextmanager
 def acting_as(model: Any, name: str) -> Iterator[None]:
-    """Passes go through another adapter of the model. Each gets the gradients of its own passes, whichever is active in the backward pass."""
+    """Passes go through another adapter of the model. Each gets the gradients of its own passes, whichever is active in
+    the backward pass.
+    """
     before = model.active_adapter
     model.set_adapter(name)
     try:
@@ -59,7 +65,9 @@ def as_base(model: Any) -> Iterator[None]:
 
 
 def _train_all(model: Any) -> None:
-    """peft freezes every adapter but the active one, and a frozen one would get no gradient of passes that are done already."""
+    """peft freezes every adapter but the active one, and a frozen one would get no gradient of passes that are done
+    already.
+    """
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             parameter.requires_grad_(True)

@@ -1,8 +1,10 @@
-"""What must hold of the credit in a packed row, checked before the loss: that each token learns from its own turn, and no other token does.
+"""What must hold of the credit in a packed row, checked before the loss: that each token learns from its own turn, and
+no other token does.
 
-It goes by the episodes that the row was packed from and by the very vectors that the loss is handed, never by the row's own indices alone:
-a row that is wrong in a consistent way is found, too. Source: [ours]. A row's key is (episode id,), or (episode id, turn) where it is cut off
-from its episode and begins with that turn; turns are counted from the episode's start.
+It goes by the episodes that the row was packed from and by the very vectors that the loss is handed, never by the row's
+own indices alone: a row that is wrong in a consistent way is found, too. Source: [ours]. A row's key is (episode id,),
+or (episode id, turn) where it is cut off from its episode and begins with that turn; turns are counted from the
+episode's start.
 """
 
 from __future__ import annotations
@@ -34,14 +36,19 @@ def check_credit(
     """Stop unless the loss will give every turn's credit to the tokens of that turn, and to no others.
 
     1. Every token of an action is counted once, with its own turn; so it has credit.   2. No other token has any.
-    3. advantages_J, which the loss reads by `turn_of_token`, is advantages_BM turn by turn; so a turn's tokens carry that turn's advantage.
+    3. advantages_J, which the loss reads by `turn_of_token`, is advantages_BM turn by turn; so a turn's tokens carry
+    that turn's advantage.
     4. Rewards stand on the states they came with, and each episode's sum to its return.
-    5. Nothing is lost across an observation: the first token after it is the next turn's, predicted by the last visible token before it.
+    5. Nothing is lost across an observation: the first token after it is the next turn's, predicted by the last visible
+    token before it.
 
-    Where a turn's tokens stand is worked out from the episode alone: its action's first token, and as many as the engine gave log-probs for.
-    episodes: the B of the row, in order. advantages_BM: (B, M). advantages_J: (J,), one a turn of the row. returns: (B,), undiscounted, from
-    what the episodes were stored with. Values are compared bit by bit; one that is not finite is left to `fit`. No gradient flows.
-    Raises LostCredit, naming episode, turn and token. Source: [ours]."""
+    Where a turn's tokens stand is worked out from the episode alone: its action's first token, and as many as the
+    engine gave log-probs for.
+    episodes: the B of the row, in order. advantages_BM: (B, M). advantages_J: (J,), one a turn of the row. returns:
+    (B,), undiscounted, from what the episodes were stored with. Values are compared bit by bit; one that is not finite
+    is left to `fit`. No gradient flows.
+    Raises LostCredit, naming episode, turn and token. Source: [ours].
+    """
     row = packed.to("cpu")
     if (found := row.n_turns.tolist()) != (wanted := [e.n_turns for e in episodes]):
         raise LostCredit(f"wanted a row of episodes of {wanted} turns, found {found}; {ADVICE}")
@@ -57,9 +64,11 @@ def returns_of(rows: Sequence[EpisodeIds], total: float, rewards: Sequence[float
 
         total - sum of r_k before the row - sum over the turns j = 0, 1, .. after it of (1 - gamma^j) r_j
 
-    where the last turn's reward counts as one turn later: it is the terminal state's. For an episode that is one row it is `total`, the stored
-    return; a row that breaks off ends with what the rest returned, discounted, and in a truncated episode with nothing of it.
-    rewards: one a turn, as the turns were stored."""
+    where the last turn's reward counts as one turn later: it is the terminal state's. For an episode that is one row it
+    is `total`, the stored return; a row that breaks off ends with what the rest returned, discounted, and in a
+    truncated episode with nothing of it.
+    rewards: one a turn, as the turns were stored.
+    """
     found = []
     for e in rows:
         start, end = first_turn(e.key), first_turn(e.key) + e.n_turns
@@ -114,7 +123,9 @@ def _misplaced(
 
 
 def _turn_of_every_token(row: PackedRow, episodes: Sequence[EpisodeIds]) -> Tensor:
-    """Which of the row's turns each token belongs to, (T,), -1 outside actions: by the token's episode and position, wherever it stands."""
+    """Which of the row's turns each token belongs to, (T,), -1 outside actions: by the token's episode and position,
+    wherever it stands.
+    """
     longest = max(len(e.ids) for e in episodes)
     ids_BP, turn_BP = torch.full((len(episodes), longest), -1), torch.full((len(episodes), longest), -1)
     z = 0
@@ -136,7 +147,9 @@ def _turn_of_every_token(row: PackedRow, episodes: Sequence[EpisodeIds]) -> Tens
 
 
 def _check_sources(row: PackedRow, episodes: Sequence[EpisodeIds], turns: Sequence[tuple[int, int]]) -> None:
-    """The second half of invariant 5: a state just before the token, in its own episode and in no shadow, gets the gradient."""
+    """The second half of invariant 5: a state just before the token, in its own episode and in no shadow, gets the
+    gradient.
+    """
     t, s = row.target_positions, row.source_positions
     # A critic prompt has the positions of the tokens after it, so position alone would not tell.
     right_K = (

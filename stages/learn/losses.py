@@ -19,12 +19,13 @@ Per = Literal["turn", "episode"]
 
 
 def completion_log_probs(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Log-prob of every completion token, (K,), and the row it belongs to, (K,), K = all completion tokens of the batch.
+    """Log-prob of every completion token, (K,), and the row it belongs to, (K,), K = all completion tokens of the
+    batch.
 
         log pi(y_t | x, y_<t)
 
-    Only the positions that predict a completion token go through the vocabulary projection, 1024 at a time, so memory is that of
-    `chunked_log_probs`, not B x T x V. Gradients flow into the model.
+    Only the positions that predict a completion token go through the vocabulary projection, 1024 at a time, so memory
+    is that of `chunked_log_probs`, not B x T x V. Gradients flow into the model.
     """
     states_KD, rows, columns = completion_states(model, batch)
     return chunked_log_probs(states_KD, model.get_output_embeddings(), batch.ids[rows, columns]), rows
@@ -59,10 +60,12 @@ def chunked_log_probs(
 
         l_i = log softmax(head(h_i))[y_i],   H_i = - sum_v p_iv log p_iv
 
-    More than `chunk` tokens go through the head a chunk at a time, and each chunk once more in the backward pass, so that chunk x V
-    floats are held and not K x V; else it is the direct way. states_KD: (K, D), ids_K: (K,) long, head: (., D) -> (., V); softmax in fp32.
+    More than `chunk` tokens go through the head a chunk at a time, and each chunk once more in the backward pass, so
+    that chunk x V floats are held and not K x V; else it is the direct way. states_KD: (K, D), ids_K: (K,) long, head:
+    (., D) -> (., V); softmax in fp32.
     Returns l (K,), with entropy=True (l, H). Gradients flow into the states and the head, through l; H carries none.
-    Raises ValueError if the shapes do not fit or chunk < 1. Source: arXiv 1604.06174 (recomputation)."""
+    Raises ValueError if the shapes do not fit or chunk < 1. Source: arXiv 1604.06174 (recomputation).
+    """
     if states_KD.ndim != 2 or ids_K.shape != states_KD.shape[:1] or chunk < 1:
         shapes = f"{tuple(states_KD.shape)}, {tuple(ids_K.shape)}"
         raise ValueError(f"states (K, D), ids (K,) and chunk >= 1 wanted, found {shapes} and chunk {chunk}")
@@ -93,7 +96,8 @@ def _entropy(logits_KV: Tensor) -> Tensor:
 
 
 def kl_to_base(model: Any, batch: Batch) -> Tensor:
-    """Mean KL(pi_theta || pi_base) over the completion tokens, the base being the same model with its adapter switched off.
+    """Mean KL(pi_theta || pi_base) over the completion tokens, the base being the same model with its adapter switched
+    off.
 
         KL_t = sum_v pi_theta(v | x, y_<t) [log pi_theta(v | ..) - log pi_base(v | ..)]
 
@@ -113,10 +117,12 @@ def chunked_kl(
 
         KL_t = sum_v pi_base(v) [log pi_base(v) - log pi_theta(v)]
 
-    Its gradient in the logits, pi_theta - pi_base, is the mean of that of GRPO's estimate from sampled tokens (arXiv 2402.03300, eq. 4):
-    it holds on to whatever the base would do. But it has no sampling noise and is bounded, where the estimate grows with pi_base / pi_theta
-    of the one token that was drawn. Memory as of `chunked_log_probs`. states_KD, base_states_KD: (K, D), of the policy and of the base;
-    gradients flow into the former and the head. Source: ours."""
+    Its gradient in the logits, pi_theta - pi_base, is the mean of that of GRPO's estimate from sampled tokens (arXiv
+    2402.03300, eq. 4): it holds on to whatever the base would do. But it has no sampling noise and is bounded, where
+    the estimate grows with pi_base / pi_theta of the one token that was drawn. Memory as of `chunked_log_probs`.
+    states_KD, base_states_KD: (K, D), of the policy and of the base; gradients flow into the former and the head.
+    Source: ours.
+    """
 
     def part(states: Tensor, base_states: Tensor) -> tuple[Tensor]:
         log_probs = head(states).float().log_softmax(1)
@@ -134,7 +140,8 @@ def completion_nll(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
 
         nll_i = -(1 / |y_i|) sum_t log pi(y_it | x_i, y_i<t)
 
-    Used for L1 (successor) and L2 (policy) of NLAC, where y is a sample of the target (arXiv 2512.04601, eqs. for L1, L2).
+    Used for L1 (successor) and L2 (policy) of NLAC, where y is a sample of the target (arXiv 2512.04601, eqs. for L1,
+    L2).
     Length-normalised so that long futures do not win the replay's priority. Returns (nll (B,), log-probs (K,)).
     """
     log_probs, rows = completion_log_probs(model, batch)
@@ -160,9 +167,11 @@ def group_advantages(returns_G: Tensor, *, eps: float = 1e-6) -> Tensor:
 def loss_normaliser(per: Per, n_turns_B: Tensor) -> float:
     """What a step's sum over turns is divided by: the number of its turns, or of its episodes.
 
-    "turn" is the slides' mean over turns. It is biased where the policy decides how many turns there are: a turn of a long episode counts less.
-    "episode" is not [ours], see tests/theory/test_optional_stopping.py. n_turns_B: turns of each episode of the *step*: where it comes in
-    parts, all parts divide by this one number, and their gradients add up to that of the whole."""
+    "turn" is the slides' mean over turns. It is biased where the policy decides how many turns there are: a turn of a
+    long episode counts less.
+    "episode" is not [ours], see tests/theory/test_optional_stopping.py. n_turns_B: turns of each episode of the *step*:
+    where it comes in parts, all parts divide by this one number, and their gradients add up to that of the whole.
+    """
     return float(n_turns_B.sum()) if per == "turn" else float(len(n_turns_B))
 
 
@@ -180,17 +189,25 @@ def turn_ppo_clip(
 
         L = -(1 / Z) sum_j min(rho_j A_j, clip(rho_j, 1 - c, 1 + c) A_j),   l_t = log pi_theta - log pi_old of token t
         turn:       rho_j = exp(sum_{t in j} l_t), the ratio of the products of token probabilities
-        turn_mean:  rho_j = exp(mean_{t in j} l_t), whose gradient at rho = 1 is 1/|a_j| of the turn's: biased where actions differ in length
-        token:      rho_t = exp(l_t), the sum running over tokens with A of their turn; at rho = 1 the same gradient as `turn`
+        turn_mean:  rho_j = exp(mean_{t in j} l_t), whose gradient at rho = 1 is 1/|a_j| of the turn's: biased where
+            actions differ in length
+        token:      rho_t = exp(l_t), the sum running over tokens with A of their turn; at rho = 1 the same gradient as
+            `turn`
 
-    At rho = 1 and `turn` the gradient is that of -(1 / Z) sum_j A_j log pi(a_j). For turns of one token the three are one.
-    K action tokens of J turns: log-probs (K,), turn_of_K (K,) long in [0, J), every turn with a token; advantages_J (J,);
-    Z = normaliser, see `loss_normaliser`. Gradients flow into log_probs_K only.
-    Metrics: ratio_mean, ratio_max and clip_frac over the ratios, kl_old = mean_t (exp(l_t) - 1 - l_t), gap_mean and gap_max of |l_t|:
-    before the first step of an iteration, where the weights are those that sampled, by how much the engine and the trainer disagree.
-    Where a ratio overflows and A < 0, the loss is infinite, for `fit` to refuse; where A >= 0 it is clipped and the gradient 0, never NaN.
-    Raises ValueError on shapes that do not fit, a turn without tokens, old log-probs that are not finite, Z <= 0 or another ratio.
-    Source: Self-AC slides, actor loss; PPO, arXiv 1707.06347, eq. 7; `turn_mean`: GSPO, arXiv 2507.18071; `turn` as default [ours]."""
+    At rho = 1 and `turn` the gradient is that of -(1 / Z) sum_j A_j log pi(a_j). For turns of one token the three are
+    one.
+    K action tokens of J turns: log-probs (K,), turn_of_K (K,) long in [0, J), every turn with a token; advantages_J
+    (J,); Z = normaliser, see `loss_normaliser`. Gradients flow into log_probs_K only.
+    Metrics: ratio_mean, ratio_max and clip_frac over the ratios, kl_old = mean_t (exp(l_t) - 1 - l_t), gap_mean and
+    gap_max of |l_t|: before the first step of an iteration, where the weights are those that sampled, by how much the
+    engine and the trainer disagree.
+    Where a ratio overflows and A < 0, the loss is infinite, for `fit` to refuse; where A >= 0 it is clipped and the
+    gradient 0, never NaN.
+    Raises ValueError on shapes that do not fit, a turn without tokens, old log-probs that are not finite, Z <= 0 or
+    another ratio.
+    Source: Self-AC slides, actor loss; PPO, arXiv 1707.06347, eq. 7; `turn_mean`: GSPO, arXiv 2507.18071; `turn` as
+    default [ours].
+    """
     lengths_J = _turn_lengths(log_probs_K, old_log_probs_K, turn_of_K, advantages_J)
     if not normaliser > 0:
         raise ValueError(f"normaliser must be > 0, found {normaliser}")
@@ -202,7 +219,8 @@ def turn_ppo_clip(
         log_ratio, advantage = total_J / lengths_J if ratio == "turn_mean" else total_J, advantages_J.detach()
     else:
         raise ValueError(f"ratio must be turn, turn_mean or token, found {ratio!r}")
-    # Far above 1 + c a ratio with A >= 0 has the clipped loss and no gradient; left alone, its gradient would be 0 x inf.
+    # Far above 1 + c a ratio with A >= 0 has the clipped loss and no gradient; left alone, its gradient would be 0 x
+    # inf.
     far = math.log1p(clip) + 1
     rho = torch.where(advantage >= 0, log_ratio.clamp(max=far), log_ratio).exp()
     loss = -torch.minimum(rho * advantage, rho.clamp(1 - clip, 1 + clip) * advantage).sum() / normaliser

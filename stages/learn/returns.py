@@ -1,20 +1,24 @@
-"""Targets of the values, advantages of the turns, and the value loss of Self-AC, as pure functions over rows of episodes.
+"""Targets of the values, advantages of the turns, and the value loss of Self-AC, as pure functions over rows of
+episodes.
 
 Source: Self-AC slides, episode layout, critic loss and actor loss; departures are marked [ours].
 
-An episode is a row of states k = 0..N, N turns: turn k leads from state k to state k + 1. Reward r_k stands on the state it came with:
+An episode is a row of states k = 0..N, N turns: turn k leads from state k to state k + 1. Reward r_k stands on the
+state it came with:
 
     R_k = r_k + gamma R_{k+1},  R_N = r_N
 
-so the reward of the final turn stands on state N, and V_k estimates R_k, the state's own reward included. Axes: B rows, M states, M >= N + 1;
-what a row holds right of its state N is padding and is never read.
+so the reward of the final turn stands on state N, and V_k estimates R_k, the state's own reward included. Axes: B rows,
+M states, M >= N + 1; what a row holds right of its state N is padding and is never read.
 
-Terminated: nothing comes after state N. Truncated: the episode went on unseen, so V_N stands for everything from state N on [ours].
+Terminated: nothing comes after state N. Truncated: the episode went on unseen, so V_N stands for everything from state
+N on [ours].
 
-[ours] In a terminated row earlier states bootstrap from V_N, an estimate of the known r_N, as the slides' V << n does. `known_end` puts r_N in
-its place. With exact values both are unbiased, and V_N has the smaller variance where the state does not tell its reward (a verdict that the
-text does not show). With wrong values r_N cuts the bias: on the MDP of tests/theory/test_optional_stopping.py td_mean's from 0.97 to 0.36 of
-the gradient, for 10 % more spread of the gradient with exact values.
+[ours] In a terminated row earlier states bootstrap from V_N, an estimate of the known r_N, as the slides' V << n does.
+`known_end` puts r_N in its place. With exact values both are unbiased, and V_N has the smaller variance where the state
+does not tell its reward (a verdict that the text does not show). With wrong values r_N cuts the bias: on the MDP of
+tests/theory/test_optional_stopping.py td_mean's from 0.97 to 0.36 of the gradient, for 10 % more spread of the gradient
+with exact values.
 """
 
 from __future__ import annotations
@@ -40,7 +44,9 @@ def turn_mask(n_turns: Tensor, m: int) -> Tensor:
 def state_mask(n_turns: Tensor, truncated: Tensor, m: int) -> Tensor:
     """True on the states that have a target: k = 0..N, and 0..N-1 where truncated.
 
-    State N of a truncated row is bootstrapped from and has nothing to be compared with. n_turns, truncated: (B,). Returns (B, m) bool."""
+    State N of a truncated row is bootstrapped from and has nothing to be compared with. n_turns, truncated: (B,).
+    Returns (B, m) bool.
+    """
     return turn_mask(n_turns + (~truncated).long(), m)
 
 
@@ -50,11 +56,13 @@ def td_targets(rewards: Tensor, values: Tensor, n_turns: Tensor, truncated: Tens
         target_n(k) = r_k + gamma r_{k+1} + ... + gamma^(n-1) r_{k+n-1} + gamma^n V_{k+n},  terms past state N are 0
         truncated, n > N - k:  r_k + ... + gamma^(N-k-1) r_{N-1} + gamma^(N-k) V_N
 
-    n = 1 is one-step TD; n > N - k is the Monte-Carlo return. No gradient flows, stop_grad being [ours]: the slides write the norm only.
+    n = 1 is one-step TD; n > N - k is the Monte-Carlo return. No gradient flows, stop_grad being [ours]: the slides
+    write the norm only.
     rewards, values: (B, M); n_turns: (B,) long, N in [1, M-1]; truncated: (B,) bool; gamma: per turn, in [0, 1].
-    Returns (B, M), 0 where `state_mask` is False. Raises ValueError if n < 1, on other shapes or types, N or gamma out of range, a reward
-    that is not finite, or r_N != 0 in a truncated row, where V_N already stands for it.
-    Source: Self-AC slides, critic loss."""
+    Returns (B, M), 0 where `state_mask` is False. Raises ValueError if n < 1, on other shapes or types, N or gamma out
+    of range, a reward that is not finite, or r_N != 0 in a truncated row, where V_N already stands for it.
+    Source: Self-AC slides, critic loss.
+    """
     _check(rewards, values, n_turns, truncated, gamma, n)
     # More than M steps reach no further than M.
     return next(islice(_targets(rewards, values, n_turns, truncated, gamma), min(n, rewards.shape[1]) - 1, None))
@@ -67,7 +75,9 @@ def td_mean_targets(
 
         (1 / n_max) sum_n target_n(k)
 
-    n_max = 1 is one-step TD. No gradient flows. Shapes and errors as of `td_targets`. Source: Self-AC slides, critic loss."""
+    n_max = 1 is one-step TD. No gradient flows. Shapes and errors as of `td_targets`. Source: Self-AC slides, critic
+    loss.
+    """
     _check(rewards, values, n_turns, truncated, gamma, n_max)
     return torch.stack([*islice(_targets(rewards, values, n_turns, truncated, gamma), n_max)]).mean(0)
 
@@ -84,11 +94,15 @@ def monte_carlo(rewards: Tensor, values: Tensor, n_turns: Tensor, truncated: Ten
 def gae(rewards: Tensor, values: Tensor, n_turns: Tensor, truncated: Tensor, *, gamma: float, lam: float) -> Tensor:
     """Generalised advantage estimate of every turn.
 
-        A_k = sum_{l=0}^{N-k} (gamma lam)^l delta_{k+l},  delta_k = r_k + gamma V_{k+1} - V_k,  delta_N = r_N - V_N, or 0 where truncated
+        A_k = sum_{l=0}^{N-k} (gamma lam)^l delta_{k+l},  delta_k = r_k + gamma V_{k+1} - V_k,  delta_N = r_N - V_N, or
+            0 where truncated
 
-    lam = 0 is the one-step TD error; lam = 1 is the return minus the value, because the terminal state's own error delta_N is part of the sum
-    [ours: with the reward on the state, the usual sum over turns would never see r_N]. No gradient flows.
-    lam: in [0, 1]. Shapes and errors as of `td_targets`; returns (B, M), 0 outside turns. Source: arXiv 1506.02438, eq. 16."""
+    lam = 0 is the one-step TD error; lam = 1 is the return minus the value, because the terminal state's own error
+    delta_N is part of the sum [ours: with the reward on the state, the usual sum over turns would never see r_N]. No
+    gradient flows.
+    lam: in [0, 1]. Shapes and errors as of `td_targets`; returns (B, M), 0 outside turns. Source: arXiv 1506.02438, eq.
+    16.
+    """
     if not 0 <= lam <= 1:
         raise ValueError(f"lam must be in [0, 1], found {lam}")
     target = td_targets(rewards, values, n_turns, truncated, n=1, gamma=gamma)
@@ -108,8 +122,9 @@ def group_turn_advantages(
         G_i = sum_k gamma^k r_ik,  A_ik = (G_i - mean G) / (std G + eps)  over the rows of one group
 
     gamma = 1 is the total reward. Truncated rows are not bootstrapped [ours]: GRPO has no values. No gradient flows.
-    groups: (B,) long, one id a group. Shapes and errors as of `td_targets`, and ValueError for a group of one row; returns (B, M), 0 outside
-    turns. Source: arXiv 2402.03300, section 4.1."""
+    groups: (B,) long, one id a group. Shapes and errors as of `td_targets`, and ValueError for a group of one row;
+    returns (B, M), 0 outside turns. Source: arXiv 2402.03300, section 4.1.
+    """
     _check(rewards, rewards, n_turns, truncated, gamma)
     if groups.shape != n_turns.shape:
         raise ValueError(f"one group id a row wanted, found shape {tuple(groups.shape)} for {len(n_turns)} rows")
@@ -137,13 +152,17 @@ def advantages(
 ) -> Tensor:
     """Advantage of every turn, by one of five estimators.
 
-        td_mean: mean_{n=1..n_max} target_n(k) - V_k    td1: target_1(k) - V_k    mc: R_k - V_k    gae: see `gae`    group: see `group_turn_advantages`
+        td_mean: mean_{n=1..n_max} target_n(k) - V_k    td1: target_1(k) - V_k    mc: R_k - V_k    gae: see `gae`
+            group: see `group_turn_advantages`
 
-    Unbiased, gamma = 1: mc whatever the values are, td_mean, td1 and gae if they are exact; group is not, because it divides by a deviation
-    of which the episode is part. gamma < 1: turn k of a policy gradient of the discounted return would weigh gamma^k, and no turn is weighed.
-    n_max is read by td_mean only, lam by gae only, groups (B,) by group only. known_end: r_N in place of V_N in terminated rows, see the
-    module; it changes td_mean, td1 and gae. No gradient flows.
-    Shapes and errors as of `td_targets`; returns (B, M), 0 outside turns. Source: Self-AC slides, actor loss (td_mean), the others [ours]."""
+    Unbiased, gamma = 1: mc whatever the values are, td_mean, td1 and gae if they are exact; group is not, because it
+    divides by a deviation of which the episode is part. gamma < 1: turn k of a policy gradient of the discounted return
+    would weigh gamma^k, and no turn is weighed.
+    n_max is read by td_mean only, lam by gae only, groups (B,) by group only. known_end: r_N in place of V_N in
+    terminated rows, see the module; it changes td_mean, td1 and gae. No gradient flows.
+    Shapes and errors as of `td_targets`; returns (B, M), 0 outside turns. Source: Self-AC slides, actor loss (td_mean),
+    the others [ours].
+    """
     _check(rewards, values, n_turns, truncated, gamma, n_max)
     rows = (rewards, _known_end(rewards, values, n_turns, truncated) if known_end else values, n_turns, truncated)
     if kind == "gae":
@@ -170,16 +189,19 @@ def value_loss(
     normaliser: float | None = None,
     known_end: bool = False,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Squared error of the values to their n-step targets, mean over n = 1..n_max and over the states that have a target.
+    """Squared error of the values to their n-step targets, mean over n = 1..n_max and over the states that have a
+    target.
 
         L = (1 / n_max) sum_n (1 / Z) sum_{i, k} (V_ik - stop_grad(target_n(i, k)))^2
 
-    Z: number of states with a target in these rows, or `normaliser`: the number in the whole step, where its rows come in parts, so that the
-    sum of the parts' losses is the loss of all rows at once. known_end: r_N in place of V_N in the targets of earlier states of terminated
-    rows, see the module; V_N is still trained towards r_N. Gradients flow into V_ik only, not into the targets.
-    Metrics: `value_loss/n1`.. by n, and `explained_variance` = 1 - Var[R - V] / Var[R] over the states of terminated rows, the others' R
-    being partly V itself; left out where all R are equal. Shapes and errors as of `td_targets`.
-    Source: Self-AC slides, critic loss; mean for the slides' norm [ours]."""
+    Z: number of states with a target in these rows, or `normaliser`: the number in the whole step, where its rows come
+    in parts, so that the sum of the parts' losses is the loss of all rows at once. known_end: r_N in place of V_N in
+    the targets of earlier states of terminated rows, see the module; V_N is still trained towards r_N. Gradients flow
+    into V_ik only, not into the targets.
+    Metrics: `value_loss/n1`.. by n, and `explained_variance` = 1 - Var[R - V] / Var[R] over the states of terminated
+    rows, the others' R being partly V itself; left out where all R are equal. Shapes and errors as of `td_targets`.
+    Source: Self-AC slides, critic loss; mean for the slides' norm [ours].
+    """
     _check(rewards, values, n_turns, truncated, gamma, n_max)
     if normaliser is not None and not normaliser > 0:
         raise ValueError(f"normaliser must be > 0, found {normaliser}")
@@ -202,7 +224,8 @@ def _targets(rewards: Tensor, values: Tensor, n_turns: Tensor, truncated: Tensor
     m = rewards.shape[1]
     real, with_target = turn_mask(n_turns + 1, m), state_mask(n_turns, truncated, m)
     v = _only(real, values.detach())
-    # With V_N as a truncated row's reward of state N and nothing after it, a sum that runs past N has just the wanted bootstrap.
+    # With V_N as a truncated row's reward of state N and nothing after it, a sum that runs past N has just the wanted
+    # bootstrap.
     r = torch.where(with_target, rewards.detach(), v)
     total, n = torch.zeros_like(r), 0
     while True:

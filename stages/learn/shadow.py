@@ -29,7 +29,8 @@ class BadEpisode(TurnwiseError, ValueError):
 class NotAPrefix(BadEpisode):
     """A state that does not begin with the state and the action before it, so the turns are no single row.
 
-    turn: of the action that is not carried on. position: the first token that differs, counted from the episode's start.
+    turn: of the action that is not carried on. position: the first token that differs, counted from the episode's
+    start.
     """
 
     def __init__(self, message: str, *, turn: int, position: int) -> None:
@@ -97,12 +98,13 @@ def episode_ids(
 def unbroken(
     turns: Sequence[Mapping[str, Any]], final: Sequence[int], truncated: bool, gamma: float, key: tuple[Any, ...]
 ) -> list[EpisodeIds]:
-    """One row; or several, cut where a state does not begin with the ids before it, as after a reply that was cut short.
+    """One row; or several, cut where a state does not begin with the ids before it, as after a reply that was cut
+    short.
 
-    The row before a cut ends with its action. Its last state is the one that the next row begins with, so its final reward is what the episode
-    returned from there on, R_0 of the next row: nothing of the credit is lost over the cut. Where the episode was cut short that is not known:
-    then each row is a truncated one, whose last value stands for the rest. A row that begins later than its episode has that turn as the
-    second part of its key. [ours]
+    The row before a cut ends with its action. Its last state is the one that the next row begins with, so its final
+    reward is what the episode returned from there on, R_0 of the next row: nothing of the credit is lost over the cut.
+    Where the episode was cut short that is not known: then each row is a truncated one, whose last value stands for the
+    rest. A row that begins later than its episode has that turn as the second part of its key. [ours]
     """
     try:
         return [episode_ids(turns, final, truncated=truncated, key=key)]
@@ -166,7 +168,8 @@ def name(key: tuple[Any, ...]) -> str:
 
 @dataclass(frozen=True)
 class PackedRow:
-    """B episodes in one row of T tokens. K: action tokens, M: the largest N + 1, Z: turns, all of the row. `turn` is one of the Z.
+    """B episodes in one row of T tokens. K: action tokens, M: the largest N + 1, Z: turns, all of the row. `turn` is
+    one of the Z.
 
     Positions in the row count from 0; starts and ends are inclusive.
     """
@@ -239,7 +242,8 @@ def pack(
         shadow=row([[0] * n for n in lengths], [[k + 1] * c for _, k, _ in states]),
         prefix=row([[0] * n for n in lengths], [[p] * c for _, _, p in states]),
         target_positions=torch.tensor(targets),
-        # The label trap: the shadows stand elsewhere in the row, so the token before is the last visible one and never cp_k's last.
+        # The label trap: the shadows stand elsewhere in the row, so the token before is the last visible one and never
+        # cp_k's last.
         source_positions=torch.tensor(targets) - 1,
         turn_of_token=torch.tensor(
             [z for z, (start, end) in enumerate(zip(a_start, a_end, strict=True)) for _ in range(start, end + 1)]
@@ -271,9 +275,11 @@ def without_shadows(row: PackedRow) -> PackedRow:
 def bins(
     episodes: Sequence[EpisodeIds], critic_len: int, *, token_budget: int, max_padding: float = 0.25
 ) -> list[list[int]]:
-    """Episodes shared out over rows: lists of indices, every episode exactly once. First fit, longest first; no randomness.
+    """Episodes shared out over rows: lists of indices, every episode exactly once. First fit, longest first; no
+    randomness.
 
-    A row holds at most `token_budget` tokens, shadows included, unless a single episode is longer: that one gets a row alone.
+    A row holds at most `token_budget` tokens, shadows included, unless a single episode is longer: that one gets a row
+    alone.
     Episodes of like length meet in a row: `padding_share` of each row is at most max_padding, in [0, 1). [ours]
     """
     rows: list[list[int]] = []
@@ -297,7 +303,8 @@ def n_tokens(episodes: Sequence[EpisodeIds], row: Sequence[int], critic_len: int
 
 
 def padding_share(episodes: Sequence[EpisodeIds], rows: Sequence[Sequence[int]], critic_len: int) -> float:
-    """Share of padding among the slots of attention, where the episodes of a row are laid side by side. Linear layers see no padding.
+    """Share of padding among the slots of attention, where the episodes of a row are laid side by side. Linear layers
+    see no padding.
 
     1 - tokens / slots,   slots of a row = episodes x (longest visible part + most states x critic_len)
     """

@@ -1,10 +1,12 @@
 """Attention over a packed row: visible tokens by the plain causal kernel, shadows by one small masked one.
 
-    allowed(i, j) = same episode and j <= i and (shadow(j) == 0 or shadow(j) == shadow(i))      (Self-AC slides, the mask)
+    allowed(i, j) = same episode and j <= i and (shadow(j) == 0 or shadow(j) == shadow(i))      (Self-AC slides, the
+        mask)
 
-written for the row order of `stages.learn.shadow`: a visible token sees the visible tokens up to itself; a token of cp_k
-sees the first prefix(k) visible tokens and cp_k up to itself. No (T, T) mask is made [ours]: a dense one takes the causal
-kernel away from the visible tokens. One function, registered with transformers under `NAME`; no model code is touched.
+written for the row order of `stages.learn.shadow`: a visible token sees the visible tokens up to itself; a token of
+cp_k sees the first prefix(k) visible tokens and cp_k up to itself. No (T, T) mask is made [ours]: a dense one takes the
+causal kernel away from the visible tokens. One function, registered with transformers under `NAME`; no model code is
+touched.
 """
 
 from __future__ import annotations
@@ -30,10 +32,11 @@ def shadow_forward(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0, scaling: float | None = None,
     shadow_layout: Layout | FlexLayout | None = None, sliding_window: int | None = None, **options: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """transformers' attention interface: query (1, H, T, d), key and value (1, H', T, d), H' dividing H. Returns (1, T, H, d).
+    """transformers' attention interface: query (1, H, T, d), key and value (1, H', T, d), H' dividing H. Returns (1, T,
+    H, d).
 
-    Without a layout it is transformers' own sdpa, so that a switched model still runs plain passes; with that of shadow_flex.py it is
-    FlexAttention. Gradients flow.
+    Without a layout it is transformers' own sdpa, so that a switched model still runs plain passes; with that of
+    shadow_flex.py it is FlexAttention. Gradients flow.
     Raises UsageError where the layer has a sliding window that an episode does not fit into.
     """
     if shadow_layout is None:
@@ -75,8 +78,10 @@ def shadow_forward(
 
 @contextmanager
 def shadow_attention(model: Any) -> Iterator[None]:
-    """The model with this attention, put back afterwards. Needed around forward *and* backward only with gradient checkpointing,
-    where the backward pass runs the layers again. Raises UsageError for a model whose attention cannot be replaced."""
+    """The model with this attention, put back afterwards. Needed around forward *and* backward only with gradient
+    checkpointing, where the backward pass runs the layers again. Raises UsageError for a model whose attention cannot
+    be replaced.
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -101,18 +106,20 @@ def shadow_attention(model: Any) -> Iterator[None]:
 def body_pass(
     model: Any, packed: PackedRow, *, layout: Layout | FlexLayout | None = None, embeddings_TD: Tensor | None = None
 ) -> Tensor:
-    """Last hidden state of every token of the row, (T, D): one pass through the body, no vocabulary projection. Gradients flow.
+    """Last hidden state of every token of the row, (T, D): one pass through the body, no vocabulary projection.
+    Gradients flow.
 
     embeddings_TD: what goes in instead of the ids' embeddings. layout: `layout_of(packed)`, where it is known already,
-    or `flex_layout_of(packed)`. Raises ValueError with gradient checkpointing outside `shadow_attention`: the second run of the layers
-    would use another attention.
+    or `flex_layout_of(packed)`. Raises ValueError with gradient checkpointing outside `shadow_attention`: the second
+    run of the layers would use another attention.
     """
     base = base_of(model)
     body, switched = base.model, base.config._attn_implementation == NAME
     if not switched and torch.is_grad_enabled() and body.training and getattr(body, "is_gradient_checkpointing", False):
         raise ValueError("with gradient checkpointing, put forward and backward inside `with shadow_attention(model):`")
     inputs = {"input_ids": packed.ids[None]} if embeddings_TD is None else {"inputs_embeds": embeddings_TD[None]}
-    # A 4-D mask is handed on as it is, so this empty one, which `shadow_forward` ignores, keeps (T, T) masks from being built.
+    # A 4-D mask is handed on as it is, so this empty one, which `shadow_forward` ignores, keeps (T, T) masks from being
+    # built.
     no_mask = torch.empty(1, 1, 0, 0, device=packed.ids.device)
     with shadow_attention(model):
         states: Tensor = body(
@@ -125,9 +132,11 @@ def body_pass(
 def check_masks(model: Any, critic_ids: Sequence[int], *, length: int = 48) -> None:
     """Raise UsageError, one sentence, for an architecture on which a packed row is not what separate passes are.
 
-    Two made-up episodes of `length` and about length / 2 tokens are run as one row, and one by one by the model's own attention:
-    the visible tokens' states must not know of the shadows, nor a critic prompt's last state of anything but its own state.
-    Largest |difference| up to 1e-3 of the largest |state| passes in fp32, 5e-2 in 16 bits; what ignores mask or positions is far off.
+    Two made-up episodes of `length` and about length / 2 tokens are run as one row, and one by one by the model's own
+    attention: the visible tokens' states must not know of the shadows, nor a critic prompt's last state of anything but
+    its own state.
+    Largest |difference| up to 1e-3 of the largest |state| passes in fp32, 5e-2 in 16 bits; what ignores mask or
+    positions is far off.
     A sliding window longer than `length` shows only when an episode outgrows it: then `shadow_forward` refuses.
     """
     critic = tuple(critic_ids) or (1,)
@@ -163,7 +172,9 @@ def check_masks(model: Any, critic_ids: Sequence[int], *, length: int = 48) -> N
 
 
 def largest_difference(model: Any, critic: tuple[int, ...], length: int) -> float:
-    """Packed row against separate passes: largest |difference| of final states and of visible logits as the model gives them, each in shares of the largest |entry|."""
+    """Packed row against separate passes: largest |difference| of final states and of visible logits as the model gives
+    them, each in shares of the largest |entry|.
+    """
     base = base_of(model)
     vocabulary, device = base.get_input_embeddings().num_embeddings, base.device
     made_up = [made_up_episode(vocabulary, length, 0), made_up_episode(vocabulary, length // 2, 5)]
@@ -175,7 +186,8 @@ def largest_difference(model: Any, critic: tuple[int, ...], length: int) -> floa
         return found
 
     visible = torch.cat([alone(e.ids) for e in made_up])
-    # The model's own logits: some architectures scale or cap them after the projection, and an engine's log-probs are of those.
+    # The model's own logits: some architectures scale or cap them after the projection, and an engine's log-probs are
+    # of those.
     own_logits = torch.cat(
         [base(input_ids=torch.tensor([e.ids], device=device), use_cache=False).logits[0] for e in made_up]
     )

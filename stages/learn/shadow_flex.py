@@ -1,9 +1,11 @@
-"""The mask of a packed row for FlexAttention: one kernel over the whole row, which skips the blocks that nobody may look into.
+"""The mask of a packed row for FlexAttention: one kernel over the whole row, which skips the blocks that nobody may
+look into.
 
     allowed(i, j) = same episode, and j a visible token that i stands behind, or j in i's own shadow and j <= i
 
-Same function as `shadow_attention`'s groups, for GPUs: published figures have it ahead of masked SDPA above about 1,000 tokens. On a CPU it is
-the slow, uncompiled form, has no backward pass, and serves the tests. Ours; the mask is the slides'.
+Same function as `shadow_attention`'s groups, for GPUs: published figures have it ahead of masked SDPA above about 1,000
+tokens. On a CPU it is the slow, uncompiled form, has no backward pass, and serves the tests. Ours; the mask is the
+slides'.
 """
 
 from __future__ import annotations

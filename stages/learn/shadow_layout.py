@@ -1,4 +1,5 @@
-"""Where the tokens of a packed row go for attention, and the copies that this takes, with backward passes that copy as little.
+"""Where the tokens of a packed row go for attention, and the copies that this takes, with backward passes that copy as
+little.
 
 Indices and masks are made once for a row, not once a layer. All of it is [ours]; what may attend to what is the slides'
 (stages.learn.shadow_attention).
@@ -22,7 +23,8 @@ LEAST_ROWS, MOST_GROUPS = 48, 4
 
 @dataclass(frozen=True)
 class Group:
-    """Shadow slots start .. end of every episode, whose queries run in one call over the first `keys` visible slots and shadow slots own .. end.
+    """Shadow slots start .. end of every episode, whose queries run in one call over the first `keys` visible slots and
+    shadow slots own .. end.
 
     mask: (E, 1, end - start, keys + end - own) bool, True = may attend.
     """
@@ -36,10 +38,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the tokens of a row go for attention: E episodes side by side, each in L visible slots and then S shadow slots.
+    """Where the tokens of a row go for attention: E episodes side by side, each in L visible slots and then S shadow
+    slots.
 
     slots: (E, L + S) position in the row, 0 in padding. back: (T,) slot of each token, counted over E x (L + S).
-    Both None for a single episode, whose row has that order already. longest: positions of the longest episode, critic prompt included.
+    Both None for a single episode, whose row has that order already. longest: positions of the longest episode, critic
+    prompt included.
     """
 
     slots: Tensor | None
@@ -66,7 +70,8 @@ def layout_of(packed: PackedRow) -> Layout:
         filled[back_T] = values_T
         return filled.view(n_episodes, L + S)
 
-    # A padding slot sees one token: what a softmax over nothing gives is the kernel's choice. Nobody sees the padding slot.
+    # A padding slot sees one token: what a softmax over nothing gives is the kernel's choice. Nobody sees the padding
+    # slot.
     prefix_ES, segment_ES = by_slot(packed.prefix, 1)[:, L:], by_slot(packed.shadow, 0)[:, L:]
     groups = groups_of(prefix_ES, segment_ES, L, packed.value_positions.shape[1])
     longest = int(packed.position_ids.max()) + 1
@@ -76,7 +81,8 @@ def layout_of(packed: PackedRow) -> Layout:
 
 
 def groups_of(prefix_ES: Tensor, segment_ES: Tensor, n_visible: int, n_states: int) -> tuple[Group, ...]:
-    """Early states need few of the keys: in groups, shadows do about 2/3 of the work that one call for all would take. Results are the same.
+    """Early states need few of the keys: in groups, shadows do about 2/3 of the work that one call for all would take.
+    Results are the same.
 
     The last group is handed all slots, for then its keys need no copy. No group without a shadow.
     """
@@ -99,7 +105,8 @@ def groups_of(prefix_ES: Tensor, segment_ES: Tensor, n_visible: int, n_states: i
 
 
 class SideBySide(torch.autograd.Function):
-    """(1, H, T, d) -> (E, H, L + S, d), by slots and back of a Layout. Padding repeats token 0 and takes no gradient there: nobody sees it.
+    """(1, H, T, d) -> (E, H, L + S, d), by slots and back of a Layout. Padding repeats token 0 and takes no gradient
+    there: nobody sees it.
 
     Its backward is a gather too, as is that of `Row`; those of plain indexing would add token by token.
     """
@@ -132,7 +139,8 @@ class Row(torch.autograd.Function):
 
 
 class Keys(torch.autograd.Function):
-    """Keys, or values, of each call out of (E, H', L + S, d): the visible ones, and for every group its visible and its own.
+    """Keys, or values, of each call out of (E, H', L + S, d): the visible ones, and for every group its visible and its
+    own.
 
     Its backward fills one buffer; that of slices would fill one of the full size for each.
     """

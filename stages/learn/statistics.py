@@ -1,4 +1,5 @@
-"""Numbers that tables report: win-rate intervals, rank correlation, AUROC, calibration, and how much of a target's text leaks.
+"""Numbers that tables report: win-rate intervals, rank correlation, AUROC, calibration, and how much of a target's text
+leaks.
 
 Plain numpy; each function names its equation and source. Nothing here is trained on.
 """
@@ -65,7 +66,8 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
 
         (sum of the positives' ranks - n_pos (n_pos + 1)/2) / (n_pos n_neg)
 
-    NaN if one class is missing. scores: (n,), labels: (n,) of 0/1. Raises ValueError on other labels, NaN scores, other shapes.
+    NaN if one class is missing. scores: (n,), labels: (n,) of 0/1. Raises ValueError on other labels, NaN scores, other
+    shapes.
     Source: Mann and Whitney 1947.
     """
     s, y = _scored(scores, labels)
@@ -77,7 +79,8 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
 
 
 def calibration(scores: ArrayLike, labels: ArrayLike, bins: int) -> list[Row]:
-    """How often it came true, by how likely it was said to be: one row for each of `bins` equal parts of [0, 1] that holds a score.
+    """How often it came true, by how likely it was said to be: one row for each of `bins` equal parts of [0, 1] that
+    holds a score.
 
     Row: low, high (the part; high belongs to the next one, 1 to the last), n, mean_score, rate (share of labels 1),
     rate_low, rate_high (Wilson, 95 %). Calibrated: mean_score within rate_low..rate_high in about 95 % of the rows.
@@ -115,7 +118,8 @@ def leak_rate(
         returns (share of rows with share_i > 0, mean of share_i)
 
     U(text): its different runs of n words, lower case, that hold at least one content word (numbers are content words).
-    A text without such a run has share 0. Words that stand in neither prompt (invented, or another form of the word) are no leak.
+    A text without such a run has share 0. Words that stand in neither prompt (invented, or another form of the word)
+    are no leak.
     It reads words, not meaning: a paraphrase is missed, and a guess that came true is counted; so compare it with
     the same measure on privileged texts of other rows.
     targets, privileged (s', reward, critique), known (student prompt): one a row. No row: (0, 0).

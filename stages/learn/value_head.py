@@ -54,8 +54,9 @@ class ValueHead(nn.Module):
 def new_head(model: Any, *, soft_len: int = 0, spread: float = 0.01, seed: int) -> ValueHead:
     """A head for the model, on its device.
 
-    w ~ spread N(0, 1) / sqrt(D), b = 0: V starts at about `spread` times the state's root mean square, which a final norm keeps
-    near 1. So the first targets are the rewards rather than noise, and w is not 0, where the body would get no gradient [ours].
+    w ~ spread N(0, 1) / sqrt(D), b = 0: V starts at about `spread` times the state's root mean square, which a final
+    norm keeps near 1. So the first targets are the rewards rather than noise, and w is not 0, where the body would get
+    no gradient [ours].
     The soft prompt starts as ordinary tokens would: mean + deviation x N(0, 1) of the embeddings, by dimension.
     """
     embeddings = base_of(model).get_input_embeddings().weight.detach()
@@ -80,7 +81,9 @@ def save_head(head: ValueHead, folder: Path) -> None:
 
 
 def load_head(folder: Path, *, width: int) -> ValueHead:
-    """The head of a folder, for a model of hidden size `width`. Raises MissingInput where there is none, UsageError for another width."""
+    """The head of a folder, for a model of hidden size `width`. Raises MissingInput where there is none, UsageError for
+    another width.
+    """
     if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
         raise MissingInput(
             f"wanted {CONFIG} and {WEIGHTS} of a value head, found no such pair in the folder {folder.name!r}; train one with: turnwise run"
@@ -98,10 +101,13 @@ def load_head(folder: Path, *, width: int) -> ValueHead:
 def episode_pass(
     model: Any, head: ValueHead, packed: PackedRow, *, layout: Layout | FlexLayout | None = None, value_grad_scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """One pass through the body for actor and critic: (states that predict the action tokens (K, D), V of every state (B, M)).
+    """One pass through the body for actor and critic: (states that predict the action tokens (K, D), V of every state
+    (B, M)).
 
-    V is 0 past an episode's end. No vocabulary projection: log-probs are made of the states, so shadows never see the vocabulary.
-    value_grad_scale: factor on the gradient from the head into the body, >= 0; 0 = the critic reads a detached body [ours].
+    V is 0 past an episode's end. No vocabulary projection: log-probs are made of the states, so shadows never see the
+    vocabulary.
+    value_grad_scale: factor on the gradient from the head into the body, >= 0; 0 = the critic reads a detached body
+    [ours].
     A soft prompt lies before the body, so its gradient carries the factor too (Adam does not notice, except at 0).
     layout: as of `body_pass`. Raises ValueError for a negative factor, for a soft prompt at factor 0,
     which would never learn, and for a row packed for another prompt length. Gradients flow into model and head.
@@ -136,10 +142,12 @@ def with_soft(model: Any, soft_CD: Tensor, ids: Tensor, places: Tensor) -> Tenso
 def state_values(
     model: Any, head: ValueHead, states: Sequence[Sequence[int]], critic_ids: Sequence[int], *, batch_size: int = 16
 ) -> Tensor:
-    """V of each state (len(states),) by plain passes over state + critic prompt, as when an episode is still being played.
+    """V of each state (len(states),) by plain passes over state + critic prompt, as when an episode is still being
+    played.
 
-    Equal to the packed values (fp32: to 1e-5). critic_ids: empty where the head has a soft prompt. Gradients flow; wrap it in
-    `torch.no_grad()` where none is wanted. Raises ValueError for an empty state, or not exactly one kind of prompt.
+    Equal to the packed values (fp32: to 1e-5). critic_ids: empty where the head has a soft prompt. Gradients flow; wrap
+    it in `torch.no_grad()` where none is wanted. Raises ValueError for an empty state, or not exactly one kind of
+    prompt.
     """
     if bool(critic_ids) == bool(head.soft_len):
         raise ValueError(

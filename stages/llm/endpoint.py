@@ -1,7 +1,7 @@
 """One OpenAI-compatible server: a request and its retries, and what went wrong in one sentence that holds no key.
 
-The key is taken from OPENAI_API_KEY alone and appears in no message. Refused, down, overloaded (408, 409, 429, 5xx): tried again after
-growing, jittered waits, then `Down`. Anything else is final.
+The key is taken from OPENAI_API_KEY alone and appears in no message. Refused, down, overloaded (408, 409, 429, 5xx):
+tried again after growing, jittered waits, then `Down`. Anything else is final.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Silent(Down):
 class Endpoint:
     """A server, reached over https, over http on this machine, or over http anywhere as long as no key is set.
 
-    timeout_s: longest silence of the server in one try; retries: further tries; concurrency: requests under way at once; key: the
-    config's, that holds the URL and is named in errors.
+    timeout_s: longest silence of the server in one try; retries: further tries; concurrency: requests under way at
+    once; key: the config's, that holds the URL and is named in errors.
     """
 
     def __init__(self, url: str, *, timeout_s: float, retries: int, concurrency: int, key: str = URL_KEY) -> None:
@@ -82,7 +82,9 @@ class Endpoint:
         )
 
     async def post(self, path: str, body: dict[str, Any], read: Callable[[object], T]) -> T:
-        """What `read` makes of the reply (its decoded JSON, or its text), whose ValueError says what is wrong with it. Raises EngineUnavailable."""
+        """What `read` makes of the reply (its decoded JSON, or its text), whose ValueError says what is wrong with it.
+        Raises EngineUnavailable.
+        """
         client = self._client
         reply = await self._asked(
             path, lambda: client.post(path, cast_to=object, body=body), self._timeout_s, self._retries
@@ -93,7 +95,9 @@ class Endpoint:
             raise EngineUnavailable(f"the engine at {self.name} answered garbage: {error}.") from None
 
     async def context(self) -> int | None:
-        """Most tokens of a prompt and its reply together; None from a server that does not tell. One short try; raises Down if nobody answers."""
+        """Most tokens of a prompt and its reply together; None from a server that does not tell. One short try; raises
+        Down if nobody answers.
+        """
         limit = min(_PROBE_S, self._timeout_s)
         client = self._client.with_options(timeout=limit, max_retries=0)
         try:
@@ -174,7 +178,9 @@ def begin(job: Coroutine[Any, Any, T]) -> Future[T]:
 
 @contextmanager
 def dropped_on_error() -> Iterator[None]:
-    """A block whose error, Ctrl-C among them, cancels all jobs under way, whichever thread waits for them: a command cannot end before its threads."""
+    """A block whose error, Ctrl-C among them, cancels all jobs under way, whichever thread waits for them: a command
+    cannot end before its threads.
+    """
     try:
         yield
     except BaseException:

@@ -1,4 +1,6 @@
-"""An engine that counts what it generates: tokens are one of the four axes of cost (episodes, environment steps, tokens, seconds)."""
+"""An engine that counts what it generates: tokens are one of the four axes of cost (episodes, environment steps,
+tokens, seconds).
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Engine over any OpenAI-compatible endpoint that speaks token ids (`vllm serve`, SGLang), and `chat` for oracles and simulated users.
+"""Engine over any OpenAI-compatible endpoint that speaks token ids (`vllm serve`, SGLang), and `chat` for oracles and
+simulated users.
 
     vllm serve MODEL --enable-lora          (VLLM_ALLOW_RUNTIME_LORA_UPDATING=True for adapters made while it runs)
 
-Prompts go to /v1/completions as ids, and ids and log-probs come back (`logprobs`, `return_token_ids`); nothing is tokenised
-by the server. An adapter is a model name. Several servers share the requests (`servers.py`); what fails, and how often it is tried
-again, is in `endpoint.py`.
+Prompts go to /v1/completions as ids, and ids and log-probs come back (`logprobs`, `return_token_ids`); nothing is
+tokenised by the server. An adapter is a model name. Several servers share the requests (`servers.py`); what fails, and
+how often it is tried again, is in `endpoint.py`.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ _PLAIN_SAMPLING = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty"
 class OpenAIEngine(tokens.ChatTokenizer):
     """`Engine` over one or more servers. path: the base model's name there and the tokenizer's folder or hub name here.
 
-    timeout_s: longest silence of a server in one try; retries: further tries; concurrency: requests under way at once, of each server;
-    pause_s: how long a server that failed is left alone.
+    timeout_s: longest silence of a server in one try; retries: further tries; concurrency: requests under way at once,
+    of each server; pause_s: how long a server that failed is left alone.
     """
 
     def __init__(
@@ -67,19 +68,23 @@ class OpenAIEngine(tokens.ChatTokenizer):
 
     @property
     def context(self) -> int | None:
-        """The shortest of the servers that are up; those whose time it is are greeted. Raises EngineUnavailable where none is."""
+        """The shortest of the servers that are up; those whose time it is are greeted. Raises EngineUnavailable where
+        none is.
+        """
         (found,) = run([self._servers.ready()])
         return found
 
     def load_adapter(self, name: str, path: Path) -> None:
-        """Have every server read the folder `path`, which it must see under the same name. Raises UsageError, EngineUnavailable."""
+        """Have every server read the folder `path`, which it must see under the same name. Raises UsageError,
+        EngineUnavailable.
+        """
         if name in self._adapters and self._adapters[name][0] == path:
             return
         from stages.llm.hf import check_adapter
 
         check_adapter(path, self.model_hash)
-        # Named by its weights, so that what a server holds under that name from an earlier process is the same adapter. Loaded in place
-        # (`load_inplace`) under one name, vLLM 0.32 would read the folder again at every step.
+        # Named by its weights, so that what a server holds under that name from an earlier process is the same adapter.
+        # Loaded in place (`load_inplace`) under one name, vLLM 0.32 would read the folder again at every step.
         served = f"{name}-{hashlib.sha256((path / WEIGHTS).read_bytes()).hexdigest()[:12]}"
         run([self._servers.load({"lora_name": served, "lora_path": str(path.resolve())})])
         self._adapters[name] = (path, served)
@@ -125,7 +130,8 @@ class OpenAIEngine(tokens.ChatTokenizer):
             **_PLAIN_SAMPLING,
         }
         done = await self._servers.post("/completions", body, lambda reply: read_completion(reply, request))
-        # The text as every engine decodes the ids: a server's own, decoded as a stream, may begin with a space that is none.
+        # The text as every engine decodes the ids: a server's own, decoded as a stream, may begin with a space that is
+        # none.
         return replace(done, text=self.decode(done.token_ids[:-1] if done.finish_reason == "stop" else done.token_ids))
 
 
@@ -152,7 +158,9 @@ def chat(
     concurrency: int = 16,
     key: str = URL_KEY,
 ) -> Ask:
-    """A function from messages to the text of the model's reply, over /v1/chat/completions. It raises EngineUnavailable. key: as of `Endpoint`."""
+    """A function from messages to the text of the model's reply, over /v1/chat/completions. It raises
+    EngineUnavailable. key: as of `Endpoint`.
+    """
     servers = Servers(url, timeout_s=timeout_s, retries=retries, concurrency=concurrency, key=key)
     settings = {"model": model, "temperature": temperature, "max_tokens": max_tokens, "seed": seed}
 

@@ -2,8 +2,8 @@
 
 policy, successor, combine, evaluator, refiner and corrector are the roles of NLAC (arXiv 2512.04601, section 4 and its
 prompts); value is what Self-AC's critic is asked, as a system message after the state. Every task has policy.md and
-value.md; one that NLAC is not run on needs no other. A prompt file is hashed into the fingerprint of every stage that uses
-the role: a changed word is a new run.
+value.md; one that NLAC is not run on needs no other. A prompt file is hashed into the fingerprint of every stage that
+uses the role: a changed word is a new run.
 `policy.md` is added to the environment's own system message; every other file is one user message.
 """
 
@@ -24,7 +24,8 @@ from stages.llm.tokens import has_room
 ROLES = ("policy", "successor", "combine", "evaluator", "refiner", "corrector", "value")
 EVERYWHERE = ("policy", "value")
 """Roles that every task has a prompt for. The others are NLAC's: a stage that prompts one declares it (`Stage.roles`)."""
-# What each role is told. policy and successor are the students: s', the reward and the critique have no field in their prompts.
+# What each role is told. policy and successor are the students: s', the reward and the critique have no field in their
+# prompts.
 FIELDS = {
     "policy": frozenset[str](),
     "successor": frozenset({"history", "action", "thought"}),
@@ -83,7 +84,8 @@ def ask(
 ) -> list[tuple[tuple[int, ...], Completion]]:
     """Put prompts to a role; (prompt ids, completion) of each, in order. Every row gets a seed of its own.
 
-    A reasoning model's <think> part is cut off, tokens and all (`spoken`); with `thoughts` it stays, as in actions that the policy may learn.
+    A reasoning model's <think> part is cut off, tokens and all (`spoken`); with `thoughts` it stays, as in actions that
+    the policy may learn.
     A prompt that is too long gets NO_ROOM: the stage drops that row and counts it, and the others are as without it.
     """
     ids = engine.encode_all(prompts)
@@ -108,10 +110,12 @@ def thought_opened(decode: Callable[[Sequence[int]], str], prompt_ids: Sequence[
 
 
 def spoken(reply: Completion, opened: str, decode: Callable[[Sequence[int]], str]) -> Completion:
-    """What is left of a reply without its <think> part: text, ids and log-probs. A thought that was never finished leaves the text "".
+    """What is left of a reply without its <think> part: text, ids and log-probs. A thought that was never finished
+    leaves the text "".
 
-    opened: the tag that stands at the prompt's end already, or "". Then the ids keep the closing tag, so that prompt and completion, learned
-    as a row, are an empty thought and a reply: a form that the model knows. Source: ours; the paper corrects chains of thought.
+    opened: the tag that stands at the prompt's end already, or "". Then the ids keep the closing tag, so that prompt
+    and completion, learned as a row, are an empty thought and a reply: a form that the model knows. Source: ours; the
+    paper corrects chains of thought.
     """
     if not opened and "think>" not in reply.text.lower():
         return reply
@@ -143,7 +147,8 @@ def mix(*parts: object) -> int:
 
 
 def load_roles(name: str, folder: Path = FOLDER) -> Roles:
-    """Read and check the prompt files of a task. Raises UsageError naming the file that is missing, or the field that is wrong in one.
+    """Read and check the prompt files of a task. Raises UsageError naming the file that is missing, or the field that
+    is wrong in one.
 
     That a role of NLAC is missing is no error here: `execute` refuses a stage that needs it before it starts.
     """
@@ -170,8 +175,8 @@ def load_roles(name: str, folder: Path = FOLDER) -> Roles:
 def check_student(student: str, known: str, privileged: Sequence[str]) -> None:
     """The invariant of the two information sets: nothing that only the teacher knew stands in the student prompt.
 
-    known: what the student may see, its template included; a privileged text that stands there, too (the same observation
-    twice), is no leak. Raises AssertionError.
+    known: what the student may see, its template included; a privileged text that stands there, too (the same
+    observation twice), is no leak. Raises AssertionError.
     """
     for text in privileged:
         if text and text in student and text not in known:

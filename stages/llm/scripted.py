@@ -1,7 +1,7 @@
 """Engine without a model, for tests: a function or a table answers, and every byte of text is a token.
 
-Bytes because their ids follow from the text alone: the same in every process, reversible without a stored vocabulary, and
-small enough (0..256) for any tiny model that is trained on them. Log-probs are a fixed function of the token id.
+Bytes because their ids follow from the text alone: the same in every process, reversible without a stored vocabulary,
+and small enough (0..256) for any tiny model that is trained on them. Log-probs are a fixed function of the token id.
 With no script of its own the engine plays `service_desk` and 20 Questions at random, all roles included.
 """
 
@@ -23,7 +23,8 @@ END_ID = 256  # ends every message; the only id that is not a byte
 VOCABULARY = 257
 GARBAGE = "%% ?? %%"  # no role and no environment can read it
 
-# What a random agent asks in 20 Questions, and does in service_desk, whose system message names the tools in their order.
+# What a random agent asks in 20 Questions, and does in service_desk, whose system message names the tools in their
+# order.
 _QUESTIONS = (
     "Is it alive?",
     "Is it made of metal?",
@@ -44,7 +45,8 @@ _TOOLS = {
 class ScriptedEngine:
     """`Engine` that answers from a script.
 
-    reply: a function, or a table whose longest key found in the prompt's text gives the reply (several: the seed draws one).
+    reply: a function, or a table whose longest key found in the prompt's text gives the reply (several: the seed draws
+    one).
     fail_on: numbers of `generate` calls, from 1, that raise EngineUnavailable; garbage_on: that answer unreadable text.
     context: tokens that a prompt and its reply may have together; None = any number.
     `calls`, `requests` and `prompts` tell what was asked so far.
@@ -113,7 +115,9 @@ def draw(request: Request, options: Sequence[str]) -> str:
 
 
 def play(prompt: str, request: Request) -> str:
-    """A readable reply of whichever role the prompt asks for, at random. The role is the first word of the last message."""
+    """A readable reply of whichever role the prompt asks for, at random. The role is the first word of the last
+    message.
+    """
     asked = prompt.removesuffix("<assistant>\n").rsplit("<user>\n", 1)[-1].strip()
     head = asked.split(maxsplit=1)[0].strip(".,:") if asked else ""
     if head == "Rewrite":

@@ -1,6 +1,8 @@
-"""Several servers that hold the same model, as one: a request goes to the one with the fewest under way of those that are up.
+"""Several servers that hold the same model, as one: a request goes to the one with the fewest under way of those that
+are up.
 
-A server that fails is set aside, and its requests go to the others; after a while it is asked again, and gets the adapters that it missed.
+A server that fails is set aside, and its requests go to the others; after a while it is asked again, and gets the
+adapters that it missed.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class _Server:
 
 
 class Servers:
-    """One or more endpoints. pause_s: how long one that failed is left alone while others are up; key: as of `Endpoint`."""
+    """One or more endpoints. pause_s: how long one that failed is left alone while others are up; key: as of
+    `Endpoint`.
+    """
 
     def __init__(
         self,
@@ -56,7 +60,9 @@ class Servers:
         self._adapters: list[dict[str, Any]] = []  # what each server is told, to load them
 
     async def ready(self) -> int | None:
-        """Greet the servers whose time it is. Returns the shortest context, None if none tells. Raises EngineUnavailable where no server is up."""
+        """Greet the servers whose time it is. Returns the shortest context, None if none tells. Raises
+        EngineUnavailable where no server is up.
+        """
         alone = not any(server.up for server in self._servers)
         absent = [server for server in self._servers if not server.up and (alone or server.due <= time.monotonic())]
         failed = [

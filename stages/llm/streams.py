@@ -1,4 +1,6 @@
-"""An engine as a stream: replies as they end, new requests while others are under way, so that nobody waits for the longest reply."""
+"""An engine as a stream: replies as they end, new requests while others are under way, so that nobody waits for the
+longest reply.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from stages.frame.types import Completion, Engine, More, Replies, Request, Strea
 def stream(engine: Engine, more: More) -> Replies:
     """Replies to the requests of `more`. Raises EngineUnavailable.
 
-    An engine that is no `Streamer` answers tick by tick: all that there is in one call, and then what follows from all of its replies.
+    An engine that is no `Streamer` answers tick by tick: all that there is in one call, and then what follows from all
+    of its replies.
     """
     return engine.stream(more) if isinstance(engine, Streamer) else ticks(engine, more)
 
@@ -47,8 +50,8 @@ def in_order(engine: Streamer, requests: Sequence[Request]) -> list[Completion]:
 def signals_between_steps() -> Iterator[Callable[[], None]]:
     """Ctrl-C and SIGTERM wait for the function that it gives, or the end of the block.
 
-    In the middle of a step they would leave an engine's books half written; and in a callback of Python's garbage collector, which requests by the
-    hundred set going, an exception is printed and lost.
+    In the middle of a step they would leave an engine's books half written; and in a callback of Python's garbage
+    collector, which requests by the hundred set going, an exception is printed and lost.
     """
     if threading.current_thread() is not threading.main_thread():  # the only one that signals reach
         yield lambda: None

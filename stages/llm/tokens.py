@@ -14,7 +14,9 @@ from stages.frame.types import EngineUnavailable, Message, Request, UsageError
 
 
 def check_folder(path: str) -> None:
-    """Raises UsageError where `path` is shaped like a folder that is not there. Taken for a hub name it would be looked for in the network."""
+    """Raises UsageError where `path` is shaped like a folder that is not there. Taken for a hub name it would be looked
+    for in the network.
+    """
     folder = Path(path)
     if not folder.is_dir() and folder.parent != Path() and folder.parent.is_dir():
         raise UsageError(
@@ -40,9 +42,11 @@ KEPT_IDS = 4_000_000
 
 
 class ChatTokenizer:
-    """Chats to token ids, and ids to text, as the tokenizer of a model folder or hub name does it; loaded when it is first needed.
+    """Chats to token ids, and ids to text, as the tokenizer of a model folder or hub name does it; loaded when it is
+    first needed.
 
-    Of an episode's prompt only the end is new at each turn, so the ids of what lies between two special tokens are kept. [ours]
+    Of an episode's prompt only the end is new at each turn, so the ids of what lies between two special tokens are
+    kept. [ours]
     """
 
     def __init__(self, path: str) -> None:
@@ -64,7 +68,9 @@ class ChatTokenizer:
         return self.encode_all([messages])[0]
 
     def encode_all(self, chats: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
-        """Token ids of each chat, ready for the assistant's next reply. A fast tokenizer shares what is new out among the machine's cores."""
+        """Token ids of each chat, ready for the assistant's next reply. A fast tokenizer shares what is new out among
+        the machine's cores.
+        """
         if not chats:
             return []
         fast = self._fast
@@ -95,7 +101,9 @@ class ChatTokenizer:
 
     @cached_property
     def _fast(self) -> Any:
-        """The tokenizer in Rust, which neither cuts nor pads, as a tokenizer's file may ask for; None where there is none."""
+        """The tokenizer in Rust, which neither cuts nor pads, as a tokenizer's file may ask for; None where there is
+        none.
+        """
         fast = getattr(self.tokenizer, "backend_tokenizer", None)
         if fast is not None:
             fast.no_truncation()
@@ -108,10 +116,12 @@ class ChatTokenizer:
 
 
 def cutter(fast: Any) -> Callable[[str], list[str]] | None:
-    """A function that cuts a text before each special token, into pieces whose ids one after another are those of the text; None where there is none.
+    """A function that cuts a text before each special token, into pieces whose ids one after another are those of the
+    text; None where there is none.
 
-    Added tokens that are not normalized are looked for before all else, leftmost and longest first, and what lies between them is
-    never read together. Where one takes the white space before it, or must be a word, or is read as text, this does not hold.
+    Added tokens that are not normalized are looked for before all else, leftmost and longest first, and what lies
+    between them is never read together. Where one takes the white space before it, or must be a word, or is read as
+    text, this does not hold.
     """
     special = [token for token in fast.get_added_tokens_decoder().values() if not token.normalized]
     if not special or fast.encode_special_tokens or any(token.lstrip or token.single_word for token in special):
@@ -163,12 +173,13 @@ def check_loaded(requests: Sequence[Request], loaded: Collection[str]) -> None:
 
 
 def fit_context(requests: Sequence[Request], context: int | None) -> list[Request]:
-    """The requests, none of which can run past the model's context; a reply that is cut there ends like one at max_tokens, with "length".
+    """The requests, none of which can run past the model's context; a reply that is cut there ends like one at
+    max_tokens, with "length".
 
-    context: most tokens of a prompt and its reply together; None = not known, nothing is changed. Raises UsageError for a prompt that
-    leaves no room for a single token; who has many prompts asks `has_room` first, so that one of them does not end the run. All engines
-    do this, because each library does something else: transformers goes on past the positions that were trained, vLLM stops, its server
-    refuses. [ours]
+    context: most tokens of a prompt and its reply together; None = not known, nothing is changed. Raises UsageError for
+    a prompt that leaves no room for a single token; who has many prompts asks `has_room` first, so that one of them
+    does not end the run. All engines do this, because each library does something else: transformers goes on past the
+    positions that were trained, vLLM stops, its server refuses. [ours]
     """
     if context is None:
         return list(requests)

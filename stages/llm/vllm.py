@@ -1,10 +1,13 @@
-"""Engine over vLLM in this process: continuous batching, a prefix cache, and adapters side by side with the base in one batch.
+"""Engine over vLLM in this process: continuous batching, a prefix cache, and adapters side by side with the base in one
+batch.
 
     turnwise run demo --set model.engine=vllm          (pip install 'turnwise[vllm]')
 
-Token ids go in and come out, so vLLM runs without a tokenizer. Log-probs are the raw ones, of temperature 1 whatever was sampled at.
-On a GPU the engine gives its memory back (`sleep`) while a stage trains, and takes it again at the next request. What a batch's other
-rows may change is rounding: a greedy reply changes where two tokens tie, a sampled one where a draw falls on the edge between two.
+Token ids go in and come out, so vLLM runs without a tokenizer. Log-probs are the raw ones, of temperature 1 whatever
+was sampled at.
+On a GPU the engine gives its memory back (`sleep`) while a stage trains, and takes it again at the next request. What a
+batch's other rows may change is rounding: a greedy reply changes where two tokens tie, a sampled one where a draw falls
+on the edge between two.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ RANKS = (
 
 
 class VllmEngine(ChatTokenizer):
-    """`Engine` over one base model and its adapters. lora_rank: largest of them. gpu_memory: share of the GPU's memory, weights included."""
+    """`Engine` over one base model and its adapters. lora_rank: largest of them. gpu_memory: share of the GPU's memory,
+    weights included.
+    """
 
     def __init__(self, path: str, *, dtype: str = "float32", lora_rank: int = 32, gpu_memory: float = 0.85) -> None:
         super().__init__(path)
@@ -53,7 +58,9 @@ class VllmEngine(ChatTokenizer):
         self._broken = ""  # how a step failed: what it left half done would come back as wrong tokens
 
     def load_adapter(self, name: str, path: Path) -> None:
-        """Without a restart. A name that is loaded from another folder is a new adapter to vLLM, with nothing of the old one's in the prefix cache."""
+        """Without a restart. A name that is loaded from another folder is a new adapter to vLLM, with nothing of the
+        old one's in the prefix cache.
+        """
         if name in self._loaded and self._loaded[name][0] == path:
             self._loaded[name] = self._loaded.pop(name)  # the newest again
             return
@@ -61,7 +68,8 @@ class VllmEngine(ChatTokenizer):
         from vllm.lora.request import LoRARequest
 
         number = next(self._numbers)
-        # vLLM's prefix cache knows an adapter by name and folder; a name that is never given twice is safe whatever is written to a folder later.
+        # vLLM's prefix cache knows an adapter by name and folder; a name that is never given twice is safe whatever is
+        # written to a folder later.
         request = LoRARequest(f"{number}-{name}", number, str(path.resolve()))
         self._wake()
         for old in [name] if name in self._loaded else list(self._loaded)[: 1 - KEPT_ADAPTERS]:
@@ -75,7 +83,9 @@ class VllmEngine(ChatTokenizer):
         self._loaded[name] = (path, request)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """One completion a request, in order, of any adapters at once. Ctrl-C drops what is under way and leaves the engine usable."""
+        """One completion a request, in order, of any adapters at once. Ctrl-C drops what is under way and leaves the
+        engine usable.
+        """
         return in_order(self, requests)
 
     def stream(self, more: More) -> Replies:
@@ -111,7 +121,8 @@ class VllmEngine(ChatTokenizer):
         return checked
 
     def sleep(self) -> None:
-        """Give the GPU's memory back until the next call: weights wait in the machine's memory, the cache is dropped. Nothing on a CPU.
+        """Give the GPU's memory back until the next call: weights wait in the machine's memory, the cache is dropped.
+        Nothing on a CPU.
 
         Raises RuntimeError in the middle of a stream, whose requests would go on from a cache that is gone.
         """
@@ -185,7 +196,9 @@ class VllmEngine(ChatTokenizer):
 
 
 def start(path: str, *, dtype: str, lora_rank: int, gpu_memory: float) -> Any:
-    """A `vllm.LLM`. Raises UsageError where vLLM is not installed, or does not take the model or its share of the memory."""
+    """A `vllm.LLM`. Raises UsageError where vLLM is not installed, or does not take the model or its share of the
+    memory.
+    """
     # In a process of its own the engine would get a terminal's Ctrl-C, too, and end.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it logs by the page, among our own progress
@@ -208,7 +221,8 @@ def start(path: str, *, dtype: str, lora_rank: int, gpu_memory: float) -> Any:
             logprobs_mode="raw_logprobs",
             enable_prefix_caching=True,
             enable_lora=True,
-            # On a CPU, vLLM 0.32 gives rows without an adapter, in a batch with others, that of the last slot: one that stays empty.
+            # On a CPU, vLLM 0.32 gives rows without an adapter, in a batch with others, that of the last slot: one that
+            # stays empty.
             max_loras=KEPT_ADAPTERS + (not gpu),
             max_lora_rank=rank,
             gpu_memory_utilization=gpu_memory,

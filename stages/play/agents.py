@@ -1,10 +1,12 @@
 """How a reply of the policy becomes turns: one (ReAct), or one for each thought of a chain (CoT).
 
     react   a turn is a thought and an action; the environment is handed the reply and reads the action in it
-    cot     the whole reply is the action, and what stands between its blank lines are its thought factors: each is a turn without an
+    cot     the whole reply is the action, and what stands between its blank lines are its thought factors: each is a
+        turn without an
             observation, the last one ends with the end token and carries what the environment answered to the reply
 
-Source: Self-AC slides, the three agents. The third one, ToT, is ReAct on an environment whose state is a tree (envs/game24.py).
+Source: Self-AC slides, the three agents. The third one, ToT, is ReAct on an environment whose state is a tree
+(envs/game24.py).
 A factor is tokens of the reply as the engine produced them: nothing is encoded again. [ours]
 """
 
@@ -24,15 +26,19 @@ _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 
 
 def read_reply(agent: Agent, text: str) -> tuple[str, str]:
-    """(thought, action) of a reply. Raises Malformed where it cannot be read; of a chain of thought all is action, and nothing unreadable."""
+    """(thought, action) of a reply. Raises Malformed where it cannot be read; of a chain of thought all is action, and
+    nothing unreadable.
+    """
     return parse_react(text) if agent == "react" else ("", text.strip())
 
 
 def turns_of(agent: Agent, reply: Turn, decode: Callable[[Sequence[int]], str]) -> list[Turn]:
-    """The turns that a reply is recorded as: itself, or its factors. `reply` is the turn of the whole reply, as the environment answered it.
+    """The turns that a reply is recorded as: itself, or its factors. `reply` is the turn of the whole reply, as the
+    environment answered it.
 
-    Factor k's prompt is the reply's with the factors before it; `index` counts on; `state_len` stays, for no message holds a part of a
-    reply. All but the last have reward 0, no observation, and end nothing. A malformed reply stays one turn, like one without token ids.
+    Factor k's prompt is the reply's with the factors before it; `index` counts on; `state_len` stays, for no message
+    holds a part of a reply. All but the last have reward 0, no observation, and end nothing. A malformed reply stays
+    one turn, like one without token ids.
     """
     whole = reply.completion
     if agent == "react" or reply.malformed or not whole.token_ids:
@@ -54,11 +60,14 @@ def turns_of(agent: Agent, reply: Turn, decode: Callable[[Sequence[int]], str]) 
 
 
 def cut_at_blank_lines(token_ids: Sequence[int], texts: Sequence[str]) -> list[tuple[int, int]]:
-    """(start, end) of every factor of a reply, end exclusive: together all of its tokens, in order. None of an empty reply.
+    """(start, end) of every factor of a reply, end exclusive: together all of its tokens, in order. None of an empty
+    reply.
 
-    A factor ends with the token that completes a blank line behind something said, and with all tokens of white space directly after. So
-    no factor says nothing, unless the reply does; what a token says behind a blank line of its own belongs to the factor that it ends.
-    texts: each token's own, "" for one that is not said, like the end token. Raises ValueError where there is not one text a token.
+    A factor ends with the token that completes a blank line behind something said, and with all tokens of white space
+    directly after. So no factor says nothing, unless the reply does; what a token says behind a blank line of its own
+    belongs to the factor that it ends.
+    texts: each token's own, "" for one that is not said, like the end token. Raises ValueError where there is not one
+    text a token.
     """
     if len(texts) != len(token_ids):
         raise ValueError(f"wanted the text of each of {len(token_ids)} tokens, found {len(texts)}")

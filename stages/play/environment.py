@@ -43,7 +43,9 @@ def environment(context: Context) -> Callable[[], Env]:
 
 
 def _without_thoughts(ask: Ask) -> Ask:
-    """The same without a reasoning model's <think> part. It raises SimulatorError where that was cut short: nothing was answered then."""
+    """The same without a reasoning model's <think> part. It raises SimulatorError where that was cut short: nothing was
+    answered then.
+    """
 
     def answer(messages: Sequence[Message]) -> str:
         try:

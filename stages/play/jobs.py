@@ -15,9 +15,11 @@ MOMENT_S = 0.1
 
 
 class Jobs(Generic[T]):
-    """A `with` block within which calls are started and their results fetched. workers: of them at once; 1 = each is done when it is started.
+    """A `with` block within which calls are started and their results fetched. workers: of them at once; 1 = each is
+    done when it is started.
 
-    Leaving the block drops calls that have not begun, and waits for nobody: by an error, Ctrl-C among them, results are wanted no more.
+    Leaving the block drops calls that have not begun, and waits for nobody: by an error, Ctrl-C among them, results are
+    wanted no more.
     """
 
     def __init__(self, workers: int) -> None:
@@ -44,7 +46,8 @@ class Jobs(Generic[T]):
         self._started.append(done)
 
     def fetch(self, patience: Wait) -> list[T]:
-        """Results that are there, in the order of their start; patience: of all calls, of some unless it takes too long, or of those that have ended.
+        """Results that are there, in the order of their start; patience: of all calls, of some unless it takes too
+        long, or of those that have ended.
 
         Raises what a call raised.
         """

@@ -1,8 +1,10 @@
-"""Many episodes at once: a reply is acted on as it ends, and its episode's next prompt joins the others in the engine; a finished one is replaced.
+"""Many episodes at once: a reply is acted on as it ends, and its episode's next prompt joins the others in the engine;
+a finished one is replaced.
 
 An episode's failure is sorted by whose it is (types.Outcome). What the policy cannot cause is tried again, kept and
-counted, and never becomes a reward. EngineUnavailable is nobody's episode: it ends the stage. An episode whose next prompt leaves no
-room for a reply in the model's context is truncated; where it is the first prompt, it is the task that does not fit the model.
+counted, and never becomes a reward. EngineUnavailable is nobody's episode: it ends the stage. An episode whose next
+prompt leaves no room for a reply in the model's context is truncated; where it is the first prompt, it is the task that
+does not fit the model.
 """
 
 from __future__ import annotations
@@ -126,7 +128,9 @@ def rollout(
 
 @dataclass
 class _Rollout:
-    """What `rollout` was given, and where its episodes are: waiting for a slot, acting in `jobs`, asked of the engine, finished."""
+    """What `rollout` was given, and where its episodes are: waiting for a slot, acting in `jobs`, asked of the engine,
+    finished.
+    """
 
     engine: Engine
     make_env: Callable[[], Env]
@@ -255,7 +259,8 @@ def _act(
 ) -> Ended | None:
     """Hand the policy's reply to the environment and record its turns; None while the episode goes on."""
     state_len = len(r.messages)
-    # With the tag that the template opened, so that a thought which was cut short is not read as an action, now or in the history.
+    # With the tag that the template opened, so that a thought which was cut short is not read as an action, now or in
+    # the history.
     text = thought_opened(decode, ids) + completion.text
     reply: Message = {"role": "assistant", "content": text}
     thought = action = ""
@@ -271,7 +276,8 @@ def _act(
     except Exception as error:  # as in _start
         return Outcome.ENV_FAILED, f"{type(error).__name__}: {error}"
     r.replies += 1
-    # A reply that the context cut short, not its own limit, is not the policy's doing: what follows does not fit, and is truncated.
+    # A reply that the context cut short, not its own limit, is not the policy's doing: what follows does not fit, and
+    # is truncated.
     r.malformed += malformed and not (completion.finish_reason == "length" and len(completion.token_ids) < s.max_tokens)
     failed = r.malformed > s.malformed_allowance
     terminated = terminated or failed

@@ -10,7 +10,9 @@ from stages.llm.tokens import OUT_OF_CONTEXT
 
 
 def check_environment(episodes: Sequence[Episode]) -> None:
-    """Raises TurnwiseError where not one episode says anything about the policy, UsageError where the first prompt of none left room for a reply."""
+    """Raises TurnwiseError where not one episode says anything about the policy, UsageError where the first prompt of
+    none left room for a reply.
+    """
     if not episodes:
         raise TurnwiseError("no episode was run: the environment has no scenario for this split and these task.options")
     if all(e.error.startswith(OUT_OF_CONTEXT) and not e.turns for e in episodes):
@@ -25,7 +27,9 @@ def check_environment(episodes: Sequence[Episode]) -> None:
 
 
 def summary(episodes: Sequence[Episode], stage: str) -> dict[str, float]:
-    """Counts and means over episodes; rates over those that the policy answers for. A reply is a step of the environment, in however many turns."""
+    """Counts and means over episodes; rates over those that the policy answers for. A reply is a step of the
+    environment, in however many turns.
+    """
     counts = Counter(e.outcome for e in episodes)
     ours = [e for e in episodes if e.outcome.trainable]
     turns = sum(len(e.turns) for e in ours)

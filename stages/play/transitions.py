@@ -68,7 +68,8 @@ def transitions(replay: Reader, run_ids: Sequence[str], *, newest: int | None = 
     """Transitions of all trainable episodes of these runs, oldest first; the `newest` ones where a number is given."""
     if newest is None:
         return _transitions(replay, run_ids)
-    # Run by run from the newest on, as far as needed: the rows of all of a long run's iterations do not fit into memory.
+    # Run by run from the newest on, as far as needed: the rows of all of a long run's iterations do not fit into
+    # memory.
     found: list[Transition] = []
     for run_id in reversed(run_ids):
         if len(found) >= newest:

@@ -1,7 +1,8 @@
 """Which files make up the published data of a task, and what is known of them.
 
-A checksum stands here only where it was computed from the published bytes, or (of a file in our form) from what was made of them. Where
-none is known it is empty; such a file is checked by its rows and by the environment that reads it. Ours.
+A checksum stands here only where it was computed from the published bytes, or (of a file in our form) from what was
+made of them. Where none is known it is empty; such a file is checked by its rows and by the environment that reads it.
+Ours.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Published:
 class Made:
     """A file that an environment reads, made of published ones, whose bytes `convert` takes in this order.
 
-    rows: as published; lines of JSONL and of text, rows of CSV, entries of JSON. sha256: in this form, "" where it is not known.
+    rows: as published; lines of JSONL and of text, rows of CSV, entries of JSON. sha256: in this form, "" where it is
+    not known.
     """
 
     name: str
@@ -97,7 +99,9 @@ _WIKI = Published(
 
 
 def _tau(domain: str, tools: Iterable[str], rows: Mapping[str, tuple[int, str]]) -> Iterator[Made]:
-    """A domain of tau-bench. rows: of each file, with its checksum. Tools stand in the order of their names, as in the original list."""
+    """A domain of tau-bench. rows: of each file, with its checksum. Tools stand in the order of their names, as in the
+    original list.
+    """
 
     def published(path: str) -> Published:
         commit = "59a200c6d575d595120f1cb70fea53cef0632f6b"

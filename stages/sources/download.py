@@ -1,4 +1,6 @@
-"""One file over https, with retries and a progress bar. http is for this machine's loopback only, where tests serve files. Ours."""
+"""One file over https, with retries and a progress bar. http is for this machine's loopback only, where tests serve
+files. Ours.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ def download(url: str, bar: Bar, *, timeout_s: float = 30.0, backoff_s: float = 
         session.mount(f"{parts.scheme}://", HTTPAdapter(max_retries=retry))
         session.trust_env = not local  # a proxy cannot reach this machine's loopback
         try:
-            # Not compressed, so that the length is known. No redirect: a file at a commit has one place, and a redirect could leave https.
+            # Not compressed, so that the length is known. No redirect: a file at a commit has one place, and a redirect
+            # could leave https.
             headers = {"Accept-Encoding": "identity"}
             with session.get(url, stream=True, timeout=timeout_s, allow_redirects=False, headers=headers) as reply:
                 if reply.status_code != 200:

@@ -2,9 +2,10 @@
 
     data/tasks/game24/24.csv, manifest.json
 
-The folder appears whole or not at all. Manifest: task, and for each file its rows and sha256, where it came from (source, commit, licence, sha256 of
-the published bytes) and how far it was checked: "sha256" = it equals the published one or what is made of it, "rows" = no checksum is known, the
-number of rows is right, "read" = neither, but the environment reads it. Ours.
+The folder appears whole or not at all. Manifest: task, and for each file its rows and sha256, where it came from
+(source, commit, licence, sha256 of the published bytes) and how far it was checked: "sha256" = it equals the published
+one or what is made of it, "rows" = no checksum is known, the number of rows is right, "read" = neither, but the
+environment reads it. Ours.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def fetch(task: TaskData, into: Path, get: Get, *, source: Path | None = None) -
     """The manifest of `into / task.name`, which is made unless it is there with all its files.
 
     source: a folder with the files, in our form or as they are published, instead of the network.
-    Raises UsageError for a folder that holds something else, MissingInput for a file that `source` lacks, TurnwiseError for one that does not come
-    or is not the published one.
+    Raises UsageError for a folder that holds something else, MissingInput for a file that `source` lacks, TurnwiseError
+    for one that does not come or is not the published one.
     """
     folder = into / task.name
     if folder.exists():
@@ -70,7 +71,9 @@ def fetch(task: TaskData, into: Path, get: Get, *, source: Path | None = None) -
 
 
 def state(task: TaskData, into: Path) -> str:
-    """What is in `into / task.name`: "absent", "present", or "changed" (a file is not the one of the manifest, or there is none)."""
+    """What is in `into / task.name`: "absent", "present", or "changed" (a file is not the one of the manifest, or there
+    is none).
+    """
     folder = into / task.name
     return "absent" if not folder.exists() else "present" if _is_whole(folder) else "changed"
 
@@ -106,7 +109,9 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _made(made: Made, folder: Path, get: Get, source: Path | None, published: dict[str, bytes]) -> dict[str, Any]:
-    """Write one file; its entry in the manifest. `published` keeps what was fetched, by address, for a file that two are made of."""
+    """Write one file; its entry in the manifest. `published` keeps what was fetched, by address, for a file that two
+    are made of.
+    """
     ready = source / made.name if source is not None else None
     raws: list[bytes] = []
     if ready is not None and ready.is_file():
@@ -135,7 +140,9 @@ def _made(made: Made, folder: Path, get: Get, source: Path | None, published: di
 
 
 def _published(made: Made, of: Published, get: Get, source: Path | None) -> bytes:
-    """The published bytes: from their address, or from a folder, by their path in the repository or by their name alone."""
+    """The published bytes: from their address, or from a folder, by their path in the repository or by their name
+    alone.
+    """
     if source is None:
         raw, where = get(of.url), of.url
     else:

@@ -1,7 +1,9 @@
 """Passages of 2WikiMultihopQA as pages with links, and two-hop questions about directors' birthdays. Ours.
 
-    link        a page's text mentions the title of another page, without its sense in brackets, as long as only one page has that name
-    question    "When was the director of X born?": the page X says "directed by N", N is one of its links, and N's page has a date in brackets
+    link        a page's text mentions the title of another page, without its sense in brackets, as long as only one
+        page has that name
+    question    "When was the director of X born?": the page X says "directed by N", N is one of its links, and N's page
+        has a date in brackets
 
 Links come from names alone, so one can lead to a namesake; the answer of a question is what the linked page says.
 """
@@ -42,7 +44,9 @@ def pages(raw: bytes) -> bytes:
 
 
 def questions(raw: bytes) -> bytes:
-    """Questions about the corpus as id, split, question, answer, start, support; a fixed hundred of them are the test split."""
+    """Questions about the corpus as id, split, question, answer, start, support; a fixed hundred of them are the test
+    split.
+    """
     found = sorted(_questions(raw), key=lambda row: place(row["id"], 0))
     return json_lines(
         {"id": row["id"], "split": "test" if i < TEST_QUESTIONS else "train", **row} for i, row in enumerate(found)

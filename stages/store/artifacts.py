@@ -31,7 +31,9 @@ def save(folder: Path, local: Path, path: str) -> None:
 
 
 def write_json(folder: Path, path: str, value: Any) -> None:
-    """Write a value; the file changes whole or not at all, since a pipeline's summary is read while it runs and after it died."""
+    """Write a value; the file changes whole or not at all, since a pipeline's summary is read while it runs and after
+    it died.
+    """
     target = folder / path
     unfinished = target.with_name(f".{target.name}.part")
     with disk_told(target):

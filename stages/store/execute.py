@@ -1,4 +1,5 @@
-"""Runs one stage: reuse by fingerprint, or run it and leave its files, metrics and rows, in an order that a kill cannot spoil.
+"""Runs one stage: reuse by fingerprint, or run it and leave its files, metrics and rows, in an order that a kill cannot
+spoil.
 
     fingerprint -> finished run? reuse : start -> run -> artifacts, metrics -> rows (one transaction) -> finish
 
@@ -89,8 +90,8 @@ def execute(
     """Reuse the finished run of this stage with the same fingerprint, or make one.
 
     run: the RunConfig: `seed`, the shared sections, and one section a stage. inputs: upstream stage -> run ids, oldest
-    first. parent: the pipeline's run. Raises MissingInput where an input run is not finished, UsageError where the prompt of
-    a role is missing, and what the stage raises; the run is then marked FAILED, or KILLED on Ctrl-C.
+    first. parent: the pipeline's run. Raises MissingInput where an input run is not finished, UsageError where the
+    prompt of a role is missing, and what the stage raises; the run is then marked FAILED, or KILLED on Ctrl-C.
     """
     inputs = {name: list(runs) for name, runs in inputs.items() if runs}
     _check_inputs(stage, inputs, workspace.tracking)
@@ -128,7 +129,9 @@ def execute(
 def stage_fingerprint(
     stage: Stage, *, run: Any, inputs: Mapping[str, Sequence[str]], iteration: int, workspace: Workspace
 ) -> str:
-    """The fingerprint that `execute` looks up, for `--dry-run`. Raises UsageError where the task lacks the prompt of a role that is needed."""
+    """The fingerprint that `execute` looks up, for `--dry-run`. Raises UsageError where the task lacks the prompt of a
+    role that is needed.
+    """
     inputs = {name: runs for name, runs in inputs.items() if runs}
     hashes = workspace.prompt_hashes(run) if stage.roles else {}
     check_roles(stage, inputs, hashes, where=run.roles.prompts if stage.roles else "")
@@ -145,7 +148,9 @@ def stage_fingerprint(
 
 
 def stage_seed(seed: int, stage: str, iteration: int) -> int:
-    """Seed of a stage's Context, 32 bits: the same everywhere, unlike `hash`, and unrelated between stages and iterations."""
+    """Seed of a stage's Context, 32 bits: the same everywhere, unlike `hash`, and unrelated between stages and
+    iterations.
+    """
     return int.from_bytes(hashlib.sha256(f"{seed}/{stage}/{iteration}".encode()).digest()[:4], "big")
 
 
@@ -156,7 +161,8 @@ def lineage_inputs(workspace: Workspace, run_id: str) -> dict[str, list[str]]:
 
 
 def recover(workspace: Workspace) -> list[str]:
-    """Clean up after processes that died: their runs are marked KILLED, their scratch folders removed. Returns the run ids.
+    """Clean up after processes that died: their runs are marked KILLED, their scratch folders removed. Returns the run
+    ids.
 
     To be called once as a command starts; a run of a living process is left alone.
     """
@@ -177,7 +183,9 @@ def orphans(workspace: Workspace) -> list[str]:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """The replay and the artifacts as one stage may see them: of its declared inputs only, for those alone are in its fingerprint."""
+    """The replay and the artifacts as one stage may see them: of its declared inputs only, for those alone are in its
+    fingerprint.
+    """
 
     stage: str
     run_ids: frozenset[str]
@@ -302,7 +310,8 @@ def _ending(run_id: str, stage: Stage, workspace: Workspace) -> Iterator[None]:
 
 
 def _close(run_id: str, status: Status, error: BaseException, workspace: Workspace) -> None:
-    # A full disk that stopped the stage stops this too: the run stays RUNNING, unread, until `recover` finds its process gone.
+    # A full disk that stopped the stage stops this too: the run stays RUNNING, unread, until `recover` finds its
+    # process gone.
     with suppress(TurnwiseError):
         workspace.tracking.finish(run_id, status, f"{type(error).__name__}: {error}")
 

@@ -22,7 +22,9 @@ def process_tags() -> dict[str, str]:
 
 
 def is_dead(tags: Mapping[str, str]) -> bool:
-    """Whether the process of these `process_tags` is known to be gone; False for one of another host, of which nothing is known."""
+    """Whether the process of these `process_tags` is known to be gone; False for one of another host, of which nothing
+    is known.
+    """
     import psutil
 
     if tags.get("host") != socket.gethostname():

@@ -39,7 +39,9 @@ class Replay:
                 pass
 
     def commit(self, run_id: str, stage: str, tables: Mapping[str, Sequence[Row]]) -> None:
-        """Write all rows of a run and its row in `commits`, or nothing. Raises ValueError if the run has committed before."""
+        """Write all rows of a run and its row in `commits`, or nothing. Raises ValueError if the run has committed
+        before.
+        """
         batches = {table: arrow(table, run_id, rows) for table, rows in tables.items() if rows}
         n_rows = json.dumps({table: len(rows) for table, rows in tables.items()})
         with self._open(write=True) as connection:
@@ -94,7 +96,9 @@ class Replay:
         return [write_parquet(batch, folder / f"{table}.parquet") for table, batch in batches.items() if batch.num_rows]
 
     def verify(self, finished_run_ids: Sequence[str]) -> list[str]:
-        """Run ids that have rows but are not among the finished runs: left by a kill between the commit and the run's end."""
+        """Run ids that have rows but are not among the finished runs: left by a kill between the commit and the run's
+        end.
+        """
         if not self.path.exists():
             return []
         every = " union ".join(f"select run_id from {table}" for table in TABLES)
@@ -104,7 +108,8 @@ class Replay:
         return [run_id for (run_id,) in found if run_id not in finished]
 
     def find_episode(self, prefix: str, is_finished: Callable[[str], bool] = lambda run_id: True) -> Row:
-        """The episode whose id starts with `prefix`; of several runs that wrote it, the newest that `is_finished` accepts.
+        """The episode whose id starts with `prefix`; of several runs that wrote it, the newest that `is_finished`
+        accepts.
 
         Raises UsageError where there is none, or where the prefix fits several ids.
         """
@@ -219,7 +224,9 @@ def _selection(table: str, run_ids: Sequence[str], where: str) -> tuple[str, lis
 
 
 def _is_older(connection: DuckDBPyConnection, path: Path, *, create: bool) -> bool:
-    """Whether the file was made by an older turnwise; with create=True one without any table is given them. Raises UsageError for a newer one."""
+    """Whether the file was made by an older turnwise; with create=True one without any table is given them. Raises
+    UsageError for a newer one.
+    """
     import duckdb
 
     try:

@@ -12,7 +12,9 @@ MAX_VALUE = 5000  # characters of a tag or param; MLflow cuts longer ones withou
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run with its tags and the last value of each metric. started, ended: seconds since the epoch; ended is None while it runs."""
+    """A run with its tags and the last value of each metric. started, ended: seconds since the epoch; ended is None
+    while it runs.
+    """
 
     run_id: str
     name: str

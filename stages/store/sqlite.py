@@ -13,7 +13,9 @@ from stages.store.machine import disk_full, first_line
 
 @contextmanager
 def exclusive(db: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the lock file beside `db` while the store is created, upgraded or first opened. Raises TurnwiseError past the timeout."""
+    """Hold the lock file beside `db` while the store is created, upgraded or first opened. Raises TurnwiseError past
+    the timeout.
+    """
     from filelock import FileLock, Timeout
 
     db.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +45,9 @@ def copy(db: Path, to: Path) -> Path:
 
 @contextmanager
 def told(db: Path) -> Iterator[None]:
-    """Turn what SQLite says about the disk, the file or a lock, through any library, into a TurnwiseError; other errors pass."""
+    """Turn what SQLite says about the disk, the file or a lock, through any library, into a TurnwiseError; other errors
+    pass.
+    """
     try:
         yield
     except TurnwiseError:

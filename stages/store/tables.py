@@ -122,7 +122,9 @@ def columns_of(table: str) -> Mapping[str, str]:
 
 
 def schema_sql() -> str:
-    """Statements that make a new replay, or give an older one the tables that it lacks, in one transaction. They touch no row that is there."""
+    """Statements that make a new replay, or give an older one the tables that it lacks, in one transaction. They touch
+    no row that is there.
+    """
     known = {**TABLES, "schema_version": {"version": "INTEGER"}}
     tables = [
         f"create table if not exists {table} ({', '.join(f'{name} {kind}' for name, kind in columns.items())})"

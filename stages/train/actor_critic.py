@@ -1,11 +1,12 @@
-"""The joint loss of Self-AC: one pass through the shared transformer, targets and advantages from its values, and both losses.
+"""The joint loss of Self-AC: one pass through the shared transformer, targets and advantages from its values, and both
+losses.
 
     L = alpha L_critic + (1 - alpha) L_actor
     L_critic = mean_n || V - stop_grad(target_n) ||^2,   L_actor = -mean_k min(rho_k A_k, clip(rho_k, 1 - c, 1 + c) A_k)
 
-Source: Self-AC slides, critic loss and actor loss. Every minibatch reads its values and log-probs from the same pass, so targets and
-advantages are of the weights that are being trained; all of them are detached. [ours] Before every loss `learn/credit.py` checks that
-each token learns from its own turn. [ours]
+Source: Self-AC slides, critic loss and actor loss. Every minibatch reads its values and log-probs from the same pass,
+so targets and advantages are of the weights that are being trained; all of them are detached. [ours] Before every loss
+`learn/credit.py` checks that each token learns from its own turn. [ours]
 """
 
 from __future__ import annotations
@@ -114,7 +115,9 @@ class SelfAcConfig(OptimConfig):
 
 @dataclass(frozen=True)
 class Part:
-    """One packed row of a step, and what the whole step counts: all parts divide by the same numbers, so their losses add up."""
+    """One packed row of a step, and what the whole step counts: all parts divide by the same numbers, so their losses
+    add up.
+    """
 
     row: PackedRow
     episodes: tuple[EpisodeIds, ...]  # of the row, in order
@@ -129,7 +132,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Pass:
-    """What one pass through the body gives to the losses. J turns and K action tokens of the row; gradients flow into all but the advantages."""
+    """What one pass through the body gives to the losses. J turns and K action tokens of the row; gradients flow into
+    all but the advantages.
+    """
 
     values_BM: Tensor
     advantages_J: Tensor
@@ -139,7 +144,9 @@ class Pass:
 
 
 def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig, *, value_grad_scale: float) -> Pass:
-    """One pass through the body, and the advantages that its values give. Raises LostCredit where a token would not get its own turn's."""
+    """One pass through the body, and the advantages that its values give. Raises LostCredit where a token would not get
+    its own turn's.
+    """
     row = part.row
     layout = flex_layout_of if config.attention == "flex" else layout_of
     with half(row.ids.device, config.autocast):
@@ -214,7 +221,9 @@ def joint_loss(
 
 
 def moments(values_BM: Tensor, row: PackedRow, config: SelfAcConfig) -> dict[str, float]:
-    """Sums over the states of terminated episodes, from which `of_step` has the explained variance of a step: count, R, R^2, error, error^2."""
+    """Sums over the states of terminated episodes, from which `of_step` has the explained variance of a step: count, R,
+    R^2, error, error^2.
+    """
     returns = monte_carlo(row.rewards, values_BM, row.n_turns, row.truncated, gamma=config.gamma)
     known = state_mask(row.n_turns, row.truncated, values_BM.shape[1]) & ~row.truncated[:, None]
     r, error = returns[known].double(), (returns - values_BM)[known].double()
@@ -228,7 +237,9 @@ def moments(values_BM: Tensor, row: PackedRow, config: SelfAcConfig) -> dict[str
 
 
 def of_step(parts: list[dict[str, float]]) -> dict[str, float]:
-    """Metrics of a step from those of its rows. Losses are divided by the step's counts already, so they add up; the rest are means over tokens."""
+    """Metrics of a step from those of its rows. Losses are divided by the step's counts already, so they add up; the
+    rest are means over tokens.
+    """
     tokens = sum(part["tokens"] for part in parts)
     losses = [name for name in parts[0] if name.startswith(("value_loss", "actor_loss"))]
     found = {name: sum(part[name] for part in parts) for name in losses}
@@ -242,7 +253,9 @@ def of_step(parts: list[dict[str, float]]) -> dict[str, float]:
 
 
 def page(found: Pass, part: Part, config: SelfAcConfig, actor_loss: float) -> dict[str, list[Any]]:
-    """The ledger of one row. Its shares are of the unweighted actor's loss, in the warm-up, too. Raises LostCredit if they do not add up to it."""
+    """The ledger of one row. Its shares are of the unweighted actor's loss, in the warm-up, too. Raises LostCredit if
+    they do not add up to it.
+    """
     targets = step_targets(
         part.row, found.values_BM, gamma=config.gamma, n_max=config.td_steps, known_end=config.known_end
     )

@@ -1,4 +1,6 @@
-"""From stored episodes to the packed rows of Self-AC's steps: token ids and log-probs as the engine produced them, never tokenised again."""
+"""From stored episodes to the packed rows of Self-AC's steps: token ids and log-probs as the engine produced them,
+never tokenised again.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from stages.train.training import by_scenario, relative_advantages
 
 @dataclass(frozen=True)
 class Trainable:
-    """Episodes as rows to be packed: the rows of each (one, unless it broke), what each row's rewards add up to by its key, counts, and a certificate a turn."""
+    """Episodes as rows to be packed: the rows of each (one, unless it broke), what each row's rewards add up to by its
+    key, counts, and a certificate a turn.
+    """
 
     episodes: tuple[tuple[EpisodeIds, ...], ...]
     returns: Mapping[tuple[Any, ...], float]
@@ -44,8 +48,9 @@ def critic_prompt(context: Context) -> tuple[int, ...]:
 def trainable_rows(
     context: Context, heads: Sequence[Row], critic_ids: Sequence[int], max_positions: int | None
 ) -> Trainable:
-    """What can be trained on. Raises BadEpisode for what cannot, unless it may be dropped; NotAPrefix for what broke, unless it may be split;
-    MissingInput where nothing is left."""
+    """What can be trained on. Raises BadEpisode for what cannot, unless it may be dropped; NotAPrefix for what broke,
+    unless it may be split; MissingInput where nothing is left.
+    """
     config: SelfAcConfig = context.config
     turns: dict[str, list[Row]] = defaultdict(list)
     for turn in context.replay.rows("turns", context.inputs["collect"][-1:]):
@@ -101,7 +106,9 @@ def check_unbroken(rows: Sequence[Row]) -> None:
 
 
 def by_group(heads: Sequence[Row]) -> dict[str, float]:
-    """Advantage of each episode relative to those of its scenario, over the whole iteration; one that is alone, as after failures, is left out."""
+    """Advantage of each episode relative to those of its scenario, over the whole iteration; one that is alone, as
+    after failures, is left out.
+    """
     groups = [members for members in by_scenario(heads).values() if len(members) > 1]
     if not groups:
         raise MissingInput(

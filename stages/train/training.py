@@ -30,7 +30,9 @@ from stages.llm.tokens import ChatTokenizer
 
 
 class OptimConfig(Config):
-    """Keys that every stage with a gradient has. The rate is lr up to one iteration, then falls linearly to lr x lr_final at another."""
+    """Keys that every stage with a gradient has. The rate is lr up to one iteration, then falls linearly to lr x
+    lr_final at another.
+    """
 
     lr: float = Field(1e-4, gt=0, description="AdamW learning rate. [ours]")
     lr_decay_start: int = Field(1000, ge=0, description="Iteration from which the rate falls linearly. [ours]")
@@ -63,7 +65,9 @@ def half(device: Any, on: bool) -> torch.autocast:
 
 
 def check_temperature(context: Context) -> None:
-    """Raises UsageError where a policy gradient would be of another distribution than the one that acted: log-probs are of temperature 1."""
+    """Raises UsageError where a policy gradient would be of another distribution than the one that acted: log-probs are
+    of temperature 1.
+    """
     if (found := context.run.roles.policy_temperature) != 1:
         raise UsageError(
             f"roles.policy_temperature: a policy gradient wants actions sampled at temperature 1, found {found:g}; set it to 1"
@@ -84,8 +88,8 @@ class TrainRow:
 class Part:
     """Rows of one kind within a step: their batch, weights and keys.
 
-    normaliser: what the whole step's loss is divided by, where this is a part of it; None = what its own rows count. share: its completion
-    tokens among those of its kind in the step.
+    normaliser: what the whole step's loss is divided by, where this is a part of it; None = what its own rows count.
+    share: its completion tokens among those of its kind in the step.
     """
 
     batch: Batch
@@ -104,7 +108,9 @@ def target_rows(rows: Sequence[Row]) -> list[TrainRow]:
 
 
 def general_rows(model_path: str, path: str) -> list[TrainRow]:
-    """Rows of a JSONL file of {"role", "messages", "reply"}; reply ids end with the end token. Raises UsageError naming a broken line."""
+    """Rows of a JSONL file of {"role", "messages", "reply"}; reply ids end with the end token. Raises UsageError naming
+    a broken line.
+    """
     chats = ChatTokenizer(model_path)
     found = []
     for row in read_jsonl(path):
@@ -130,7 +136,9 @@ def read_jsonl(path: str) -> list[dict[str, Any]]:
 
 
 def trainable(context: Context, start: Path | None) -> Any:
-    """The base model with the adapter of folder `start`, or a fresh one, in training mode. Raises UsageError for an adapter of another base."""
+    """The base model with the adapter of folder `start`, or a fresh one, in training mode. Raises UsageError for an
+    adapter of another base.
+    """
     model = context.run.model
     if isinstance(context.engine, Sleeper):  # it and the training share a device, and need it one after the other
         context.engine.sleep()
@@ -182,7 +190,8 @@ def mixed_batches(
 
     `main` is gone through `epochs` times in a new order each time; the other kinds are drawn from, without repeats
     inside a batch. Kinds with no rows are left out. Every step then holds every kind: training the critic alone
-    destroys the policy within a stage (docs/decisions.md). A step is one pass, or several of at most `pass_tokens`, each with one kind.
+    destroys the policy within a stage (docs/decisions.md). A step is one pass, or several of at most `pass_tokens`,
+    each with one kind.
     """
     rows, size = kinds[main]
     for _ in range(epochs):
@@ -198,7 +207,9 @@ def mixed_batches(
 def step_passes(
     chosen: Mapping[str, Sequence[TrainRow]], pass_tokens: int, pad_id: int, device: Any
 ) -> list[dict[str, Part]]:
-    """One step's rows as passes whose losses add up to the step's. A row that is longer than `pass_tokens` is a pass of its own."""
+    """One step's rows as passes whose losses add up to the step's. A row that is longer than `pass_tokens` is a pass of
+    its own.
+    """
     if not pass_tokens:
         return [{kind: make_part(picked, pad_id, device) for kind, picked in chosen.items()}]
     normaliser = sum(r.weight * len(r.completion_ids) for picked in chosen.values() for r in picked)
@@ -236,7 +247,8 @@ def mixed_nll(
 ) -> tuple[Tensor, dict[str, float], dict[str, Tensor]]:
     """Weighted mean NLL a token over all rows of all kinds: (loss, "nll/<kind>" a token, row NLL (B,) by kind).
 
-    L = sum_kinds sum_i w_i |y_i| nll_i / sum_kinds sum_i w_i |y_i|,   the sum below over all rows of the step, if these are a part of it
+    L = sum_kinds sum_i w_i |y_i| nll_i / sum_kinds sum_i w_i |y_i|,   the sum below over all rows of the step, if these
+    are a part of it
     """
     total, count, metrics, by_row = torch.zeros(()), torch.zeros(()), {}, {}
     whole = next((part.normaliser for part in parts.values()), None)
@@ -252,7 +264,9 @@ def mixed_nll(
 
 
 def of_step(parts: list[dict[str, float]]) -> dict[str, float]:
-    """Metrics of a step from those of its passes; "count/<name>" weighs <name> and goes, and of names that end in "_max" the largest counts."""
+    """Metrics of a step from those of its passes; "count/<name>" weighs <name> and goes, and of names that end in
+    "_max" the largest counts.
+    """
     names = {name: None for part in parts for name in part if not name.startswith("count/")}
     found = {}
     for name in names:
@@ -298,8 +312,10 @@ MAX_GAP = "Largest mean |difference| of a token's log-prob, engine against train
 
 
 def check_gap(stage: str, history: Sequence[Mapping[str, float]], allowed: float) -> None:
-    """After the first step, whose loss was worked out at the weights that sampled. The ratio of the clipped loss corrects a small gap, as it does any
-    change of the policy; a large one says that the engine ran another model. Raises TurnwiseError."""
+    """After the first step, whose loss was worked out at the weights that sampled. The ratio of the clipped loss
+    corrects a small gap, as it does any change of the policy; a large one says that the engine ran another model.
+    Raises TurnwiseError.
+    """
     if len(history) == 1 and not history[0]["gap_mean"] <= allowed:
         raise TurnwiseError(
             f"{stage}: wanted the engine's log-probs to be the trainer's (mean |difference| up to {allowed:g} nats a token), found "

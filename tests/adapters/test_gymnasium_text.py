@@ -1,4 +1,6 @@
-"""Gymnasium's side: a stand-in that follows its documented interface is played as ours, and ours by its five-tuple, with nothing lost on the way."""
+"""Gymnasium's side: a stand-in that follows its documented interface is played as ours, and ours by its five-tuple,
+with nothing lost on the way.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ SETTINGS = RolloutSettings(
 
 
 class Guess:
-    """A Gymnasium environment without the package: find the digit that the seed chose; three guesses, then the time limit."""
+    """A Gymnasium environment without the package: find the digit that the seed chose; three guesses, then the time
+    limit.
+    """
 
     def __init__(self, limit: int = 3) -> None:
         self.limit, self.closed = limit, False

@@ -1,4 +1,6 @@
-"""TRL's side: the class by TRL's own rules (methods found on the class, errors of tools shown to the policy), without the package."""
+"""TRL's side: the class by TRL's own rules (methods found on the class, errors of tools shown to the policy), without
+the package.
+"""
 
 from __future__ import annotations
 

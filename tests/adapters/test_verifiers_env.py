@@ -1,4 +1,6 @@
-"""verifiers' side: a stand-in for the classic MultiTurnEnv, played as ours; and ours by its methods, driven by its rollout loop written out here."""
+"""verifiers' side: a stand-in for the classic MultiTurnEnv, played as ours; and ours by its methods, driven by its
+rollout loop written out here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The agents' corpus: only training scenarios, right form, wrong sums and wins as often as told; its tokenizer loses nothing."""
+"""The agents' corpus: only training scenarios, right form, wrong sums and wins as often as told; its tokenizer loses
+nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The corpus teaches the language of the roles and none of any desk's rules; its vocabulary covers every desk.
 
-Rules are counted as sentences "<key> needs|may need <tool> <option>.", each different one once an example, since an example
-repeats its own. Under random rule books an option of a tool with n options is named in 1/n of the sentences about any key.
+Rules are counted as sentences "<key> needs|may need <tool> <option>.", each different one once an example, since an
+example repeats its own. Under random rule books an option of a tool with n options is named in 1/n of the sentences
+about any key.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ DESKS: list[dict[str, Any]] = [{}, {"give_by": "request"}, {"requests": 8, "tier
 def test_no_rule_book_is_more_frequent_in_the_corpus_than_chance(
     mentions: list[Mention], facts: list[Mention], options: dict[str, Any]
 ) -> None:
-    """The default seed and 30 others: none beyond 5 standard errors, in all that is said and in what is told of visits alone."""
+    """The default seed and 30 others: none beyond 5 standard errors, in all that is said and in what is told of visits
+    alone.
+    """
     for seed in (7, *range(100, 130)):
         assert abs(z_of(mentions, desk.Options(rules_seed=seed, **options))) < Z
         assert abs(z_of(facts, desk.Options(rules_seed=seed, **options))) < Z
@@ -124,7 +127,9 @@ def test_all_keys_of_all_desks_are_spoken_of(mentions: list[Mention]) -> None:
 
 @pytest.mark.parametrize("seed", [7, 100, 101, 102])
 def test_right_actions_do_not_end_well_more_often_than_wrong_ones(examples: list[Example], seed: int) -> None:
-    """Nor do outcomes tell the rules: the share of "pass" after a right and after a wrong action differs by less than 5 standard errors."""
+    """Nor do outcomes tell the rules: the share of "pass" after a right and after a wrong action differs by less than 5
+    standard errors.
+    """
     book = desk.rule_book(desk.Options(requests=8, tiers=6, rules_seed=seed))
     ends: dict[bool, list[bool]] = {True: [], False: []}
     for e in examples:

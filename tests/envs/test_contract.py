@@ -24,7 +24,8 @@ from stages.frame.types import Ask, Env, Malformed, Message, Scenario, Step, Usa
 
 NAMES = envs.environments()
 SPLITS = ("train", "validation", "test")
-# Readable actions of each environment, in an order that brings any episode to its end when gone through again and again.
+# Readable actions of each environment, in an order that brings any episode to its end when gone through again and
+# again.
 ACTIONS: dict[str, list[str]] = {
     "game24": ["expand 0: 1 + 1 = 2", "submit 0"],
     "math": ["41"],
@@ -34,7 +35,8 @@ ACTIONS: dict[str, list[str]] = {
     "wiki_search": ["NAVIGATE nowhere", "FIND(born)", "SAVE_LINE_IDS 1", "BACK", "SUBMIT nothing"],
 }
 
-# Environments that ship no data, or need somebody inside: a miniature made by the tests, and a person who talks by rule.
+# Environments that ship no data, or need somebody inside: a miniature made by the tests, and a person who talks by
+# rule.
 _FOLDER = tempfile.TemporaryDirectory()
 OPTIONS: dict[str, dict[str, Any]] = {"tau_bench": {"path": tau_small.write(Path(_FOLDER.name))}}
 ASK: dict[str, Ask] = {"tau_bench": tau_small.customer}

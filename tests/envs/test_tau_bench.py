@@ -1,4 +1,6 @@
-"""tau_bench on its real tasks: what the original tools returned and left, replayed through our environment, and what doing nothing wins."""
+"""tau_bench on its real tasks: what the original tools returned and left, replayed through our environment, and what
+doing nothing wins.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from stages.frame.types import Message, Scenario, Step, UsageError
 
 TAU = DATA / "tau_bench"
 RECORDED: list[tuple[Name, str]] = [("retail", "test"), ("retail", "validation"), ("airline", "test")]
-# Indices of the tasks that an agent wins by doing nothing, of all 115 and all 50; which of them are here depends on the files.
+# Indices of the tasks that an agent wins by doing nothing, of all 115 and all 50; which of them are here depends on the
+# files.
 NOTHING: dict[Name, set[int]] = {
     "retail": {10, 12, 25, 50, 57, 65, 106},
     "airline": {12, 13, 15, 17, 18, 21, 24, 29, *range(35, 43), 47, 48, 49},
@@ -144,7 +147,8 @@ def test_without_the_last_write_it_is_lost(name: Name, split: str) -> None:
 
 @pytest.mark.parametrize("name", ["retail", "airline"])
 def test_another_value_in_a_write_loses_and_so_does_another_type(name: Name) -> None:
-    """In the last write, each number one larger or as a float, each text of an address or a passenger with a letter more.
+    """In the last write, each number one larger or as a float, each text of an address or a passenger with a letter
+    more.
 
     Not in earlier writes: a task may set an address twice.
     """

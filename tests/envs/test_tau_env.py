@@ -1,4 +1,6 @@
-"""tau_bench as an environment, on a miniature: how actions are read, how an episode ends, whose failure is whose, and what the report shows."""
+"""tau_bench as an environment, on a miniature: how actions are read, how an episode ends, whose failure is whose, and
+what the report shows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""tau_bench's tools and database on a miniature: oddities that no recorded task shows, evil arguments, and that a call is whole or nothing."""
+"""tau_bench's tools and database on a miniature: oddities that no recorded task shows, evil arguments, and that a call
+is whole or nothing.
+"""
 
 from __future__ import annotations
 

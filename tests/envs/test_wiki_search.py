@@ -188,7 +188,9 @@ def test_an_action_in_another_form_is_malformed(action: str) -> None:
 
 @given(st.text(alphabet="()\"' a", max_size=30))
 def test_an_argument_in_brackets_is_read_as_it_stands(text: str) -> None:
-    """Where the text's own brackets pair up, TOOL(text) and TOOL text are one action unless brackets stand around all of the text."""
+    """Where the text's own brackets pair up, TOOL(text) and TOOL text are one action unless brackets stand around all
+    of the text.
+    """
     depth = 0
     for char in text:
         depth += (char == "(") - (char == ")")

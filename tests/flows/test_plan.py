@@ -1,4 +1,6 @@
-"""`turnwise plan`: shapes that are published, counts by hand, work and memory against what a step of a model really does."""
+"""`turnwise plan`: shapes that are published, counts by hand, work and memory against what a step of a model really
+does.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,9 @@ def test_counts_of_a_run_are_those_by_hand() -> None:
 
 
 def test_grpo_is_planned_in_passes_and_its_adapter_in_16_bits() -> None:
-    """128 episodes of 13 turns in groups of 4, of which 1 - .3^4 - .7^4 are neither all won nor all lost; steps of 128 turns."""
+    """128 episodes of 13 turns in groups of 4, of which 1 - .3^4 - .7^4 are neither all won nor all lost; steps of 128
+    turns.
+    """
     stage = ["method=grpo", "grpo.batch=128", "grpo.epochs=1"]
     run = presets.load("qwen7b_grpo_tau_retail", stage)
     last = [work for work in workload(run, assumed(run, ["turns=13", "win=0.3"])) if work.stage == "grpo"][-1]
@@ -134,7 +138,8 @@ def test_chains_of_real_steps_are_merged_step_by_step() -> None:
         n: next(w for w in workload(presets.load("demo", [f"targets.steps={n}"]), size) if w.stage == "targets")
         for n in (1, 3)
     }
-    # 320 transitions, half of them terminal, a quarter each of the first and the second turn: a' and f' of half, 2 replies of each at depth 1.
+    # 320 transitions, half of them terminal, a quarter each of the first and the second turn: a' and f' of half, 2
+    # replies of each at depth 1.
     assert by_steps[1].prompts[0].n == pytest.approx(2 * 160 + 2 * 320)
     assert by_steps[3].prompts[0].n == pytest.approx(
         2 * (160 + 80 * 2 + 80 * 3)
@@ -143,8 +148,10 @@ def test_chains_of_real_steps_are_merged_step_by_step() -> None:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_work_of_a_training_step_is_what_torch_counts(checkpointing: bool) -> None:
-    """But for two details. No gradient goes into the embeddings, so the first layer's queries, keys and values send none back to what they read;
-    with checkpointing transformers has it go there, but the last product of each layer, of the adapter, is not needed again."""
+    """But for two details. No gradient goes into the embeddings, so the first layer's queries, keys and values send
+    none back to what they read; with checkpointing transformers has it go there, but the last product of each layer, of
+    the adapter, is not needed again.
+    """
     model = random_policy(64, 4, 512, 300)
     if checkpointing:
         base_of(model).gradient_checkpointing_enable({"use_reentrant": False})

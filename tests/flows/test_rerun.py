@@ -1,4 +1,6 @@
-"""`turnwise rerun critic --of RUN --set critic.lr=...` over the real stages: stored targets are read, nothing stored is changed."""
+"""`turnwise rerun critic --of RUN --set critic.lr=...` over the real stages: stored targets are read, nothing stored is
+changed.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ pytestmark = pytest.mark.slow
 
 @dataclass(frozen=True)
 class Stored:
-    """Everything in a folder: rows of each table over all runs, bytes of each artifact, status, tags and metrics of each run."""
+    """Everything in a folder: rows of each table over all runs, bytes of each artifact, status, tags and metrics of
+    each run.
+    """
 
     n_rows: dict[str, int]
     files: dict[Path, bytes]

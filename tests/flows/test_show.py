@@ -1,4 +1,6 @@
-"""Transcripts: every turn with what the critic said beside it, and a model's text shown as it is. And an episode of the ledger of credit."""
+"""Transcripts: every turn with what the critic said beside it, and a model's text shown as it is. And an episode of the
+ledger of credit.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ def test_an_episode_without_turns_can_be_shown() -> None:
 
 @dataclass(frozen=True)
 class Trained:
-    """A project folder with a run of self_ac over two episodes, of two turns and of one, and the pipeline run that it belongs to."""
+    """A project folder with a run of self_ac over two episodes, of two turns and of one, and the pipeline run that it
+    belongs to.
+    """
 
     home: Path
     pipeline: str

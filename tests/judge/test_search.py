@@ -1,4 +1,6 @@
-"""Tree search on game24: against a slow twin, with a perfect score and with none, and what policy and critic are shown of a node."""
+"""Tree search on game24: against a slow twin, with a perfect score and with none, and what policy and critic are shown
+of a node.
+"""
 
 from __future__ import annotations
 
@@ -113,8 +115,9 @@ def test_search_equals_a_search_by_lists(order: str) -> None:
 
 
 def test_with_a_perfect_score_every_puzzle_is_won_in_three_expansions_and_level_by_level_none_is() -> None:
-    """All expansions are proposed, so the budget decides: three nodes' children are at most 36 + 18 + 6, and a search by levels spends 60 on the
-    first and the second, while a win stands on the third."""
+    """All expansions are proposed, so the budget decides: three nodes' children are at most 36 + 18 + 6, and a search
+    by levels spends 60 on the first and the second, while a win stands on the third.
+    """
     by_score = {
         name: [search(root_of(s, 60), legal, score) for s in PUZZLES]
         for name, score in (("truth", by_truth), ("none", breadth_first))
@@ -125,7 +128,8 @@ def test_with_a_perfect_score_every_puzzle_is_won_in_three_expansions_and_level_
 
 
 def test_at_the_same_budget_and_the_same_proposals_a_perfect_score_wins_more_than_none_or_chance() -> None:
-    """Six proposals a place, 24 nodes, 200 searches: the truth wins 68, level by level 0, depth first and chance 10 each.
+    """Six proposals a place, 24 nodes, 200 searches: the truth wins 68, level by level 0, depth first and chance 10
+    each.
 
     On equal terms: a place is told the same whoever asks."""
 

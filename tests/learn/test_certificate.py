@@ -1,4 +1,6 @@
-"""The certificate of tokens against walks over token lists that share no code with it, with the rows that are trained on, and with a real tokenizer."""
+"""The certificate of tokens against walks over token lists that share no code with it, with the rows that are trained
+on, and with a real tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def letters(ids: Any) -> str:
 
 
 def played(rng: random.Random) -> tuple[list[dict[str, Any]], list[int]]:
-    """An episode of 1 to 5 turns, each of whose next states is changed at a random place, or cut, in one of three cases."""
+    """An episode of 1 to 5 turns, each of whose next states is changed at a random place, or cut, in one of three
+    cases.
+    """
     turns, state = [], [rng.randrange(9) for _ in range(rng.randint(1, 4))]
     for k in range(rng.randint(1, 5)):
         action = [rng.randrange(9) for _ in range(rng.randint(1, 4))]

@@ -1,4 +1,6 @@
-"""A training that is broken off and gone on with is the same training, bit by bit; and a bad file is told in one sentence."""
+"""A training that is broken off and gone on with is the same training, bit by bit; and a bad file is told in one
+sentence.
+"""
 
 from __future__ import annotations
 

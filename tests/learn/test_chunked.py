@@ -1,7 +1,8 @@
 """Log-probs and entropies by chunks against the direct way: log-softmax of all logits at once, written out.
 
-Tolerance: the same fp32 numbers go through matrix products of other sizes, so values differ by about 1e-7 and gradients, sums of 23
-terms, by about 1e-6. The counts of what passes through the head show that memory is that of a chunk.
+Tolerance: the same fp32 numbers go through matrix products of other sizes, so values differ by about 1e-7 and
+gradients, sums of 23 terms, by about 1e-6. The counts of what passes through the head show that memory is that of a
+chunk.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ def test_no_more_than_a_chunk_goes_through_the_head_at_once_and_the_direct_way_g
 
 
 def test_between_the_passes_no_logits_are_held() -> None:
-    """Floats that autograd keeps for the backward pass: (K, V) and more directly, none of a vocabulary's width by chunks."""
+    """Floats that autograd keeps for the backward pass: (K, V) and more directly, none of a vocabulary's width by
+    chunks.
+    """
     states, head, ids = make()
     kept: list[tuple[int, ...]] = []
 
@@ -180,7 +183,9 @@ def test_chunked_kl_equals_a_loop_over_tokens_in_values_and_gradients(chunk: int
 
 
 def test_chunked_kl_has_the_mean_gradient_of_the_sampled_estimate() -> None:
-    """GRPO's k = exp(d) - 1 - d of one drawn token, d = log pi_base - log pi: weighted by how often each token is drawn, no sampling error is left."""
+    """GRPO's k = exp(d) - 1 - d of one drawn token, d = log pi_base - log pi: weighted by how often each token is
+    drawn, no sampling error is left.
+    """
     logits, base = (torch.randn(1, 7, generator=torch.Generator().manual_seed(seed)).double() for seed in (0, 1))
     logits.requires_grad_(True)
     log_probs, difference = logits.log_softmax(1), base.log_softmax(1) - logits.log_softmax(1)

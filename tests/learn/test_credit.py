@@ -1,4 +1,6 @@
-"""The invariants of credit: rows as they are packed keep them, and every way in which one vector can be wrong breaks one of them."""
+"""The invariants of credit: rows as they are packed keep them, and every way in which one vector can be wrong breaks
+one of them.
+"""
 
 from __future__ import annotations
 

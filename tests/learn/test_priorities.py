@@ -46,8 +46,10 @@ def _ordered_probability(p: np.ndarray, order: tuple[int, ...]) -> float:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_draws_are_one_after_the_other_in_proportion_to_p(seed: int) -> None:
-    """Every ordered pair comes as often as the loop says: chi-square of 12 cells, 11 degrees: mean 11, above 44.6 once in 1e5.
-    Without priorities (uniform draws, same numbers): over 1000."""
+    """Every ordered pair comes as often as the loop says: chi-square of 12 cells, 11 degrees: mean 11, above 44.6 once
+    in 1e5.
+    Without priorities (uniform draws, same numbers): over 1000.
+    """
     p = np.array([0.1, 0.2, 0.3, 0.4])
     rng = np.random.default_rng(seed)
 
@@ -85,8 +87,10 @@ def test_impossible_draws_are_refused(p: list[float], n: int) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_importance_weights_restore_the_uniform_mean(seed: int) -> None:
-    """Mean over a replay whose priority is the value itself: 0.5 wanted; within 5 standard errors (and 1 % for what drawing
-    32 of 2000 without replacement adds to first order). Without weights: E[x^1.6]/E[x^0.6] = 0.615 in the limit of many rows."""
+    """Mean over a replay whose priority is the value itself: 0.5 wanted; within 5 standard errors (and 1 % for what
+    drawing 32 of 2000 without replacement adds to first order). Without weights: E[x^1.6]/E[x^0.6] = 0.615 in the limit
+    of many rows.
+    """
     rng = np.random.default_rng(seed)
     values = (np.arange(2000) + 0.5) / 2000
     p = priorities(values, alpha=0.6, eps=1e-3)

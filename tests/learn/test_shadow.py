@@ -1,4 +1,6 @@
-"""Episodes from their turns, the packed row's indices against a walk over its tokens, and how episodes are shared out over rows."""
+"""Episodes from their turns, the packed row's indices against a walk over its tokens, and how episodes are shared out
+over rows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""FlexAttention against the groups of sdpa calls, forward only: it has no backward pass on a CPU, so gradients are compared on a GPU alone."""
+"""FlexAttention against the groups of sdpa calls, forward only: it has no backward pass on a CPU, so gradients are
+compared on a GPU alone.
+"""
 
 from __future__ import annotations
 

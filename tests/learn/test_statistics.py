@@ -87,7 +87,9 @@ def test_calibration_table_by_hand() -> None:
 
 
 def test_planted_leak_is_found_and_its_share_counted() -> None:
-    """One of two rows says words that only its privileged prompt holds: 0.5 of the rows, 2 of its 5 content words. Corrected: 0."""
+    """One of two rows says words that only its privileged prompt holds: 0.5 of the rows, 2 of its 5 content words.
+    Corrected: 0.
+    """
     known = ["The customer wants a refund for order 17.", "The customer asks for a mug."]
     privileged = ["Observation: the item was damaged. reward 1", "Observation: refused, reward 0"]
     leaking = ["Future: the item was damaged, refund order.", "Future: the customer gets the mug."]
@@ -109,7 +111,9 @@ def test_an_answer_of_one_word_and_a_number_can_leak() -> None:
 
 
 def test_a_planted_share_of_rows_is_measured_exactly() -> None:
-    """Secrets unknown to the student, planted in 30 of 200 rows: 0.15 with them, 0 against privileged texts of other rows."""
+    """Secrets unknown to the student, planted in 30 of 200 rows: 0.15 with them, 0 against privileged texts of other
+    rows.
+    """
     secrets = [f"object{i}" for i in range(200)]
     targets = [f"the thing is {secrets[i]}" if i < 30 else "the thing is unknown" for i in range(200)]
     known = ["what is the thing"] * 200

@@ -1,7 +1,8 @@
-"""The clipped loss over turns against a loop over turns and tokens, with the gradient worked out by hand, and where it meets its limits.
+"""The clipped loss over turns against a loop over turns and tokens, with the gradient worked out by hand, and where it
+meets its limits.
 
-By hand: d min(rho A, clip(rho) A) / dl = rho A where the unclipped term is the smaller one, else 0; and d rho_j / dlog pi_t = rho_j for
-`turn`, rho_j / |a_j| for `turn_mean`, rho_t for `token`. All in float64: 1e-12 is rounding.
+By hand: d min(rho A, clip(rho) A) / dl = rho A where the unclipped term is the smaller one, else 0; and d rho_j / dlog
+pi_t = rho_j for `turn`, rho_j / |a_j| for `turn_mean`, rho_t for `token`. All in float64: 1e-12 is rounding.
 """
 
 from __future__ import annotations
@@ -142,7 +143,9 @@ def test_parts_divided_by_the_step_s_normaliser_add_up_to_the_whole_step(ratio: 
 def test_a_ratio_beyond_fp32_makes_no_nan_where_the_advantage_is_not_negative(
     ratio: Ratio, advantage: float, log_ratio: float, expected: float
 ) -> None:
-    """exp(89) is infinite: the clipped term is the smaller one, its gradient 0, and the other turn's is untouched. So with a ratio of 0."""
+    """exp(89) is infinite: the clipped term is the smaller one, its gradient 0, and the other turn's is untouched. So
+    with a ratio of 0.
+    """
     new, turns, advantages = (
         torch.tensor([log_ratio - 1, -1.0], requires_grad=True),
         torch.arange(2),

@@ -1,7 +1,8 @@
-"""What stages rely on, asked of every engine: scripted, transformers, OpenAI-compatible (a stub here), and vLLM in process and as a server.
+"""What stages rely on, asked of every engine: scripted, transformers, OpenAI-compatible (a stub here), and vLLM in
+process and as a server.
 
-The last two are skipped where vLLM is not installed; `make test-vllm` runs them. Log-probs are held against one plain pass of
-transformers in fp32, tolerance 1e-4: kernels add up in other orders.
+The last two are skipped where vLLM is not installed; `make test-vllm` runs them. Log-probs are held against one plain
+pass of transformers in fp32, tolerance 1e-4: kernels add up in other orders.
 """
 
 from __future__ import annotations
@@ -108,7 +109,9 @@ def test_max_tokens_is_each_request_s_own(subject: Subject) -> None:
 
 
 def test_the_seed_decides_and_neither_order_nor_size_of_the_batch(subject: Subject) -> None:
-    """Up to rounding: a draw on the edge between two tokens, or a tie of greedy ones, may fall the other way; none of these does."""
+    """Up to rounding: a draw on the edge between two tokens, or a tie of greedy ones, may fall the other way; none of
+    these does.
+    """
     asked = requests(subject)
     found = subject.engine.generate(asked)
     assert same(subject.engine.generate(asked), found)
@@ -142,10 +145,11 @@ def test_log_probs_are_those_of_transformers_untempered(model: Subject) -> None:
 def test_draws_have_the_softmax_s_frequencies_and_do_not_depend_on_the_last_one(
     model: Subject, temperature: float, tmp_path: Path
 ) -> None:
-    """Where in its distribution a token lies, by the sum of what stands before it and a random share of its own, is uniform, as is the next one's.
+    """Where in its distribution a token lies, by the sum of what stands before it and a random share of its own, is
+    uniform, as is the next one's.
 
-    Neighbours in 6 by 6 cells, chi-square below its 1 - 1e-6 quantile, in two orders of the tokens: by number one random number that serves all
-    tokens of a reply is found, the likeliest first another temperature.
+    Neighbours in 6 by 6 cells, chi-square below its 1 - 1e-6 quantile, in two orders of the tokens: by number one
+    random number that serves all tokens of a reply is found, the likeliest first another temperature.
     """
     (adapter,) = save_adapters(tmp_path, 1, spread=0.2)  # the base itself is too sure of most tokens
     model.engine.load_adapter("unsure", adapter)
@@ -192,7 +196,9 @@ def test_a_name_that_is_loaded_from_another_folder_is_the_new_adapter(model: Sub
 
 
 def test_more_adapters_than_are_kept_can_be_loaded_one_after_the_other(model: Subject, adapters: list[Path]) -> None:
-    """Beside them in a batch the base stays the base, however many are loaded; what a stage asks for again outlives what was loaded since."""
+    """Beside them in a batch the base stays the base, however many are loaded; what a stage asks for again outlives
+    what was loaded since.
+    """
     for i, path in enumerate(adapters):
         model.engine.load_adapter(f"many{i}", path)
         model.engine.load_adapter("many0", adapters[0])
@@ -309,7 +315,8 @@ def test_ctrl_c_stops_at_once_and_leaves_the_engine_usable(
     model.engine.load_adapter("kept", adapters[4])
     asked = [*requests(model, 6), *requests(model, 6, adapter="kept")]
     before = model.engine.generate(asked)
-    # Far more than can be done in that time, on prompts that were never seen: what is half computed must not be found in a cache afterwards.
+    # Far more than can be done in that time, on prompts that were never seen: what is half computed must not be found
+    # in a cache afterwards.
     long = [
         Request((*model.chat(500 + i), *model.chat(700 + i)), 20, 2.0, i, "kept" if i % 2 else None)
         for i in range(1000)

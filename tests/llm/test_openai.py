@@ -69,7 +69,8 @@ def test_completions_keep_the_order_of_their_requests(stub: Stub) -> None:
 
 @pytest.mark.parametrize("limit", [4, 64])
 def test_concurrency_limit_is_kept_and_used(stub: Stub, limit: int) -> None:
-    # Nobody passes before `limit` requests are there together: with fewer under way at once the server breaks the barrier.
+    # Nobody passes before `limit` requests are there together: with fewer under way at once the server breaks the
+    # barrier.
     together = threading.Barrier(limit, timeout=20)
 
     def wait(path: str, body: dict[str, Any]) -> Answer:

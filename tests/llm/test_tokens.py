@@ -1,4 +1,6 @@
-"""A chat's ids are those of transformers' own path, whatever the tokenizer's file asks for, and whatever was read before."""
+"""A chat's ids are those of transformers' own path, whatever the tokenizer's file asks for, and whatever was read
+before.
+"""
 
 from __future__ import annotations
 

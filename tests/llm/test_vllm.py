@@ -1,4 +1,6 @@
-"""The vLLM engine: what holds without vLLM, and whole iterations through a real one (`make test-vllm`) against transformers."""
+"""The vLLM engine: what holds without vLLM, and whole iterations through a real one (`make test-vllm`) against
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -274,8 +276,9 @@ def sets(**values: Any) -> list[str]:
 def test_a_greedy_iteration_of_nlac_is_that_of_transformers(
     turnwise: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In process and through a server: every id that was generated or trained on, adapters trained in between included. None of these replies is a
-    tie of two tokens."""
+    """In process and through a server: every id that was generated or trained on, adapters trained in between included.
+    None of these replies is a tie of two tokens.
+    """
     greedy = sets(
         roles__policy_temperature=0, roles__target_temperature=0, roles__future_temperature=0, evaluate__temperature=0, collect__first_episodes=12,
         evaluate__episodes=8,
@@ -310,7 +313,9 @@ def test_a_greedy_iteration_of_nlac_is_that_of_transformers(
 def test_an_iteration_of_self_ac_starts_from_the_log_probs_of_the_trainer(
     turnwise: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its draws are vLLM's own, so what must agree is what they are divided by: before the first step the ratio of each token is 1."""
+    """Its draws are vLLM's own, so what must agree is what they are divided by: before the first step the ratio of each
+    token is 1.
+    """
     small = sets(evaluate_every=1, collect__first_episodes=16, self_ac__epochs=1, evaluate__episodes=8)
     for engine in ("hf", "vllm"):
         _, summary = turnwise(engine, capsys, "self_ac_demo", *small)

@@ -1,4 +1,6 @@
-"""Calls in threads: their results in the order of their start, their errors to the caller, and none begun once the caller has left."""
+"""Calls in threads: their results in the order of their start, their errors to the caller, and none begun once the
+caller has left.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The model inside an environment: whose engine it is, how a wrong address is told, and that its tokens reach no training row."""
+"""The model inside an environment: whose engine it is, how a wrong address is told, and that its tokens reach no
+training row.
+"""
 
 from __future__ import annotations
 

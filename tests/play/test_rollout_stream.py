@@ -1,4 +1,6 @@
-"""Episodes of an engine that is a stream are those of one that is asked tick by tick, and nobody waits for another's customer."""
+"""Episodes of an engine that is a stream are those of one that is asked tick by tick, and nobody waits for another's
+customer.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,9 @@ def test_hopeless_and_too_long_end_the_same_episodes_of_a_stream(workers: int) -
 
 
 def test_an_environment_that_waits_holds_up_no_other_episode() -> None:
-    """The first customer answers once all of the other episode is over; asked in ticks, it would wait half a minute for that."""
+    """The first customer answers once all of the other episode is over; asked in ticks, it would wait half a minute for
+    that.
+    """
     over = threading.Event()
 
     class Polite(Toy):

@@ -1,4 +1,6 @@
-"""A reasoning model's <think> part: nobody reads it but the model, no target holds it, and the policy's own actions keep it for training."""
+"""A reasoning model's <think> part: nobody reads it but the model, no target holds it, and the policy's own actions
+keep it for training.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def test_a_thought_is_opened_by_the_template_only_at_the_end_of_the_prompt() -> 
     ],
 )
 def test_ids_and_log_probs_go_with_the_text(opened: str, text: str, kept: str) -> None:
-    """Where the prompt opened the thought, its end tag stays: prompt and completion are then an empty thought and a reply."""
+    """Where the prompt opened the thought, its end tag stays: prompt and completion are then an empty thought and a
+    reply.
+    """
     ids = (*text.encode(), END_ID)
     reply = Completion(text, ids, tuple(map(float, range(len(ids)))), "stop")
     found = spoken(reply, opened, ScriptedEngine().decode)

@@ -263,7 +263,9 @@ def test_the_engine_is_made_only_for_a_stage_that_runs(workspace: Workspace) -> 
 
 
 def test_the_order_is_artifacts_metrics_rows_end(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On this order rests that a kill at any moment is harmless: whatever ends a run well has all its leavings behind it."""
+    """On this order rests that a kill at any moment is harmless: whatever ends a run well has all its leavings behind
+    it.
+    """
     calls: list[str] = []
     for owner, name in ((Tracking, "save"), (Tracking, "record"), (Replay, "commit"), (Tracking, "finish")):
 

@@ -1,4 +1,6 @@
-"""The replay: what is written comes back, appears in one piece, and failures of file, lock and disk are told in a sentence."""
+"""The replay: what is written comes back, appears in one piece, and failures of file, lock and disk are told in a
+sentence.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A replay of an older turnwise is given the tables that it lacks when it is opened, in one piece and once, or a sentence says why not."""
+"""A replay of an older turnwise is given the tables that it lacks when it is opened, in one piece and once, or a
+sentence says why not.
+"""
 
 from __future__ import annotations
 

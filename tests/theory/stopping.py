@@ -1,14 +1,17 @@
 """An MDP so small that every episode can be written down, in which the agent decides when to stop.
 
-Three states, the first is state 0, at most three turns. In each turn the agent stops or goes on. Stopping in s ends the episode and wins 1
-with chance WIN[s], which the terminal state does not show; going on moves by MOVE[s] and pays PAY of the state it arrives in; after the
-last turn the episode ends where it is. What long episodes are worth is not what short ones are, and the policy decides which it gets.
+Three states, the first is state 0, at most three turns. In each turn the agent stops or goes on. Stopping in s ends the
+episode and wins 1 with chance WIN[s], which the terminal state does not show; going on moves by MOVE[s] and pays PAY of
+the state it arrives in; after the last turn the episode ends where it is. What long episodes are worth is not what
+short ones are, and the policy decides which it gets.
 
-Rewards stand on states as stages/learn/returns.py has them: that of turn k on state k + 1. "Go" is two tokens, the second of them
-certain; "stop" is one. So actions differ in length, and the sum of an action's log-probs is that of its choice. All is float64.
+Rewards stand on states as stages/learn/returns.py has them: that of turn k on state k + 1. "Go" is two tokens, the
+second of them certain; "stop" is one. So actions differ in length, and the sum of an action's log-probs is that of its
+choice. All is float64.
 
-Axes: I episodes (all that can happen), P batches of them (all that can be drawn), H turns, M = H + 1, S states of the MDP, X nodes. A node is
-what a value depends on: state s after k turns is node k S + s, and "stopped in s" is node M S + s.
+Axes: I episodes (all that can happen), P batches of them (all that can be drawn), H turns, M = H + 1, S states of the
+MDP, X nodes. A node is what a value depends on: state s after k turns is node k S + s, and "stopped in s" is node M S +
+s.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ LOGITS = torch.tensor([[-0.3, 0.4], [0.2, -0.1], [0.5, -0.4]], dtype=torch.float
 
 @dataclass(frozen=True)
 class Episodes:
-    """states, actions (I, H), rewards, nodes (I, M), padded with 0; n_turns (I,); chance (I,): all chances but the policy's, multiplied."""
+    """states, actions (I, H), rewards, nodes (I, M), padded with 0; n_turns (I,); chance (I,): all chances but the
+    policy's, multiplied.
+    """
 
     states: Tensor
     actions: Tensor
@@ -153,8 +158,9 @@ def expected_gradient(
 ) -> Tensor:
     """Mean over all batches of the ascent direction -dL/dlogits of `turn_ppo_clip`, old policy = present one, (S, 2).
 
-    A batch is one episode; two where they are a group or are normalised together; a group's episodes are normalised one by one with
-    "turn, one episode". discount_turns: the advantage of turn k times gamma^k."""
+    A batch is one episode; two where they are a group or are normalised together; a group's episodes are normalised one
+    by one with "turn, one episode". discount_turns: the advantage of turn k times gamma^k.
+    """
     size = 2 if kind == "group" or normalisation == "turn, two episodes" else 1
     batches_PB = torch.combinations(torch.arange(len(episodes.n_turns)), size, with_replacement=True)
     orders_P = torch.where((batches_PB == batches_PB[:, :1]).all(1), 1.0, math.factorial(size))
@@ -192,7 +198,9 @@ def _loss(
 
 
 def episode_gradients(episodes: Episodes, found_IM: Tensor) -> Tensor:
-    """g_i = sum_k A_ik dlog pi(a_k | s_k) / dlogits of every episode, (I, S, 2), written out: dlog pi(a | s) / dlogit(s, b) = [a = b] - pi(b | s)."""
+    """g_i = sum_k A_ik dlog pi(a_k | s_k) / dlogits of every episode, (I, S, 2), written out: dlog pi(a | s) /
+    dlogit(s, b) = [a = b] - pi(b | s).
+    """
     policy, total = LOGITS.softmax(1), torch.zeros(len(found_IM), S, 2, dtype=torch.float64)
     for i, n_turns in enumerate(episodes.n_turns.tolist()):
         for k in range(n_turns):
@@ -219,7 +227,9 @@ def turn_normalised_gradient(episodes: Episodes, gradients: Tensor, size: int) -
 
 
 def sampled_group_gradient(episodes: Episodes, size: int, n: int, seed: int) -> Tensor:
-    """Mean direction of group advantages over n sampled groups of `size`, normalised by episodes, (S, 2). The advantages are written out."""
+    """Mean direction of group advantages over n sampled groups of `size`, normalised by episodes, (S, 2). The
+    advantages are written out.
+    """
     scores = episode_gradients(episodes, torch.ones(len(episodes.n_turns), H + 1, dtype=torch.float64))
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.multinomial(probabilities(episodes, LOGITS), n * size, replacement=True, generator=generator).reshape(

@@ -1,9 +1,11 @@
 """Theorem 5.2 under a noisy critic: what refinement loses, and what an outcome gate gets back.
 
-Each round the critic says Q_pi + error for every action of every state; the refiner proposes the action that reads best. Gate n: it is
-accepted where the mean return of n rollouts of it is above that of n rollouts of the present action (both then follow the
-present policy). "Gap" is V* - V_pi, mean over the states of a world, after 30 rounds from a random policy.
-Figures "of 300 worlds" are those of run(110, random_worlds(100, 300, family), reads, gate); the tests use fewer, of other seeds.
+Each round the critic says Q_pi + error for every action of every state; the refiner proposes the action that reads
+best. Gate n: it is accepted where the mean return of n rollouts of it is above that of n rollouts of the present action
+(both then follow the present policy). "Gap" is V* - V_pi, mean over the states of a world, after 30 rounds from a
+random policy.
+Figures "of 300 worlds" are those of run(110, random_worlds(100, 300, family), reads, gate); the tests use fewer, of
+other seeds.
 """
 
 from __future__ import annotations
@@ -113,8 +115,10 @@ def test_fresh_errors_keep_refinement_from_the_optimum_and_the_gate_lets_it_thro
         family    start    exact critic    no gate               gate 8                gate 64
         own       9.2      0               2.7 [0.0, 1.8, 6.4]   0.32 [0.00, 0.05, 0.9]   0.07 [0.00, 0.00, 0.16]
         shared    4.8      0               2.4 [0.3, 2.0, 4.9]   0.75 [0.00, 0.44, 1.9]   0.19 [0.00, 0.04, 0.53]
-    Here 15 worlds a family and seed: exact critic 0 in every world, each gate better than the one before it in each seed, by
-    more than 3 standard errors over all. 64 rollouts are not 0: in 25 % (own) and 56 % (shared) of the worlds 0.01 or more stays."""
+    Here 15 worlds a family and seed: exact critic 0 in every world, each gate better than the one before it in each
+    seed, by more than 3 standard errors over all. 64 rollouts are not 0: in 25 % (own) and 56 % (shared) of the worlds
+    0.01 or more stays.
+    """
     gaps: dict[int, list[Floats]] = {0: [], 8: [], 64: []}
     for seed in SEEDS:
         of_seed: dict[int, list[Floats]] = {0: [], 8: [], 64: []}
@@ -135,9 +139,11 @@ def test_fresh_errors_keep_refinement_from_the_optimum_and_the_gate_lets_it_thro
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_gate_of_n_rollouts_bounds_what_a_bad_proposal_costs(family: str, seed: int) -> None:
-    """A proposal that is worse by x is accepted with Phi(-x sqrt(n) / sd), sd of the difference of two returns, so it costs at most
-    max_x x Phi(-x sqrt(n) / sd) = 0.17 sd / sqrt(n), whatever the critic says (any law of returns, by Cantelli: sd / (2 sqrt(n))).
-    n = 8: 0.05 lost a proposal, bound 0.11 to 0.13; without a gate 0.36 (own), 0.24 (shared): above the bound."""
+    """A proposal that is worse by x is accepted with Phi(-x sqrt(n) / sd), sd of the difference of two returns, so it
+    costs at most max_x x Phi(-x sqrt(n) / sd) = 0.17 sd / sqrt(n), whatever the critic says (any law of returns, by
+    Cantelli: sd / (2 sqrt(n))).
+    n = 8: 0.05 lost a proposal, bound 0.11 to 0.13; without a gate 0.36 (own), 0.24 (shared): above the bound.
+    """
     worlds = random_worlds(seed, 40, family)
     gated, free = (run(seed + 10, worlds, fresh_error, gate) for gate in (8, 0))
     bound = MOST_LOST * gated.sd / math.sqrt(8)
@@ -145,8 +151,10 @@ def test_a_gate_of_n_rollouts_bounds_what_a_bad_proposal_costs(family: str, seed
 
 
 def test_an_exact_successor_read_through_one_future_does_not_reach_the_optimum() -> None:
-    """The paper's k = 1 and no gate, the successor being exact: only which future is sampled is random. Gap to V* of 300 worlds:
-        own       k = 1: 3.9 [0.2, 2.8, 8.7]   k = 16: 0.35 [0, 0.03, 0.9]   k = 1, gate 8: 0.48, 64: 0.08     expectation: 0
+    """The paper's k = 1 and no gate, the successor being exact: only which future is sampled is random. Gap to V* of
+    300 worlds:
+        own       k = 1: 3.9 [0.2, 2.8, 8.7]   k = 16: 0.35 [0, 0.03, 0.9]   k = 1, gate 8: 0.48, 64: 0.08
+            expectation: 0
         shared    k = 1: 3.3 [0.8, 2.8, 6.6]   k = 16: 0.97 [0, 0.6, 2.4]    k = 1, gate 8: 1.1, 64: 0.27
     Each better than k = 1 by more than 3 standard errors."""
     one, many, gated = (
@@ -160,13 +168,14 @@ def test_an_exact_successor_read_through_one_future_does_not_reach_the_optimum()
 
 
 def test_the_gate_does_not_make_up_for_a_critic_that_is_wrong_in_the_same_way_each_time() -> None:
-    """A limit of the gate: it can refuse, not propose. With a lasting error of the same size (standard deviation 1) the same
-    proposals come back and most good actions never. Gap to V* of 300 worlds, no gate / gate 8 / gate 64:
+    """A limit of the gate: it can refuse, not propose. With a lasting error of the same size (standard deviation 1) the
+    same proposals come back and most good actions never. Gap to V* of 300 worlds, no gate / gate 8 / gate 64:
                   lasting error        fresh error          no critic, proposals at random
         own       2.1 / 1.6 / 1.2      2.7 / 0.32 / 0.07    9.7 / 0.78 / 0.12
         shared    2.0 / 1.8 / 1.3      2.4 / 0.75 / 0.19    5.0 / 1.5 / 0.28
-    So behind 64 rollouts random proposals do better than a critic with a lasting error, and almost as well as one with fresh
-    errors; the critic pays where rollouts are few (8). More than 3 standard errors each."""
+    So behind 64 rollouts random proposals do better than a critic with a lasting error, and almost as well as one with
+    fresh errors; the critic pays where rollouts are few (8). More than 3 standard errors each.
+    """
     lasting, at_random, fresh = (_gaps(8, reads, 64) for reads in (lasting_error, no_critic, fresh_error))
     assert _z(lasting - fresh) > 3
     assert _z(lasting - at_random) > 3

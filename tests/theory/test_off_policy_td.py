@@ -1,11 +1,13 @@
-"""Theorem 5.1 from samples: off-policy language TD towards an EMA target, with the error it should have at every moment.
+"""Theorem 5.1 from samples: off-policy language TD towards an EMA target, with the error it should have at every
+moment.
 
-One sweep: a stored transition (s, a, e, s') of every pair, whoever acted; a' fresh from the policy that is evaluated; f' from the
-target table; f = combine(e, f'); one step of the critic's row towards f, then of the target. The step
+One sweep: a stored transition (s, a, e, s') of every pair, whoever acted; a' fresh from the policy that is evaluated;
+f' from the target table; f = combine(e, f'); one step of the critic's row towards f, then of the target. The step
 
     M(. | s, a) <- M + alpha (onehot(f) - M)
 
-is the natural-gradient step on -log M(f | s, a) of a table (its gradient in the mean parameters), so the miniature of L1.
+is the natural-gradient step on -log M(f | s, a) of a table (its gradient in the mean parameters), so the miniature of
+L1.
 """
 
 from __future__ import annotations
@@ -45,9 +47,10 @@ def _step_size(sweep: int) -> float:
 
 @pytest.mark.parametrize(("alpha", "rate"), [(0.5, 0.05), (0.1, 0.01), (1.0, 1.0)])
 def test_expected_td_with_an_ema_target_is_within_its_bound(alpha: float, rate: float) -> None:
-    """Without sampling noise, 400 sweeps: errors of critic and target are below M^n (e_0, d_0) in every world, equal to it where the first
-    error is a constant, M = [[1 - alpha, alpha gamma], [rate (1 - alpha), 1 - rate + rate alpha gamma]]. Of the first error
-    0.15, 0.70 and 5e-19 may be left; without learning 1."""
+    """Without sampling noise, 400 sweeps: errors of critic and target are below M^n (e_0, d_0) in every world, equal to
+    it where the first error is a constant, M = [[1 - alpha, alpha gamma], [rate (1 - alpha), 1 - rate + rate alpha
+    gamma]]. Of the first error 0.15, 0.70 and 5e-19 may be left; without learning 1.
+    """
     worlds = random_worlds(0, 50)
     policy = random_policies(10, worlds)
     psi = exact_features(worlds, policy)
@@ -70,7 +73,8 @@ class _Expected:
     """Exact mean squared error of w^T psi over sweeps, for any schedule.
 
     With e, d the errors of critic and target over pairs, G = gamma P_pi and y the value that a sampled future reads:
-    E[y - Q | d] = G d, and E[y^2] follows the same backup with w^2, so first and second moments obey a closed linear recursion.
+    E[y - Q | d] = G d, and E[y^2] follows the same backup with w^2, so first and second moments obey a closed linear
+    recursion.
     """
 
     def __init__(self, worlds: Worlds, policy: Floats, start: Floats) -> None:
@@ -146,11 +150,13 @@ def _learn(seed: int, worlds: Worlds, policy: Floats, start: Floats, rate: float
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_sampled_td_has_the_error_that_its_moments_predict_and_converges(seed: int) -> None:
-    """Squared error of Q at each checkpoint, 40 worlds: the exact expectation within 5 standard errors. As roots of the mean:
+    """Squared error of Q at each checkpoint, 40 worlds: the exact expectation within 5 standard errors. As roots of the
+    mean:
         sweeps        0 (untrained)   40    400   3000        target that never moves, 3000
         RMSE          1.3 to 1.9      3.7   1.7   0.72        1.2 to 1.7 (the critic learns one backup of the start)
-    A future of one event is so noisy that the first sweeps do harm; with the step the error then falls, as 1 / sqrt(sweeps);
-    at the end it is below both others in 8 of 10 worlds."""
+    A future of one event is so noisy that the first sweeps do harm; with the step the error then falls, as 1 /
+    sqrt(sweeps); at the end it is below both others in 8 of 10 worlds.
+    """
     worlds = random_worlds(seed, 40)
     policy = random_policies(seed + 10, worlds)
     n, s, a, e = worlds.phi.shape

@@ -1,8 +1,9 @@
 """Which advantages and normalisations are unbiased where the agent decides when to stop, on the MDP of stopping.py.
 
-Expected gradients are those of the project's own loss at ratio 1, summed over all episodes, or over all pairs of them. The bias of what is
-biased is predicted by another road, over nodes and without episodes, and must be met to 1e-10. Sizes are |mean gradient - exact gradient| /
-|exact gradient|; the angle between the two is what no learning rate mends. `python -m benchmarks.optional_stopping` prints them all.
+Expected gradients are those of the project's own loss at ratio 1, summed over all episodes, or over all pairs of them.
+The bias of what is biased is predicted by another road, over nodes and without episodes, and must be met to 1e-10.
+Sizes are |mean gradient - exact gradient| / |exact gradient|; the angle between the two is what no learning rate mends.
+`python -m benchmarks.optional_stopping` prints them all.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ def ahead(error: Tensor, k: int, s: int, action: int, n: int) -> float:
 
 
 def along(weight: Tensor) -> Tensor:
-    """sum_k E[weight(k, s_k, a_k) dlog pi(a_k | s_k) / dlogits] by the chance of being in s after k turns. weight: (H, S, 2)."""
+    """sum_k E[weight(k, s_k, a_k) dlog pi(a_k | s_k) / dlogits] by the chance of being in s after k turns. weight: (H,
+    S, 2).
+    """
     here, total = torch.eye(S, dtype=torch.float64)[0], torch.zeros_like(LOGITS)
     for k in range(H):
         both = here[:, None] * POLICY * weight[k]
@@ -77,7 +80,9 @@ def along(weight: Tensor) -> Tensor:
 
 
 def bootstrap_bias(kind: AdvantageKind, error: Tensor) -> Tensor:
-    """What values that are off by `error` (X,) add to the gradient: in target_n only the value n turns ahead depends on the action."""
+    """What values that are off by `error` (X,) add to the gradient: in target_n only the value n turns ahead depends on
+    the action.
+    """
     shares = {"td1": [1.0], "td_mean": [0.2] * 5, "gae": [(1 - LAM) * LAM**n for n in range(H + 1)]}[kind]
     by_n = [
         [[[share * ahead(error, k, s, a, n) for a in (STOP, GO)] for s in range(S)] for k in range(H)]
@@ -87,7 +92,9 @@ def bootstrap_bias(kind: AdvantageKind, error: Tensor) -> Tensor:
 
 
 def test_the_episodes_are_all_that_can_happen_and_their_gradient_is_the_backward_recursion_s() -> None:
-    """53 episodes of 1 to 3 turns, chances that sum to 1; J and its gradient by V of the first node, for gamma 1 and 0.9."""
+    """53 episodes of 1 to 3 turns, chances that sum to 1; J and its gradient by V of the first node, for gamma 1 and
+    0.9.
+    """
     chance = probabilities(EPISODES, LOGITS)
     assert (len(chance), sorted(set(EPISODES.n_turns.tolist()))) == (53, [1, 2, 3])
     assert float(chance.sum()) == pytest.approx(1.0, abs=1e-12)
@@ -149,7 +156,8 @@ def test_with_exact_values_the_value_of_the_end_has_less_variance_than_its_rewar
 def test_a_mean_over_turns_is_biased_with_exact_values(
     count: int, normalisation: Normalisation, size: float, angle: float
 ) -> None:
-    """td_mean, 24 degrees off within an episode and 13 in a batch of two. The bias is size E[g_1 / (N_1 + n)] - exact, by convolution.
+    """td_mean, 24 degrees off within an episode and 13 in a batch of two. The bias is size E[g_1 / (N_1 + n)] - exact,
+    by convolution.
 
     The size has a harmless part, the number of turns it divides by; the angle has not."""
     found = expected_gradient(EPISODES, "td_mean", VALUES, normalisation)
@@ -159,7 +167,8 @@ def test_a_mean_over_turns_is_biased_with_exact_values(
 
 
 def test_the_direction_of_a_mean_over_turns_is_mended_by_large_batches_and_worst_with_wrong_values() -> None:
-    """Degrees off in batches of 1, 2, 8, 64 episodes, mc:  exact values 24, 14, 3.3, 0.4;  wrong values 38, 28, 9.9, 1.4.
+    """Degrees off in batches of 1, 2, 8, 64 episodes, mc:  exact values 24, 14, 3.3, 0.4;  wrong values 38, 28, 9.9,
+    1.4.
 
     So a baseline, harmless in a sum, is not in a mean over turns: how many turns there are depends on the action."""
     for values, expected in ((VALUES, [24.1, 13.5, 3.35, 0.41]), (wrong_values(), [37.6, 27.8, 9.93, 1.39])):
@@ -171,7 +180,8 @@ def test_the_direction_of_a_mean_over_turns_is_mended_by_large_batches_and_worst
 
 
 def test_group_advantage_of_two_climbs_the_rank_not_the_return() -> None:
-    """Divided by its deviation an advantage of two is +-1, whatever the difference: 53 degrees from the gradient of the return.
+    """Divided by its deviation an advantage of two is +-1, whatever the difference: 53 degrees from the gradient of the
+    return.
 
     Predicted: the gradient of E[P(R' < R) - P(R' > R)], R' of another episode drawn from the fixed policy."""
     found = expected_gradient(EPISODES, "group", VALUES)
@@ -185,7 +195,9 @@ def test_group_advantage_of_two_climbs_the_rank_not_the_return() -> None:
 
 
 def test_larger_groups_of_one_start_bring_the_direction_back() -> None:
-    """Degrees off, sampled: groups of 2 53 (as computed), of 8 4, of 64 below 1.5. With one start state; several have each their own deviation."""
+    """Degrees off, sampled: groups of 2 53 (as computed), of 8 4, of 64 below 1.5. With one start state; several have
+    each their own deviation.
+    """
     angles = [
         angle_deg(sampled_group_gradient(EPISODES, size, 1_000_000 // size, seed=0), EXACT) for size in (2, 8, 64)
     ]
@@ -195,8 +207,9 @@ def test_larger_groups_of_one_start_bring_the_direction_back() -> None:
 
 
 def test_token_and_turn_ratios_are_unbiased_and_turn_mean_is_not() -> None:
-    """`turn_mean` halves the gradient of "go", two tokens, and not of "stop": 0.29 and 7 degrees off with exact values, 1.42 and 20 with wrong
-    ones, predicted by (Q - V) / |a|. A baseline is no longer harmless."""
+    """`turn_mean` halves the gradient of "go", two tokens, and not of "stop": 0.29 and 7 degrees off with exact values,
+    1.42 and 20 with wrong ones, predicted by (Q - V) / |a|. A baseline is no longer harmless.
+    """
     lengths = torch.tensor([1.0, 2.0], dtype=torch.float64)
     stay = torch.stack([WIN.expand(H, S), torch.stack([MOVE @ VALUES[(k + 1) * S : (k + 2) * S] for k in range(H)])], 2)
     paid = torch.stack([PAY * (k > 0) for k in range(H)])
@@ -211,8 +224,9 @@ def test_token_and_turn_ratios_are_unbiased_and_turn_mean_is_not() -> None:
 
 
 def test_discounting_is_a_bias_unless_turn_k_weighs_gamma_to_the_k() -> None:
-    """gamma 0.9, exact values, td_mean: 0.13 and 4 degrees from the gradient of the discounted return, 0.21 and 8 from that of the total
-    reward. With every advantage times gamma^k it is the first, to 1e-10."""
+    """gamma 0.9, exact values, td_mean: 0.13 and 4 degrees from the gradient of the discounted return, 0.21 and 8 from
+    that of the total reward. With every advantage times gamma^k it is the first, to 1e-10.
+    """
     values, discounted = exact_values(LOGITS, 0.9), policy_gradient(EPISODES, 0.9)
     found = expected_gradient(EPISODES, "td_mean", values, gamma=0.9)
     assert (relative_error(found, discounted), angle_deg(found, discounted)) == pytest.approx((0.126, 4.09), abs=0.005)

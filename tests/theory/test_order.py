@@ -1,4 +1,6 @@
-"""Theorem 5.1, the order: critics that read expectations order actions as Q does; k sampled futures and bare verdicts do so less."""
+"""Theorem 5.1, the order: critics that read expectations order actions as Q does; k sampled futures and bare verdicts
+do so less.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,9 @@ def _standard_error(per_world: Floats) -> float:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_order_equals_q_once_the_error_is_below_half_the_gap(seed: int) -> None:
-    """No pair is misordered from the backup on where gamma^n |w^T(psi_0 - psi)| < gap / 2: so the contraction promises, in each
-    world (30 to 110 backups). Without backups: half of the pairs, Spearman 0 within 5 standard errors."""
+    """No pair is misordered from the backup on where gamma^n |w^T(psi_0 - psi)| < gap / 2: so the contraction promises,
+    in each world (30 to 110 backups). Without backups: half of the pairs, Spearman 0 within 5 standard errors.
+    """
     worlds = random_worlds(seed, 100)
     policy = random_policies(seed + 10, worlds)
     q = exact_q(worlds, policy)
@@ -70,11 +73,13 @@ def test_order_equals_q_once_the_error_is_below_half_the_gap(seed: int) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_one_sampled_future_misorders_often_and_16_less(family: str, seed: int) -> None:
-    """A future is here a whole account (its pairs of one rollout, value = discounted sum), the critic is exact, k are averaged.
+    """A future is here a whole account (its pairs of one rollout, value = discounted sum), the critic is exact, k are
+    averaged.
     Expected from the exact mean and variance of the return: Phi(-gap sqrt(k) / sd) of a pair. Share misordered:
         own     k = 1: 0.29   k = 16: 0.11        shared  k = 1: 0.39   k = 16: 0.20        coin 0.5, expectation 0
-    within 5 standard errors over worlds (under a stochastic policy 0.33, 0.13, 0.40, 0.22: that is noisier), never above
-    Cantelli's bound, which needs no normal law; k = 16 below k = 1 in every world."""
+    within 5 standard errors over worlds (under a stochastic policy 0.33, 0.13, 0.40, 0.22: that is noisier), never
+    above Cantelli's bound, which needs no normal law; k = 16 below k = 1 in every world.
+    """
     worlds = random_worlds(seed, 40, family)
     n, s, a, _ = worlds.phi.shape
     rng = np.random.default_rng(seed + 20)
@@ -101,8 +106,10 @@ def test_one_sampled_future_misorders_often_and_16_less(family: str, seed: int) 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_future_of_one_event_is_nearly_a_coin(family: str, seed: int) -> None:
-    """A future is here a single (event, when): unbiased too, but one event of one moment stands for all. Exact, k = 1: two
-    actions are misordered with P(w_e < w_e') + P(same) / 2. Misordered: 0.46 own, 0.48 shared; a whole account: 0.33, 0.40."""
+    """A future is here a single (event, when): unbiased too, but one event of one moment stands for all. Exact, k = 1:
+    two actions are misordered with P(w_e < w_e') + P(same) / 2. Misordered: 0.46 own, 0.48 shared; a whole account:
+    0.33, 0.40.
+    """
     worlds = random_worlds(seed, 60, family)
     policy = random_policies(seed + 10, worlds)
     q = exact_q(worlds, policy)
@@ -120,8 +127,10 @@ def test_a_future_of_one_event_is_nearly_a_coin(family: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_exact_verdicts_give_two_levels_and_futures_the_whole_order(seed: int) -> None:
-    """ "Optimal: yes" for the best action, "no" for the others: of A actions A - 1 pairs are ordered, a share of 2/A (2/3 of ours),
-    and the strict order of no state with A > 2. Reading futures: all pairs of all states. Exact counts, no sampling."""
+    """ "Optimal: yes" for the best action, "no" for the others: of A actions A - 1 pairs are ordered, a share of 2/A
+    (2/3 of ours), and the strict order of no state with A > 2. Reading futures: all pairs of all states. Exact counts,
+    no sampling.
+    """
     worlds = random_worlds(seed, 200)
     policy = random_policies(seed + 10, worlds)
     q = exact_q(worlds, policy)
@@ -136,10 +145,12 @@ def test_exact_verdicts_give_two_levels_and_futures_the_whole_order(seed: int) -
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_rate_of_yes_over_sampled_futures_orders_most_pairs(family: str, seed: int) -> None:
-    """A limit of the claim above: a verdict that reads one sampled future an action is noisy, so how often it is yes is graded.
-    Estimated from 320 rollouts an action, all combinations: P(a reads best) = E[F_b(x_a) F_c(x_a)]. Pairs in the order of Q:
-    0.97 own, 0.94 shared (the rest are near ties); exact verdicts, guessing among their ties, 5/6. Averaging loses little:
-    it is the single exact verdict that cannot hold the order."""
+    """A limit of the claim above: a verdict that reads one sampled future an action is noisy, so how often it is yes is
+    graded.
+    Estimated from 320 rollouts an action, all combinations: P(a reads best) = E[F_b(x_a) F_c(x_a)]. Pairs in the order
+    of Q: 0.97 own, 0.94 shared (the rest are near ties); exact verdicts, guessing among their ties, 5/6. Averaging
+    loses little: it is the single exact verdict that cannot hold the order.
+    """
     worlds = random_worlds(seed, 40, family)
     n, s, a, _ = worlds.phi.shape
     rng = np.random.default_rng(seed + 20)

@@ -1,4 +1,6 @@
-"""Theorem 5.2: with an exact critic, refinement is policy iteration; with one that is still learning it arrives too, not monotonically."""
+"""Theorem 5.2: with an exact critic, refinement is policy iteration; with one that is still learning it arrives too,
+not monotonically.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def _critic(worlds: Worlds, policy: Floats, psi: Floats, backups: int) -> Floats
 
 
 def _refine(worlds: Worlds, psi: Floats, choice: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-    """(refined actions, verdicts): "yes", and the action kept, where no other reads better; else the one that reads best."""
+    """(refined actions, verdicts): "yes", and the action kept, where no other reads better; else the one that reads
+    best.
+    """
     reads = np.einsum("wsae,we->wsa", psi, worlds.w)
     own = np.take_along_axis(reads, choice[..., None], -1)[..., 0]
     yes = own >= reads.max(-1) - 1e-9
@@ -41,9 +45,10 @@ def _refine(worlds: Worlds, psi: Floats, choice: Ints) -> tuple[Ints, NDArray[np
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_refinement_on_an_exact_critic_is_policy_iteration_and_reaches_the_optimum(family: str, seed: int) -> None:
-    """60 worlds from random policies: the same policies as Howard's iteration with linear solves, round by round; values never fall; V*
-    of value iteration to 1e-8 once every verdict is yes: after 2 rounds on average, 4 at most. Without refinement the mean gap
-    to V* stays about 9 (own) or 5 (shared)."""
+    """60 worlds from random policies: the same policies as Howard's iteration with linear solves, round by round;
+    values never fall; V* of value iteration to 1e-8 once every verdict is yes: after 2 rounds on average, 4 at most.
+    Without refinement the mean gap to V* stays about 9 (own) or 5 (shared).
+    """
     worlds = random_worlds(seed, 60, family)
     n, s, a, _ = worlds.phi.shape
     choice = np.random.default_rng(seed + 10).integers(0, a, (n, s))
@@ -70,9 +75,11 @@ def test_refinement_on_an_exact_critic_is_policy_iteration_and_reaches_the_optim
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_refinement_on_an_unfinished_critic_reaches_the_optimum_but_values_can_fall(family: str, seed: int) -> None:
-    """m backups before each refinement, the critic kept from round to round. m = 1 is value iteration: the error of w^T psi is at
-    most gamma^n of the first at every round, and the policy is optimal in the end. On the way its value falls somewhere in
-    20 % of 200 worlds with m = 1, 2 % with 3, 0.5 % or fewer with 10. "Monotone" needs the finished critic (0 %, above)."""
+    """m backups before each refinement, the critic kept from round to round. m = 1 is value iteration: the error of w^T
+    psi is at most gamma^n of the first at every round, and the policy is optimal in the end. On the way its value falls
+    somewhere in 20 % of 200 worlds with m = 1, 2 % with 3, 0.5 % or fewer with 10. "Monotone" needs the finished critic
+    (0 %, above).
+    """
     worlds = random_worlds(seed, 200, family)
     n, s, a, _ = worlds.phi.shape
     best = optimal_values(worlds)

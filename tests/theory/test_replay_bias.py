@@ -35,7 +35,8 @@ def _fixed_point(worlds: Worlds, ahead: Floats) -> Floats:
 def _stored_chain(worlds: Worlds, behaviours: list[Floats]) -> Floats:
     """P((s', a') | s, a) in a replay of several policies' episodes, a' as stored.
 
-    Who was acting is known a little from (s, a): a' ~ sum_j P(j | s, a) mu_j(a' | s'), P(j | s, a) ~ visits_j(s) mu_j(a | s).
+    Who was acting is known a little from (s, a): a' ~ sum_j P(j | s, a) mu_j(a' | s'), P(j | s, a) ~ visits_j(s) mu_j(a
+    | s).
     """
     n, s, a, _ = worlds.phi.shape
     weights = np.stack([_visits(worlds, mu)[..., None] * mu for mu in behaviours])
@@ -71,10 +72,14 @@ def _z(per_world: Floats) -> float:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_stored_next_actions_evaluate_who_acted_not_the_current_policy(seed: int) -> None:
-    """Fixed points of the backup on a replay of two old policies, exact, 100 worlds, the current policy being better than both.
-    Fresh a': Q_pi itself (1e-10). Stored a': 4.2 too low on average (root mean square 4.6), 0.10 of the action pairs misordered.
-    With one old policy stored a' gives exactly that policy's Q. With two it is close to the Q of their mixture, but not equal
-    to it (root mean square 0.08, largest difference above 0.01 in every world): a pair tells a little about who was acting."""
+    """Fixed points of the backup on a replay of two old policies, exact, 100 worlds, the current policy being better
+    than both.
+    Fresh a': Q_pi itself (1e-10). Stored a': 4.2 too low on average (root mean square 4.6), 0.10 of the action pairs
+    misordered.
+    With one old policy stored a' gives exactly that policy's Q. With two it is close to the Q of their mixture, but not
+    equal to it (root mean square 0.08, largest difference above 0.01 in every world): a pair tells a little about who
+    was acting.
+    """
     worlds = random_worlds(seed, 100)
     behaviours = [random_policies(seed + 10, worlds), random_policies(seed + 20, worlds)]
     policy = _better_policy(worlds, behaviours)
@@ -123,8 +128,10 @@ def _sampled_fixed_points(seed: int, worlds: Worlds, behaviours: list[Floats], p
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_sampled_replays_show_the_bias_that_was_computed(seed: int) -> None:
-    """3 worlds, 40 replays of 8000 transitions each: mean over pairs of the sampled fixed point minus the computed one is 0 within
-    5 standard errors, for stored and fresh a'. Stored against Q_pi, where the bias would be absent: above 20 standard errors."""
+    """3 worlds, 40 replays of 8000 transitions each: mean over pairs of the sampled fixed point minus the computed one
+    is 0 within 5 standard errors, for stored and fresh a'. Stored against Q_pi, where the bias would be absent: above
+    20 standard errors.
+    """
     one = random_worlds(seed, 3)
     worlds = Worlds(
         np.repeat(one.transition, 40, axis=0), np.repeat(one.phi, 40, axis=0), np.repeat(one.w, 40, axis=0), one.gamma
@@ -146,7 +153,9 @@ def test_sampled_replays_show_the_bias_that_was_computed(seed: int) -> None:
 
 
 def _fixed_probability(truth: float, alpha: float, eps: float) -> float:
-    """Where learning from prioritised rows without weights ends: q / (1 - q) = odds(truth) (l(q) / l(1 - q))^alpha, l = eps - log."""
+    """Where learning from prioritised rows without weights ends: q / (1 - q) = odds(truth) (l(q) / l(1 - q))^alpha, l =
+    eps - log.
+    """
     low, high = 1e-9, 1 - 1e-9
     for _ in range(100):
         q = (low + high) / 2
@@ -158,12 +167,13 @@ def _fixed_probability(truth: float, alpha: float, eps: float) -> float:
 @pytest.mark.parametrize("truth", [0.02, 0.1, 0.5])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_priorities_without_weights_make_rare_outcomes_look_likely(seed: int, truth: float) -> None:
-    """One situation, two outcomes, a replay of 4000 rows of which `truth` won; a batch of 32 by p ~ (NLL + 0.01)^0.6, fresh NLL of the
-    drawn rows back as their losses. Predicted chance to win:
+    """One situation, two outcomes, a replay of 4000 rows of which `truth` won; a batch of 32 by p ~ (NLL + 0.01)^0.6,
+    fresh NLL of the drawn rows back as their losses. Predicted chance to win:
         truth            0.02    0.1     0.5
         without weights  0.105   0.233   0.5        (the root of its own equation)
         weights, beta 1  0.02    0.1     0.5        (uniform batches: the same)
-    within 5 standard errors, and the share n max(p) by which a row's chance to be in a batch of n falls short of n p."""
+    within 5 standard errors, and the share n max(p) by which a row's chance to be in a batch of n falls short of n p.
+    """
     alpha, eps, rate = 0.6, 0.01, 0.01
     won = np.arange(4000) < truth * 4000
     for beta, expected in ((0.0, _fixed_probability(truth, alpha, eps)), (1.0, truth)):

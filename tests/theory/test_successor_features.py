@@ -30,8 +30,9 @@ def _max(x: Floats) -> Floats:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_repeated_backups_reach_the_successor_features(family: str, seed: int) -> None:
-    """300 backups from random tables, 100 worlds: at most gamma^n of the first error at every n, so 2e-14 of it at the end
-    (rounding: 1e-12). Without backups the error is that of the start: 4 to 5 on average, above 2 in every world."""
+    """300 backups from random tables, 100 worlds: at most gamma^n of the first error at every n, so 2e-14 of it at the
+    end (rounding: 1e-12). Without backups the error is that of the start: 4 to 5 on average, above 2 in every world.
+    """
     worlds = random_worlds(seed, 100, family)
     policy = random_policies(seed + 10, worlds)
     psi = exact_features(worlds, policy)
@@ -72,8 +73,10 @@ def _law_of_futures(worlds: Worlds, policy: Floats, turns: int) -> Floats:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_futures_become_the_true_law_of_what_happens_and_when(seed: int) -> None:
-    """300 backups from "event 0, now" everywhere reach the law that is computed forward in time (H = 300 turns, 1e-13 a cell);
-    its value is Q_pi to 1e-10; "when" is geometric. Before: the total variation distance is above 0.5 in every world."""
+    """300 backups from "event 0, now" everywhere reach the law that is computed forward in time (H = 300 turns, 1e-13 a
+    cell); its value is Q_pi to 1e-10; "when" is geometric. Before: the total variation distance is above 0.5 in every
+    world.
+    """
     worlds = random_worlds(seed, 8)
     policy = random_policies(seed + 10, worlds)
     law = _law_of_futures(worlds, policy, turns=300)
@@ -90,8 +93,11 @@ def test_futures_become_the_true_law_of_what_happens_and_when(seed: int) -> None
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_backup_contracts_by_gamma_and_no_faster(seed: int) -> None:
-    """Two critics come closer by gamma or more in the largest difference, and by exactly gamma where they differ by a constant.
-    Random pairs: about 0.5 on average, since the mean over s', a' cancels; without the discount a constant would stay (ratio 1)."""
+    """Two critics come closer by gamma or more in the largest difference, and by exactly gamma where they differ by a
+    constant.
+    Random pairs: about 0.5 on average, since the mean over s', a' cancels; without the discount a constant would stay
+    (ratio 1).
+    """
     worlds = random_worlds(seed, 200)
     policy = random_policies(seed + 10, worlds)
     first, second = np.random.default_rng(seed).normal(size=(2, *worlds.phi.shape))
@@ -105,7 +111,9 @@ def test_the_backup_contracts_by_gamma_and_no_faster(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_futures_contract_by_gamma_in_total_variation(seed: int) -> None:
-    """The same on distributions: at most gamma for random critics, exactly gamma for two that always say different things."""
+    """The same on distributions: at most gamma for random critics, exactly gamma for two that always say different
+    things.
+    """
     worlds = random_worlds(seed, 50)
     policy = random_policies(seed + 10, worlds)
     n, s, a, e = worlds.phi.shape
@@ -125,8 +133,10 @@ def test_futures_contract_by_gamma_in_total_variation(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_action_that_the_data_lack_is_never_learnt_and_spoils_the_rest(seed: int) -> None:
-    """ "Data everywhere" is needed: one action of state 0 is never backed up. Its row stays at the start (0), and pairs that lead
-    to it converge to wrong values: largest error at another pair 1.2 (median), never 0. With all data: below 1e-12 (above)."""
+    """ "Data everywhere" is needed: one action of state 0 is never backed up. Its row stays at the start (0), and pairs
+    that lead to it converge to wrong values: largest error at another pair 1.2 (median), never 0. With all data: below
+    1e-12 (above).
+    """
     worlds = random_worlds(seed, 100)
     policy = random_policies(seed + 10, worlds)
     psi = exact_features(worlds, policy)

@@ -1,9 +1,9 @@
 """Many small random MDPs at once, solved exactly, and sampled.
 
 The miniature of NLAC (arXiv 2512.04601, section 5). Text is exact: taking a in s, an event e is seen with probability
-phi(s, a)_e and pays w_e, so the reward is linear in features, r = phi(s, a)^T w. A future is a pair (event, when); a critic
-M(. | s, a) is a distribution over them. The discount lies in the futures: M names what happens at turn t with weight
-(1 - gamma) gamma^t, so its events, times 1 / (1 - gamma), are the successor features psi.
+phi(s, a)_e and pays w_e, so the reward is linear in features, r = phi(s, a)^T w. A future is a pair (event, when); a
+critic M(. | s, a) is a distribution over them. The discount lies in the futures: M names what happens at turn t with
+weight (1 - gamma) gamma^t, so its events, times 1 / (1 - gamma), are the successor features psi.
 
 Axes: W worlds, S states, A actions, E events, H turns until the event. Exact solutions go over states by linear
 solves and share no code with the backups that the tests repeat.
@@ -38,7 +38,8 @@ class Worlds:
 def random_worlds(seed: int, n: int, family: str = "shared", *, gamma: float = 0.9) -> Worlds:
     """6 states, 3 actions; next states ~ Dirichlet(0.3), so that a few of them dominate; w ~ Normal(0, 1).
 
-    family "shared": 5 events, each action's ~ Dirichlet(0.3), so that rewards are random too and many actions share them.
+    family "shared": 5 events, each action's ~ Dirichlet(0.3), so that rewards are random too and many actions share
+    them.
     family "own": every (s, a) has an event of its own, so that rewards are certain and psi is the discounted occupancy.
     """
     states, actions = 6, 3
@@ -147,7 +148,8 @@ def return_variance(worlds: Worlds, policy: Floats) -> Floats:
 class Sampler:
     """Draws (event, next state) of many worlds by one binary search a step.
 
-    Row i of the flat table holds the cumulative chances of (world, state, action) i, shifted by i: the cell of i + u is the outcome.
+    Row i of the flat table holds the cumulative chances of (world, state, action) i, shifted by i: the cell of i + u is
+    the outcome.
     """
 
     def __init__(self, worlds: Worlds) -> None:

@@ -1,4 +1,6 @@
-"""From episodes to the steps of Self-AC: what a broken row costs, what cannot be trained on, and that no credit is lost on the way."""
+"""From episodes to the steps of Self-AC: what a broken row costs, what cannot be trained on, and that no credit is lost
+on the way.
+"""
 
 from __future__ import annotations
 
