@@ -28,8 +28,8 @@ import torch
 from commands import title_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: F401
 
-import flows.commands.runs  # noqa: F401
-import flows.commands.show  # noqa: F401
+import flows.commands.runs
+import flows.commands.show
 import flows.rerun  # noqa: F401
 from flows import cli, presets
 from stages.envs.service_desk import ServiceDesk
