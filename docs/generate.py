@@ -1,21 +1,44 @@
-"""Writes docs/cli.md, the reference of the command line, from the parser itself.
+"""Writes docs/cli.md, the reference of the command line, from the parser, and docs/rooms.md from the docstrings of the folders.
 
-    python docs/generate.py            write it
+    python docs/generate.py            write them
     python docs/generate.py --check    exit 1 if what is there is not what would be written
 
-The text is built from the parser's arguments, not from `--help`, whose wrapping differs between Python versions and
+The reference is built from the parser's arguments, not from `--help`, whose wrapping differs between Python versions and
 terminals.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-TARGET = HERE / "cli.md"
+# From the top of the picture in architecture.md down.
+ROOMS = (
+    *(
+        "flows",
+        "flows/commands",
+        "flows/orchestration",
+        "flows/cost",
+        "stages",
+        "stages/train",
+        "stages/judge",
+        "stages/corpora",
+    ),
+    *(
+        "stages/play",
+        "stages/store",
+        "stages/sources",
+        "stages/llm",
+        "stages/learn",
+        "stages/envs",
+        "stages/adapters",
+        "stages/frame",
+    ),
+)
 HEAD = """<!-- Written by `make docs` from flows/cli.py. Do not edit: a test compares it with the parser. -->
 # Command line
 
@@ -91,16 +114,30 @@ def table(actions: Iterable[argparse.Action]) -> str:
     return "\n".join(["| argument | meaning |", "|---|---|", *rows, ""])
 
 
+def rooms() -> str:
+    """The page of rooms: each folder's docstring under its name. An indented list of files is a code block in Markdown, too."""
+    parts = [
+        "<!-- Written by `make docs` from the docstrings of the folders. Do not edit. -->\n# Rooms, file by file\n"
+    ]
+    for room in ROOMS:
+        tree = ast.parse((HERE.parent / room / "__init__.py").read_text(encoding="utf-8"))
+        parts.append(f"## {room}/\n\n{(ast.get_docstring(tree, clean=False) or '').rstrip()}\n")
+    return "\n".join(parts)
+
+
 def main(arguments: list[str]) -> int:
     from flows.cli import build_parser
 
-    text = reference(build_parser())
+    pages = {HERE / "cli.md": reference(build_parser()), HERE / "rooms.md": rooms()}
     if arguments == ["--check"]:
-        fresh = TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text
-        if not fresh:
-            print("docs/cli.md differs from what the parser says. Run: make docs", file=sys.stderr)
-        return 0 if fresh else 1
-    TARGET.write_text(text, encoding="utf-8")
+        stale = [
+            path.name for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text
+        ]
+        if stale:
+            print(f"docs/{', docs/'.join(stale)}: not what the code says. Run: make docs", file=sys.stderr)
+        return 1 if stale else 0
+    for path, text in pages.items():
+        path.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -4,6 +4,8 @@ stdout.
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -198,3 +200,18 @@ def rate_text(outcome: Mapping[str, Any]) -> str:
 
 def _cell(metrics: Mapping[str, float], metric: str, form: str) -> str:
     return form.format(metrics[metric]) if metric in metrics else ""
+
+
+def emit(value: Any) -> None:
+    """Print one JSON value; a number that JSON lacks becomes null."""
+    print(json.dumps(_finite(value)))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return value

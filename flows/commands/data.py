@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flows.commands.runs import emit
-from flows.report import Display
+from flows.report import Display, emit
 from flows.workspace import find_home
 from stages.frame.types import UsageError
 from stages.sources import catalogue, fetch

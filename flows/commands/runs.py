@@ -13,7 +13,7 @@ from typing import Any
 
 from flows import presets
 from flows.orchestration import launch
-from flows.report import Display, ending, rate_text
+from flows.report import Display, emit, ending, rate_text
 from flows.workspace import find_home, open_workspace
 
 
@@ -200,21 +200,6 @@ def init(args: Namespace) -> int:
     open_workspace(home).tracking.initialise()
     print(f"{home} is ready. Next: turnwise run demo")
     return 0
-
-
-def emit(value: Any) -> None:
-    """Print one JSON value; a number that JSON lacks becomes null."""
-    print(json.dumps(_finite(value)))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return value
 
 
 def _iso(seconds: float) -> str:

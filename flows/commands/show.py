@@ -23,9 +23,8 @@ from rich.text import Text
 
 from flows.commands.certificate import all_clear, difference
 from flows.commands.ledger import ledger_table, read_ledger
-from flows.commands.runs import emit
 from flows.pipeline import EXPERIMENT, Iteration
-from flows.report import ending, header, sparkline, table_row
+from flows.report import emit, ending, header, sparkline, table_row
 from flows.rerun import stored_summary
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import MissingInput, Row, UsageError

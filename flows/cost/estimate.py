@@ -285,7 +285,7 @@ def estimate(run: Any, device: str, n: int, changes: Sequence[str] = ()) -> dict
 
 def plan(args: Namespace) -> int:
     """turnwise plan PRESET"""
-    from flows.commands.runs import emit
+    from flows.report import emit
     from flows.workspace import find_home
 
     os.chdir(find_home(args.home))  # a config's paths count from there

@@ -13,10 +13,10 @@ from argparse import Namespace
 from collections.abc import Callable
 
 from flows import presets
-from flows.commands.runs import emit
 from flows.orchestration.leash import Leashed
 from flows.orchestration.server import Server, healthy, is_free, keep_server, use_server
 from flows.pipeline import EXPERIMENT
+from flows.report import emit
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import TurnwiseError, UsageError
 

@@ -7,6 +7,31 @@ A module of this package is an environment when it exports
 and, where it can tell more of episodes than their rewards,
     describe(options, episodes)        -> numbers by name, which evaluate reports
 They may trust `options`: they are checked here. No environment imports torch or an LLM.
+
+    service_desk      the embedded task: a desk with hidden rules that only the closing audit names
+    twenty_questions  20 Questions
+    objects           its objects, and names recognised in a question
+    game24            Game of 24 as a search tree
+    game24_tree       the tree: nodes, steps, what is legal
+    exact24           exact search over fractions: which numbers can still make 24
+    math              one problem, one answer in free text
+    arithmetic        its shipped problems
+    math_answers      where the answer of a reply stands
+    math_verifier     math-verify in a process of its own, with a time limit
+    wiki_search       a question, and pages to be found and read
+    wiki_corpus       the pages: links, numbered lines, full-text search
+    wiki_sample       its shipped pages and questions
+    tau_bench         tau-bench: a customer, tools on a database, a written policy
+    tau_data          its data on disk: tables, policies, tool definitions, tasks
+    tau_database      copy-on-write records, what an episode changed, the benchmark's hash
+    tau_tools         how a tool is called; calculate, think, transfer
+    tau_retail        the shop's tools
+    tau_airline       the airline's tools
+    tau_user          the simulated customer
+    squad             exact match and F1 of answers
+    files             data files read line by line, broken ones named
+    splits            train, validation and test by a seeded hash
+    oracle            who answers: a rule over a table, or an LLM that is handed in
 """
 
 from __future__ import annotations

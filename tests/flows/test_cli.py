@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from fakes import Stages, fake_stages
 
-from flows import cli
-from flows.commands import runs as commands
+from flows import cli, report
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "mlflow", "prefect", "duckdb", "pydantic", "requests", "rich")
@@ -193,7 +192,7 @@ def test_an_interrupt_is_status_1_and_says_how_to_go_on(turnwise: Turnwise, stag
 
 
 def test_numbers_that_json_lacks_become_null(capsys: pytest.CaptureFixture[str]) -> None:
-    commands.emit({"a": float("nan"), "b": [float("inf"), 1.0]})
+    report.emit({"a": float("nan"), "b": [float("inf"), 1.0]})
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.0]}
 
 
