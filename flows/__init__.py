@@ -1,10 +1,12 @@
 """Flows chain stages into runs: presets, iterations, reruns, schedules and the command line. No learning, no SQL.
 
-cli        reads the command line; the reference is [cli.md](cli.md)
-pipeline   the loop over iterations, the parent run with its curves, the choice of the best adapter
-registry   which stages there are, their order in a method, and whose runs each one reads
-presets    `RunConfig`, the config of a whole run: default, then preset, then `--set`
-rerun      one stage again from its stored inputs
-workspace  opens a project folder: stores, engines, clean-up after dead processes
-report     progress on stderr, the table of iterations on stdout
+Modules:
+
+    cli        reads the command line; the reference is [cli.md](cli.md)
+    pipeline   the loop over iterations, the parent run with its curves, the choice of the best adapter
+    registry   which stages there are, their order in a method, and whose runs each one reads
+    presets    `RunConfig`, the config of a whole run: default, then preset, then `--set`
+    rerun      one stage again from its stored inputs
+    workspace  opens a project folder: stores, engines, clean-up after dead processes
+    report     progress on stderr, the table of iterations on stdout
 """

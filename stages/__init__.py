@@ -1,13 +1,15 @@
 """Every step of turnwise is a stage. frame/contract.py says what a stage is, docs/architecture.md has the picture.
 
-collect   episodes with the current policy
-targets   the language Bellman backup
-critic    trains the successor (L1), moves the target network
-refine    judges fresh actions and rewrites them
-distill   trains the policy on the rewritten actions (L2)
-evaluate  win rate, forgetting probe, critic audit
-self_ac   Self-AC: trains actor and critic in one pass an episode
-rft       a baseline: supervised learning on won episodes
-grpo      a baseline: policy gradient with the group's mean as its baseline
-pretrain  makes the small base models that ship with the project
+Modules:
+
+    collect   episodes with the current policy
+    targets   the language Bellman backup
+    critic    trains the successor (L1), moves the target network
+    refine    judges fresh actions and rewrites them
+    distill   trains the policy on the rewritten actions (L2)
+    evaluate  win rate, forgetting probe, critic audit
+    self_ac   Self-AC: trains actor and critic in one pass an episode
+    rft       a baseline: supervised learning on won episodes
+    grpo      a baseline: policy gradient with the group's mean as its baseline
+    pretrain  makes the small base models that ship with the project
 """

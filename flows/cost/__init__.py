@@ -1,7 +1,9 @@
 """What a run would cost: work, memory and hours, counted from its config before it runs.
 
-estimate  `turnwise plan`: work, memory and hours of a run on a device, and whether it fits
-workload  what a run would do, counted from its config: prompts, tokens, steps
-lengths   what only a run can tell of itself, assumed before it runs
-shapes    shapes of models and data sheets of devices, as far as cost goes
+Modules:
+
+    estimate  `turnwise plan`: work, memory and hours of a run on a device, and whether it fits
+    workload  what a run would do, counted from its config: prompts, tokens, steps
+    lengths   what only a run can tell of itself, assumed before it runs
+    shapes    shapes of models and data sheets of devices, as far as cost goes
 """

@@ -1,9 +1,11 @@
 """Prefect: runs as flows, servers, deployments and schedules.
 
-launch       starts a pipeline or a rerun, under Prefect or plainly
-flow         the same pipeline as a Prefect flow with one task a stage
-deployments  every preset as a Prefect deployment, with its schedule
-services     `turnwise ui` and `turnwise serve`: servers that stay up until Ctrl-C
-server       finds a Prefect server, or starts one for the run
-leash        runs a server that must not outlive the command that started it
+Modules:
+
+    launch       starts a pipeline or a rerun, under Prefect or plainly
+    flow         the same pipeline as a Prefect flow with one task a stage
+    deployments  every preset as a Prefect deployment, with its schedule
+    services     `turnwise ui` and `turnwise serve`: servers that stay up until Ctrl-C
+    server       finds a Prefect server, or starts one for the run
+    leash        runs a server that must not outlive the command that started it
 """

@@ -1,12 +1,14 @@
 """What the small base models are taught: text made by code, one module a kind. Ours.
 
-desk          role-play text under random rules, from which the base model is made
-agents        episodes of the policy in math, game24 and wiki_search, from which their base model is made
-math_chains   chains of thought, a third of them with a wrong step
-game24_trees  games of 24 by a legal player who knows little
-wiki_walks    walks through made-up wikis, sometimes to the answer
-tokenizers    tokenizers of the small base models: words, byte pairs
-held_out      what a new base model can do on held-out scenarios, and its card
+Modules:
+
+    desk          role-play text under random rules, from which the base model is made
+    agents        episodes of the policy in math, game24 and wiki_search, from which their base model is made
+    math_chains   chains of thought, a third of them with a wrong step
+    game24_trees  games of 24 by a legal player who knows little
+    wiki_walks    walks through made-up wikis, sometimes to the answer
+    tokenizers    tokenizers of the small base models: words, byte pairs
+    held_out      what a new base model can do on held-out scenarios, and its card
 """
 
 from __future__ import annotations

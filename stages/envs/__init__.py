@@ -8,6 +8,8 @@ and, where it can tell more of episodes than their rewards,
     describe(options, episodes)        -> numbers by name, which evaluate reports
 They may trust `options`: they are checked here. No environment imports torch or an LLM.
 
+Modules:
+
     service_desk      the embedded task: a desk with hidden rules that only the closing audit names
     twenty_questions  20 Questions
     objects           its objects, and names recognised in a question

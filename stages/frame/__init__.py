@@ -1,7 +1,9 @@
 """What a stage is, and the words that every room shares: types, the contract, sections of config, how a reply is read.
 
-types     the vocabulary as frozen data and Protocols; loads nothing heavy
-contract  what a stage is, what it may see, and its fingerprint
-sections  the config that stages share: task, model, roles
-react     reads a thought and an action, by words or by tags
+Modules:
+
+    types     the vocabulary as frozen data and Protocols; loads nothing heavy
+    contract  what a stage is, what it may see, and its fingerprint
+    sections  the config that stages share: task, model, roles
+    react     reads a thought and an action, by words or by tags
 """

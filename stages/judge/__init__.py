@@ -1,8 +1,10 @@
 """The critics at work and under test: futures and verdicts, the audit, the gate, values, search by V.
 
-critique  k futures of (s, a) and the verdict on them; used by refine and by the audit
-audit     the critic against returns and against the environment's truth
-gate      the outcome gate, an option of refine
-values    the values of a self_ac policy on new episodes: how well they tell the return, best of n, early abort
-search    best-first search on game24: the policy proposes, V orders the frontier
+Modules:
+
+    critique  k futures of (s, a) and the verdict on them; used by refine and by the audit
+    audit     the critic against returns and against the environment's truth
+    gate      the outcome gate, an option of refine
+    values    the values of a self_ac policy on new episodes: how well they tell the return, best of n, early abort
+    search    best-first search on game24: the policy proposes, V orders the frontier
 """

@@ -6,6 +6,7 @@ with it does not (tests/theory). Option `refine.gate = "reroll"`, off by default
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from stages.frame.contract import Context
@@ -35,7 +36,9 @@ def no_worse(
     episodes = rollout(context.engine, environment(context), scenarios, roles, settings, forced=forced)
     returns = [e.total_reward if e.outcome.trainable else None for e in episodes]
     groups = [returns[start : start + n] for start in range(0, len(returns), n)]
-    return [
-        None not in old + new and sum(map(float, new)) >= sum(map(float, old))
-        for old, new in zip(groups[::2], groups[1::2], strict=True)
-    ]  # type: ignore[arg-type]
+    return [_total(new) >= _total(old) for old, new in zip(groups[::2], groups[1::2], strict=True)]
+
+
+def _total(returns: list[float | None]) -> float:
+    """Their sum; NaN, of which no comparison holds, where one is not known."""
+    return sum(math.nan if one is None else one for one in returns)

@@ -1,6 +1,8 @@
 """The published data of the tasks: where it lies, under which licence, and how it becomes what the environments read.
 Ours.
 
+Modules:
+
     catalogue  which files there are: source, commit, licence, checksum, rows
     fetch      a task's files into a folder, checked, with a manifest; whole or not at all
     download   one file over https, with retries and a bar

@@ -1,11 +1,13 @@
 """Where runs and rows live, and how a stage is run or found again: MLflow, DuckDB, plain files.
 
-execute    runs one stage, or reuses the finished run with the same fingerprint
-tracking   runs, metrics and artifacts (MLflow)
-replay     rows of all runs (DuckDB)
-tables     the columns of every table, and rows as Arrow and Parquet
-artifacts  artifacts as plain files
-runs       one run as the store knows it
-sqlite     the tracking database: created once, errors told in a sentence
-machine    whether a process still lives, whether the disk is full
+Modules:
+
+    execute    runs one stage, or reuses the finished run with the same fingerprint
+    tracking   runs, metrics and artifacts (MLflow)
+    replay     rows of all runs (DuckDB)
+    tables     the columns of every table, and rows as Arrow and Parquet
+    artifacts  artifacts as plain files
+    runs       one run as the store knows it
+    sqlite     the tracking database: created once, errors told in a sentence
+    machine    whether a process still lives, whether the disk is full
 """
