@@ -5,20 +5,29 @@
 Source: rejection-sampling fine-tuning, as the baseline of arXiv 2512.04601. Winning episodes of all iterations are
 kept. [ours]
 
+`labels = "told"` is the information-matched control of a critic that speaks: every turn of every episode is learned,
+and where the episode's last observation names another action, a parser puts that one in its place. It is told what
+NLAC is told, and has no critic. [ours]
+
     turnwise run demo_rft
+    turnwise run demo_relabel
 """
 
 from __future__ import annotations
 
+import importlib
 import random
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from pydantic import Field
 
 from stages.frame.contract import Context, Outputs, Stage
+from stages.frame.types import UsageError
 from stages.learn.adapter import save_adapter
 from stages.learn.fit import adamw, fit
-from stages.play.transitions import transitions
+from stages.llm.tokens import ChatTokenizer
+from stages.play.transitions import Transition, transitions
 from stages.train.training import (
     PassConfig,
     TrainRow,
@@ -27,6 +36,7 @@ from stages.train.training import (
     mixed_nll,
     of_step,
     pad_id,
+    reply_ids,
     trainable_policy,
 )
 
@@ -37,14 +47,22 @@ class RftConfig(PassConfig):
     epochs: int = Field(2, ge=1, description="Passes over the rows. [ours]")
     batch: int = Field(32, ge=1, description="Turns a step. [ours]")
     rows: int = Field(512, ge=1, description="Most turns an iteration, drawn from all wins so far. [ours]")
+    labels: Literal["wins", "told"] = Field(
+        "wins",
+        description="Turns of episodes that won; or all turns, those that the last observation corrects as it says. [ours]",
+    )
 
 
 def run(context: Context) -> Outputs:
     """Artifact `adapter`; without a single win so far it is the adapter that came in."""
     config: RftConfig = context.config
     rng = random.Random(context.seed)
-    won = [t for t in transitions(context.replay, context.inputs["collect"]) if t.total_reward >= 1 and not t.malformed]
-    rows = [TrainRow(t.prompt_ids, t.action_ids, key=t.key) for t in rng.sample(won, min(config.rows, len(won)))]
+    lived = [t for t in transitions(context.replay, context.inputs["collect"]) if not t.malformed]
+    won = [t for t in lived if t.total_reward >= 1]
+    pool = won if config.labels == "wins" else lived
+    drawn = rng.sample(pool, min(config.rows, len(pool)))
+    labels = [t.action_ids for t in drawn] if config.labels == "wins" else told_ids(context, lived, drawn)
+    rows = [TrainRow(t.prompt_ids, ids, key=t.key) for t, ids in zip(drawn, labels, strict=True)]
     model = trainable_policy(context)
     bar = context.progress("train on wins", config.epochs * -(-len(rows) // config.batch))
 
@@ -60,9 +78,31 @@ def run(context: Context) -> Outputs:
         model, batches, loss, optimiser, clip=config.clip, after_step=lambda done: bar.advance(1), merge=of_step
     )
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
-    return Outputs(
-        fit_metrics("rft", history) | {"rft/wins": float(len(won))}, {}, {"adapter": context.workdir / "adapter"}
-    )
+    counts = {"rft/wins": float(len(won))}
+    if config.labels == "told":
+        counts["rft/corrected"] = float(sum(t.action_ids != ids for t, ids in zip(drawn, labels, strict=True)))
+    return Outputs(fit_metrics("rft", history) | counts, {}, {"adapter": context.workdir / "adapter"})
 
 
-STAGE = Stage("rft", 1, RftConfig, inputs=("collect", "rft"), roles=(), run=run, outputs=("adapter/",))
+def told_ids(context: Context, lived: Sequence[Transition], drawn: Sequence[Transition]) -> list[tuple[int, ...]]:
+    """The tokens of each drawn action; where the last observation of its episode says that another was wanted, of that.
+
+    Raises UsageError where the environment's module has no `told`.
+    """
+    task = context.run.task
+    told: Any = getattr(importlib.import_module(f"stages.envs.{task.env}"), "told", None)
+    if told is None:
+        raise UsageError(
+            f'rft.labels: "told" wants an environment whose last observation corrects actions, and {task.env} has no function '
+            '`told`; use "wins"'
+        )
+    last = {t.episode_id: t.observation for t in lived}  # oldest first: the last turn's stays
+    chats, decode = ChatTokenizer(context.run.model.path), context.engine.decode
+    texts = [(text, told(text, last[t.episode_id])) for t in drawn for text in [decode(t.action_ids)]]
+    return [
+        t.action_ids if before == after else reply_ids(chats, after)
+        for t, (before, after) in zip(drawn, texts, strict=True)
+    ]
+
+
+STAGE = Stage("rft", 2, RftConfig, inputs=("collect", "rft"), roles=(), run=run, outputs=("adapter/",))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,15 @@ import models
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from stages import rft
 from stages.frame.contract import Config, Outputs
-from stages.frame.types import Outcome
+from stages.frame.sections import TaskConfig
+from stages.frame.types import Outcome, UsageError
 from stages.learn.adapter import save_adapter
 from stages.play.transitions import episode_rows
-from stages.rft import RftConfig
+from stages.rft import RftConfig, told_ids
 from stages.train.training import trainable
 
 WIN = [("Action: check photo", "photo done."), ("mumble", "what?"), ("Action: close phone", "phone done. pass.")]
@@ -92,3 +95,30 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(bench: models
 
     assert bits(1) == bits(1)
     assert bits(1) != bits(2)
+
+
+def test_told_labels_are_all_turns_with_what_the_audit_names_in_place(
+    bench: models.Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = [
+        ("Action: check photo", "photo done."),
+        ("Action: close email", "email done. fail. gold needs close phone."),
+    ]
+    lost = models.make_episode(bench.engine, "Eva", turns, Outcome.SCORED)
+    bench.memory.keep("collect2", Outputs({}, episode_rows([lost], 2)))
+    trained = models.capture(monkeypatch)
+    outputs = run(bench, {"collect": ["collect2"]}, labels="told", epochs=1)
+    kept, mended = sorted(trained, key=lambda row: len(row[0]))
+    stored = bench.memory.rows("turns", ["collect2"])
+    assert [kept[0], mended[0]] == [tuple(row["prompt_ids"]) for row in stored]
+    assert kept[1] == tuple(stored[0]["action_ids"])
+    tokenizer = AutoTokenizer.from_pretrained(bench.base)
+    assert mended[1] == (*tokenizer("Action: close phone", add_special_tokens=False).input_ids, tokenizer.eos_token_id)
+    assert (outputs.metrics["rft/wins"], outputs.metrics["rft/corrected"]) == (0, 1)
+
+
+def test_told_labels_want_an_environment_that_can_tell(bench: models.Bench) -> None:
+    with pytest.raises(UsageError, match=r"twenty_questions has no function `told`; use \"wins\""):
+        told_ids(
+            replace(bench, task=TaskConfig(env="twenty_questions")).context(RftConfig(labels="told"), INPUTS), [], []
+        )

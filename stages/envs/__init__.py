@@ -6,6 +6,7 @@ A module of this package is an environment when it exports
     scenarios(options, split, n, seed) -> the first n scenarios of a split in an order fixed by the seed; None = all
 and, where it can tell more of episodes than their rewards,
     describe(options, episodes)        -> numbers by name, which evaluate reports
+    told(action, observation)          -> the action's text as an episode's last observation says it should have been
 They may trust `options`: they are checked here. No environment imports torch or an LLM.
 
 Modules:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -73,6 +74,10 @@ class Options(Config):
     log: bool = Field(False, description="A fourth step, log, before the closing, keyed on the request. [ours]")
     pay: Literal["end", "step"] = Field(
         "end", description="1 at the end if every step was right, or 1 / steps at once for each right step. [ours]"
+    )
+    audit: Literal["rule", "verdict"] = Field(
+        "rule",
+        description="What the audit says of a lost visit: each broken rule with the right option, or fail. [ours]",
     )
     describe_tools: bool = Field(
         False,
@@ -154,8 +159,10 @@ def done(option: str) -> str:
     return f"{option} done."
 
 
-def audit(auditor: str, broken: Sequence[Rule]) -> str:
-    return f"{auditor} audits: fail. {' '.join(str(rule) for rule in broken)}" if broken else f"{auditor} audits: pass."
+def audit(auditor: str, broken: Sequence[Rule], *, names: bool = True) -> str:
+    if not broken:
+        return f"{auditor} audits: pass."
+    return " ".join([f"{auditor} audits: fail.", *(str(rule) for rule in broken if names)])
 
 
 OPTIONS = Options
@@ -169,7 +176,7 @@ class ServiceDesk:
         self.system = system_text([tool for tool, _, _ in self._steps])
         if options.describe_tools:
             self.system += "".join(f" {tool}: {' or '.join(choices)}." for tool, _, choices in self._steps)
-        self._book, self._by_step = rule_book(options), options.pay == "step"
+        self._book, self._by_step, self._names = rule_book(options), options.pay == "step", options.audit == "rule"
         self._data: dict[str, Any] = {}
         self._chosen: list[str] = []
         self._over = True
@@ -192,7 +199,7 @@ class ServiceDesk:
             return Step(({"role": "user", "content": text},), share)
         self._over = True
         broken = broken_rules(self._steps, self._book, self._data, self._chosen)
-        text = f"{text} {audit(self._data['auditor'], broken)}"
+        text = f"{text} {audit(self._data['auditor'], broken, names=self._names)}"
         reward = share if self._by_step else float(not broken)
         return Step(
             ({"role": "user", "content": text},),
@@ -200,6 +207,16 @@ class ServiceDesk:
             terminated=True,
             info={"broken": [str(rule) for rule in broken]},
         )
+
+
+def told(action: str, audit: str) -> str:
+    """An action's text as the audit's words want it: "give cash" becomes "give discount" where the audit says "... needs
+    give discount."; the same text where it says nothing of that step. What a parser gets out of the words that a
+    critic reads.
+    """
+    for tool, option in re.findall(r"needs (\w+) (\w+)\.", audit):
+        action = re.sub(rf"\b{tool} ({'|'.join(OPTIONS_OF[tool])})\b", f"{tool} {option}", action)
+    return action
 
 
 def option_of(action: str, tool: str, choices: Sequence[str]) -> str:

@@ -114,9 +114,15 @@ def general_rows(model_path: str, path: str) -> list[TrainRow]:
     chats = ChatTokenizer(model_path)
     found = []
     for row in read_jsonl(path):
-        reply = (*chats.tokenizer(row["reply"], add_special_tokens=False).input_ids, chats.tokenizer.eos_token_id)
-        found.append(TrainRow(chats.encode(row["messages"]), reply, key=("general", row["role"])))
+        found.append(
+            TrainRow(chats.encode(row["messages"]), reply_ids(chats, row["reply"]), key=("general", row["role"]))
+        )
     return found
+
+
+def reply_ids(chats: ChatTokenizer, text: str) -> tuple[int, ...]:
+    """Ids of a reply that no engine produced, with the end token."""
+    return (*chats.tokenizer(text, add_special_tokens=False).input_ids, chats.tokenizer.eos_token_id)
 
 
 def read_jsonl(path: str) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from itertools import product
 from typing import Any
@@ -111,6 +112,37 @@ def test_tools_are_named_and_their_options_told_only_where_asked_for() -> None:
         "log",
         "close",
     ]
+
+
+def test_an_audit_that_gives_a_verdict_names_no_rule_and_pays_the_same() -> None:
+    for scenario in desk.scenarios({}, "train", 12, 0):
+        wrong = [action.replace("photo", "receipt") for action in right(Options(), scenario)]
+        for actions in (right(Options(), scenario), wrong):
+            named, verdict = (visit(Options(audit=kind), scenario, actions) for kind in ("rule", "verdict"))
+            assert verdict.reward == named.reward
+            said = str(verdict.messages[-1]["content"])
+            assert said.endswith(("audits: pass.", "audits: fail."))
+            assert said == re.sub(r" \w[\w ]* needs .*", "", str(named.messages[-1]["content"]))
+
+
+def test_a_parser_of_the_audit_puts_the_right_option_where_the_wrong_one_stood() -> None:
+    audit = "photo done. Mia audits: fail. gold refund needs give cash. gold needs close phone."
+    assert desk.told("Thought: x may need give credit. Action: give credit", audit) == (
+        "Thought: x may need give cash. Action: give cash"
+    )
+    assert desk.told("Action: close email", audit) == "Action: close phone"
+    assert desk.told("Action: check photo", audit) == "Action: check photo"
+    assert desk.told("Action: give credit", "phone done. Mia audits: fail.") == "Action: give credit"
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_what_the_parser_makes_of_any_lost_visit_wins_it(log: bool) -> None:
+    options = Options(log=log)
+    rng = random.Random(0)
+    for scenario in desk.scenarios({"log": log}, "train", 24, 0):
+        actions = [f"{tool} {rng.choice(choices)}" for tool, _, choices in desk.steps_of(options)]
+        last = str(visit(options, scenario, actions).messages[-1]["content"])
+        assert visit(options, scenario, [desk.told(action, last) for action in actions]).reward == 1
 
 
 @pytest.mark.parametrize(
