@@ -16,13 +16,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from stages.adapters.play import Play, scenario_of, scenario_text
 from stages.frame.types import Env, Message, Scenario, Step, UsageError
+from stages.loops import event_loop
 
 State = dict[str, Any]
 
@@ -208,16 +207,9 @@ def _wait(value: Any) -> Any:
     async def awaited() -> Any:
         return await value
 
-    future = asyncio.run_coroutine_threadsafe(awaited(), _loop())
+    future = asyncio.run_coroutine_threadsafe(awaited(), event_loop("verifiers"))
     try:
         return future.result()
     except BaseException:
         future.cancel()
         raise
-
-
-@cache
-def _loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="verifiers", daemon=True).start()
-    return loop

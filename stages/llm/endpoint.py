@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from stages.frame.types import EngineUnavailable, UsageError
+from stages.loops import event_loop
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 URL_KEY = "model.url"
+
+LOOP = "openai"  # of this module: all requests of a process overlap on it
 
 _under_way: set[Future[Any]] = set()
 
@@ -170,7 +172,7 @@ def run(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 def begin(job: Coroutine[Any, Any, T]) -> Future[T]:
     """Have a job done on the loop of this module."""
-    found = asyncio.run_coroutine_threadsafe(job, _loop())
+    found = asyncio.run_coroutine_threadsafe(job, event_loop(LOOP))
     _under_way.add(found)
     found.add_done_callback(_under_way.discard)
     return found
@@ -194,11 +196,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-@cache
-def _loop() -> asyncio.AbstractEventLoop:
-    """One event loop in a thread of its own: requests overlap although stages are plain functions."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="openai", daemon=True).start()
-    return loop
