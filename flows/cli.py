@@ -16,6 +16,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
+from flows.output import lasting
+
+PRINTING = ("plan", "stages", "runs", "show", "verify")
+"""Commands that do nothing but print: they fail where it cannot be written. What the others did is done all the same."""
+
 STAGE_NAMES = "collect, targets, critic, refine, distill, evaluate, ..."
 
 
@@ -42,7 +47,21 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status."""
+    outlets = lasting()
     args = build_parser().parse_args(argv)
+    status = _done(args)
+    sys.stdout.flush()
+    for lost in (outlet.lost for outlet in outlets):
+        if lost is not None and not isinstance(
+            lost, BrokenPipeError
+        ):  # as in `turnwise runs | head`: whoever read has read enough
+            print(f"turnwise: what was printed could not be written ({lost.strerror}).", file=sys.stderr)
+            status = status or int(args.command in PRINTING)
+    return status
+
+
+def _done(args: argparse.Namespace) -> int:
+    """Do what the command says; its exit status, after a sentence where it failed."""
     # Threads that wait spin for a moment only: for ever takes a shared core from its neighbours, not at all loses a
     # third of the speed.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
@@ -66,9 +85,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    except BrokenPipeError:  # the reader of our output went away, as in `turnwise runs | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     finally:
         signal.signal(signal.SIGTERM, before)
 

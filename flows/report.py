@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.progress import (
@@ -57,14 +57,16 @@ class _Bar:
 
 
 class Display:
-    """Progress on stderr while the context lasts: bars on a terminal, else one line a stage; nothing where quiet."""
+    """Progress on stderr while the context lasts: bars on a terminal, else one line a stage; nothing where quiet.
+    rows_to: where the table goes.
+    """
 
-    def __init__(self, *, quiet: bool = False, rows_to: TextIO | None = None) -> None:
+    def __init__(self, *, quiet: bool = False, rows_to: Literal["stdout", "stderr"] | None = None) -> None:
         self._quiet = quiet
         self._rows_to = rows_to
         self._console = Console(stderr=True, highlight=False)
         self._live = Progress(
-            SpinnerColumn(),
+            SpinnerColumn("dots" if self._console.encoding.startswith("utf") else "line"),
             TextColumn("{task.description}"),
             BarColumn(bar_width=BAR_CELLS),
             MofNCompleteColumn(),
@@ -113,10 +115,11 @@ class Display:
         left without a word.
         """
         if self._rows_to is not None:
+            rows_to = getattr(sys, self._rows_to)  # as it is now: on a terminal the rows are written above the bars
             if not self._headed:
-                print(header(), file=self._rows_to, flush=True)
+                print(header(), file=rows_to, flush=True)
                 self._headed = True
-            print(table_row(row), file=self._rows_to, flush=True)
+            print(table_row(row), file=rows_to, flush=True)
         for remark in remarks(row.metrics):
             self.say(f"{'base' if row.iteration < 0 else f'iteration {row.iteration}'}: {remark}")
 

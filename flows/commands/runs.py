@@ -26,8 +26,7 @@ def run(args: Namespace) -> int:
     with launch.launcher(home, plain=args.plain) as launcher:
         config = presets.load(args.preset, args.set)
         workspace = open_workspace(home)
-        rows_to = None if args.quiet else sys.stderr if args.json else sys.stdout
-        with Display(quiet=args.quiet, rows_to=rows_to) as display:
+        with Display(quiet=args.quiet, rows_to=None if args.quiet else "stderr" if args.json else "stdout") as display:
             summary = launch.launch_run(config, workspace, launcher, display, sets=args.set, force=args.force)
     if args.json:
         emit(asdict(summary))

@@ -1,0 +1,60 @@
+"""Standard output and standard error that end no command: what nobody can take any more is dropped, what cannot be
+encoded is drawn in ASCII.
+
+turnwise run demo | head -1         the run goes on to its end; so it does with >&-, >/dev/full, and on a terminal
+without UTF-8
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import select
+import sys
+from typing import Any
+
+# The bars and curves of flows/report.py; what has no likeness here becomes a question mark.
+_ASCII = dict(zip("▏▎▍▌▋▊▉█▁▂▃▄▅▆▇", ("", "", "", *"#####_.:-=+*"), strict=True))
+
+
+class Outlet(io.FileIO):
+    """A file that goes on as /dev/null from the first write that fails; lost: that failure."""
+
+    lost: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            while (written := super().write(data)) is None:  # a pipe that somebody made non-blocking is full
+                select.select([], [self], [])
+            return written
+        except OSError as error:  # what was to be shown is no reason to give up what is being done
+            self.lost = self.lost or error
+            # The descriptor itself, which libraries in C and commands started from here write to as well.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return super().write(data)
+
+
+def lasting() -> list[Outlet]:
+    """Put outlets in place of this process's standard output and standard error, and return them; none for one that a
+    caller has replaced.
+    """
+    codecs.register_error("turnwise.ascii", _in_ascii)
+    if sys.stdin is None:  # closed; first, so that what is opened next does not take its number
+        sys.stdin = open(os.devnull)  # noqa: SIM115 - for as long as the process lives
+    return [_put_in_place(name) for name in ("stdout", "stderr") if getattr(sys, name) is getattr(sys, f"__{name}__")]
+
+
+def _put_in_place(name: str) -> Outlet:
+    stream = getattr(sys, name)
+    # None: it was closed (`>&-`). What is opened instead takes its number, which a database's file would get otherwise.
+    outlet = Outlet(os.devnull, "wb") if stream is None else Outlet(stream.fileno(), "wb", closefd=False)
+    encoding, by_line = ("utf-8", False) if stream is None else (stream.encoding, stream.line_buffering)
+    setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(outlet), encoding, "turnwise.ascii", line_buffering=by_line))
+    return outlet
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_ASCII.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
