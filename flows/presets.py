@@ -8,6 +8,7 @@ right one.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -23,6 +24,7 @@ from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig
 from stages.frame.types import UsageError
 
 FOLDER = Path(__file__).parent / "presets"
+SHOWN = 80  # letters of a name or value that is quoted in an error
 
 
 class RunConfig(Config):
@@ -64,15 +66,30 @@ def names() -> list[str]:
 
 
 def check_exists(preset: str) -> Path:
-    """The file of a preset: a name, or a path that ends in .toml. Raises UsageError with the nearest name."""
-    path = Path(preset) if preset.endswith(".toml") else FOLDER / f"{preset}.toml"
-    if path.is_file():
-        return path
-    if preset.endswith(".toml"):
+    """The file of a preset that is a whole run: a name, or a path that ends in .toml. Raises UsageError with the
+    nearest name.
+    """
+    path = _file(preset)
+    if path.stem.startswith("_"):
         raise UsageError(
-            f"There is no preset file {preset}. Give a file that exists, or one of the presets {', '.join(names())}."
+            f"The preset {path.stem!r} is only there to be extended, and is no whole run. Presets: {', '.join(names())}."
         )
-    raise UsageError(f"There is no preset {preset!r}{nearest(preset, names()) or '.'} Presets: {', '.join(names())}.")
+    return path
+
+
+def _file(preset: str) -> Path:
+    """The file of any preset, of one that is only there to be extended as well."""
+    shown = preset if len(preset) <= SHOWN else f"{preset[:SHOWN]}..."
+    if preset.endswith(".toml"):
+        if not os.path.isfile(preset):  # not Path's, which raises where a name is too long
+            raise UsageError(
+                f"There is no preset file {shown}. Give a file that exists, or one of the presets {', '.join(names())}."
+            )
+        return Path(preset)
+    found = {path.stem: path for path in FOLDER.glob("*.toml")}
+    if preset not in found:
+        raise UsageError(f"There is no preset {shown!r}{nearest(shown, names())} Presets: {', '.join(names())}.")
+    return found[preset]
 
 
 def load(preset: str, sets: Sequence[str] = ()) -> RunConfig:
@@ -99,10 +116,12 @@ def _read(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"The preset {path.name} is not readable TOML: {error}.") from None
+    except OSError as error:
+        raise UsageError(f"The preset {path} cannot be read: {error.strerror}.") from None
     parents, chain = values.pop("extends", []), (*above, path)
     below: dict[str, Any] = {}
     for parent in [parents] if isinstance(parents, str) else parents:
-        if (file := check_exists(str(parent))) in chain:
+        if (file := _file(str(parent))) in chain:
             circle = " -> ".join(one.stem for one in (*chain, file))
             raise UsageError(f"The presets {circle} extend each other in a circle; let one of them extend nothing.")
         below = _laid_over(below, _read(file, chain))
@@ -163,12 +182,27 @@ def _sentence(error: ValidationError) -> str:
     key = ".".join(path)
     if first["type"] != "extra_forbidden":
         reason = first["msg"][:1].lower() + first["msg"][1:]
-        return f"{key}: {reason}; found {str(first['input'])[:80]!r}."
-    known = list(_section(path[:-1]).model_fields)
+        return f"{key}: {reason}; found {str(first['input'])[:SHOWN]!r}."
     what = "section or key" if len(path) == 1 else "key"
     same_name = [name for name in _keys(run_config()) if name.endswith(f".{path[-1]}")]
-    meant = f"; did you mean {' or '.join(same_name)}?" if same_name else nearest(path[-1], known)
-    return f"There is no {what} {key!r}{meant or '; it has ' + ', '.join(known) + '.'}"
+    meant = f"; did you mean {' or '.join(same_name)}?" if same_name else _meant(path[-1], _section(path[:-1]))
+    return f"There is no {what} {key!r}{meant}"
+
+
+def _meant(word: str, section: type[BaseModel]) -> str:
+    """How the sentence ends: with the keys whose description says the words of this one (learning_rate: lr), the
+    nearest one, or all of them.
+    """
+    words = word.lower().split("_")
+    said = [
+        repr(key)
+        for key, info in section.model_fields.items()
+        if len(words) > 1 and " ".join(words) in (info.description or "").lower()
+    ]
+    if said:
+        return f"; did you mean {' or '.join(said)}?"
+    end = nearest(word, known := list(section.model_fields))
+    return f"; it has {', '.join(known)}." if end == "." else end
 
 
 def _section(path: Sequence[str]) -> type[BaseModel]:

@@ -47,9 +47,7 @@ def prepare(
     from stages.store.execute import lineage_inputs
 
     if stage not in STAGES:
-        raise UsageError(
-            f"There is no stage {stage!r}{nearest(stage, list(STAGES)) or '.'} Stages: {', '.join(STAGES)}."
-        )
+        raise UsageError(f"There is no stage {stage!r}{nearest(stage, list(STAGES))} Stages: {', '.join(STAGES)}.")
     old = find_stage_run(stage, of, workspace, iteration)
     stored = json.loads(workspace.tracking.artifact(old, "config.json").read_text(encoding="utf-8"))
     loaded = load_stage(stage)

@@ -7,30 +7,55 @@ so that configs, and with them fingerprints, hold no path of one machine.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stages.frame.types import Engine, UsageError
+from stages.store.machine import disk_full
 
 if TYPE_CHECKING:
     from flows.presets import RunConfig
     from stages.store.execute import Workspace
 
+STORES = ("data", "mlflow")
 
-def find_home(given: Path | None = None) -> Path:
+
+def find_home(given: Path | None = None, *, to_write: bool = False) -> Path:
     """The folder that was given; else the nearest one at or above the working directory with data/ and mlflow/; else
     that directory.
+
+    to_write: stores are to be kept there, and the folders for them are made. Raises UsageError where it cannot be read,
+    or written.
     """
+    home = _home(given)
+    try:
+        for folder in (home, *(home / name for name in STORES)):
+            if to_write:
+                folder.mkdir(exist_ok=True)
+            if to_write and folder != home:
+                tempfile.TemporaryFile(dir=folder).close()
+            if folder.is_dir():
+                os.listdir(f"{folder}/.")  # by the dot: to read it and to look into it are two permissions
+    except OSError as error:
+        how = "written" if to_write else "read"
+        wanted = f"--home: wanted a project folder that can be {how}, but {error.filename or home} cannot be ({error.strerror})"
+        raise disk_full(error, home) or UsageError(f"{wanted}. Check who owns it, or name another one.") from None
+    return home
+
+
+def _home(given: Path | None) -> Path:
     if given is not None:
-        if not given.is_dir():
-            raise UsageError(f"--home: wanted a folder that holds data/ and mlflow/, but {given} does not exist.")
+        if not os.path.isdir(given):  # not Path's, which raises where a name is too long
+            raise UsageError(
+                f"--home: wanted a folder that holds {' and '.join(STORES)}, but {str(given)[:200]} is no folder."
+            )
         return given.resolve()
     here = Path.cwd()
     return next(
-        (folder for folder in (here, *here.parents) if (folder / "data").is_dir() and (folder / "mlflow").is_dir()),
-        here,
+        (folder for folder in (here, *here.parents) if all(os.path.isdir(folder / name) for name in STORES)), here
     )
 
 

@@ -7,13 +7,27 @@ FAIL_AT: a stage whose engine is down in iteration 0.
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from fakes import fake_stages
 
 from flows import cli, workspace
 from stages.frame.types import EngineUnavailable
+
+TURNWISE = shlex.join([sys.executable, __file__])
+
+
+def shell(command: str, folder: Path, **environment: str) -> tuple[int, str, str]:
+    """Exit status of the last command of the line that failed, stdout, stderr."""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **environment}
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
 
 
 def main() -> int:

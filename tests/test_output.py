@@ -6,18 +6,17 @@ from __future__ import annotations
 
 import os
 import pty
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fake_turnwise import TURNWISE, shell
 
 from flows.output import lasting
 from stages.store.tracking import Tracking
 
 HERE = Path(__file__).parent
-TURNWISE = shlex.join([sys.executable, str(HERE / "fake_turnwise.py")])
 RUN = f"{TURNWISE} run preset.toml --plain"
 FULL = "turnwise: what was printed could not be written (No space left on device).\n"
 
@@ -27,15 +26,6 @@ def folder(home: Path) -> Path:
     (home / "data").mkdir(exist_ok=True)
     (home / "preset.toml").write_text("iterations = 2\n")
     return home
-
-
-def shell(command: str, folder: Path, **environment: str) -> tuple[int, str, str]:
-    """Exit status of the first command of the line that failed, stdout, stderr."""
-    env = {**os.environ, "PYTHONPATH": str(HERE.parent), **environment}
-    done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command], cwd=folder, env=env, capture_output=True, text=True, check=False
-    )
-    return done.returncode, done.stdout, done.stderr
 
 
 def ends(folder: Path) -> list[str]:

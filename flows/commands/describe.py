@@ -21,7 +21,7 @@ SOURCE = re.compile(r"\s*\[([^\]]*)\]\s*$")
 def describe(name: str | None = None) -> dict[str, Any]:
     """Stages, or the one of that name, with inputs, outputs, roles and config; and the sections that stages share."""
     if name is not None and name not in STAGES:
-        raise UsageError(f"There is no stage {name!r}{nearest(name, list(STAGES)) or '.'} Stages: {', '.join(STAGES)}.")
+        raise UsageError(f"There is no stage {name!r}{nearest(name, list(STAGES))} Stages: {', '.join(STAGES)}.")
     found = {}
     for stage in (load_stage(one) for one in ([name] if name else STAGES)):
         found[stage.name] = {

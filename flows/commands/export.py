@@ -29,9 +29,9 @@ def export_run(workspace: Workspace, run: str, folder: Path, what: str) -> list[
     """Write the rows of a run, its adapter, its model with the adapter merged in, or that with its critic, to a new
     folder. Returns the files.
     """
-    run_id = workspace.tracking.find(run)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"export: wanted a new or empty folder, but {folder} has something in it. Name another one.")
+    run_id = workspace.tracking.find(run)
     if what == "rows":
         written = workspace.replay.export(_stage_runs(workspace, run_id), folder)
         if not written:

@@ -11,15 +11,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flows import presets
+from flows import presets, registry
 from flows.orchestration import launch
 from flows.report import Display, emit, ending, rate_text
 from flows.workspace import find_home, open_workspace
+from stages.envs import nearest
+from stages.frame.types import UsageError
 
 
 def run(args: Namespace) -> int:
     """turnwise run PRESET"""
-    home = find_home(args.home)
+    home = find_home(args.home, to_write=not args.dry_run)
     if args.dry_run:
         return _dry_run(args, home)
     presets.check_exists(args.preset)
@@ -59,7 +61,7 @@ def rerun(args: Namespace) -> int:
     from flows.commands.dry_run import reusable
     from flows.rerun import prepare
 
-    home = find_home(args.home)
+    home = find_home(args.home, to_write=not args.dry_run)
     with launch.launcher(home, plain=args.plain or args.dry_run) as launcher:
         workspace = open_workspace(home)
         again = prepare(args.stage, args.of, workspace, sets=args.set, iteration=args.iteration)
@@ -96,8 +98,15 @@ def rerun(args: Namespace) -> int:
 
 def runs(args: Namespace) -> int:
     """turnwise runs"""
+    from flows.pipeline import EXPERIMENT
     from flows.rerun import stored_summary
 
+    if args.limit < 1:
+        raise UsageError(f"--limit {args.limit}: wanted at least 1.")
+    if args.stage not in (known := [EXPERIMENT, *registry.STAGES]):
+        raise UsageError(
+            f"--stage: there is no stage {args.stage!r}{nearest(args.stage, known)} Stages: {', '.join(known)}."
+        )
     workspace = open_workspace(find_home(args.home))
     found = []
     for info in workspace.tracking.runs(args.stage, args.limit):
@@ -149,7 +158,7 @@ def pretrain(args: Namespace) -> int:
     """turnwise pretrain"""
     from flows.commands.export import pretrain_to
 
-    home = find_home(args.home)
+    home = find_home(args.home, to_write=True)
     config = presets.resolve({"preset": "pretrain"}, args.set)
     out = (home / "data" / "base" if args.out is None else args.out).resolve()
     with Display(quiet=args.quiet) as display:
@@ -167,7 +176,12 @@ def export(args: Namespace) -> int:
     from flows.commands.export import export_run
 
     folder = args.folder.resolve()
-    written = export_run(open_workspace(find_home(args.home)), args.run, folder, args.what)
+    try:
+        written = export_run(open_workspace(find_home(args.home)), args.run, folder, args.what)
+    except OSError as error:
+        raise UsageError(
+            f"export: {str(error.filename or folder)[:200]} cannot be used ({error.strerror}). Name a folder that can be written."
+        ) from None
     if args.json:
         emit({"folder": str(folder), "files": [str(path.relative_to(folder)) for path in written]})
     else:
@@ -192,9 +206,7 @@ def init(args: Namespace) -> int:
     """turnwise init"""
     from flows.orchestration.server import make_database
 
-    home = find_home(args.home)
-    for folder in ("data", "mlflow"):
-        (home / folder).mkdir(parents=True, exist_ok=True)
+    home = find_home(args.home, to_write=True)
     make_database(home)
     open_workspace(home).tracking.initialise()
     print(f"{home} is ready. Next: turnwise run demo")

@@ -34,6 +34,7 @@ from stages.frame.types import UsageError
 TRAIN, READ, DECODE = 0.35, 0.45, 0.6
 HF_READ, HF_DECODE = 0.25, 0.2  # transformers: one padded batch after the other, adapters beside the weights
 CONTEXT_GIB = 2.0  # what a CUDA process takes for itself
+MOST_DEVICES = 100_000
 SPARE = 0.9  # of the rest: the allocator's pieces never fit together wholly
 COPIES = {
     "critic": 3,
@@ -266,8 +267,8 @@ def estimate(run: Any, device: str, n: int, changes: Sequence[str] = ()) -> dict
     """All that `turnwise plan` prints, as plain values. Raises UsageError for a model, device or assumption that is not
     known.
     """
-    if n < 1:
-        raise UsageError(f"--devices {n}: wanted at least 1.")
+    if not 1 <= n <= MOST_DEVICES:
+        raise UsageError(f"--devices {n}: wanted at least 1, and at most {MOST_DEVICES}.")
     m = Machine(run, shape_of(run.model.path), device_of(device), n)
     lengths = assumed(run, changes)
     by_stage: dict[str, list[Work]] = {}
@@ -302,7 +303,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         "assumed, change with --assume NAME=NUMBER: "
         + ", ".join(f"{name} {value:g}" for name, value in found["assumed"].items()),
         "",
-        f"{'stage':<9}{'runs':>5}{'episodes':>9}{'prompts':>9}{'read':>8}{'generated':>10}{'trained':>9}{'predicted':>10}{'steps':>7}{'PFLOP':>10}{'hours':>8}",
+        f"{'stage':<9}{'runs':>5}{'episodes':>9}{'prompts':>9}{'read':>8}{'generated':>10}{'trained':>9}{'predicted':>10}{'steps':>7}{'PFLOP':>10}{'hours':>10}",
     ]
     names = ("runs", "episodes", "prompts", "read", "generated", "trained", "predicted", "steps", "pflop", "hours")
     rows = [
@@ -317,9 +318,10 @@ def lines(found: Mapping[str, Any]) -> list[str]:
             short(one["pflop"]),
             f"{one['hours']:.3g}",
         ]
-        widths = (5, 9, 9, 8, 10, 9, 10, 7, 10, 8)
+        widths = (5, 9, 9, 8, 10, 9, 10, 7, 10, 10)
+        # A space of its own before each, or a number as wide as its column would run into the one before it.
         said.append(
-            f"{one['stage']:<9}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+            f"{one['stage']:<9}" + "".join(f" {cell:>{width - 1}}" for cell, width in zip(cells, widths, strict=True))
         )
     if waiting := rows[-1]["waiting_hours"]:
         said.append(f"of the hours, {waiting:.3g} wait for whoever answers inside the environment")

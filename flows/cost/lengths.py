@@ -16,6 +16,11 @@ from typing import Any
 
 from stages.frame.types import UsageError
 
+MOST_TOKENS = 1e7  # of a text: more than any model reads
+
+SHARES = ("yes", "win", "asked")
+"""Lengths that are none, but shares of 1."""
+
 
 @dataclass(frozen=True)
 class Lengths:
@@ -73,7 +78,7 @@ _BY_TASK = {
 def assumed(run: Any, changes: Sequence[str] = ()) -> Lengths:
     """Means for a config: replies half as long as their limit allows, the rest by task. `changes` are name=number.
 
-    Raises UsageError for a name that is none, or what is no number above or equal to 0.
+    Raises UsageError for a name that is none, and for a number that no run can have.
     """
     turns, system, first, observation, act, asked, told = _BY_TASK.get(run.task.env, (6, 300, 60, 100, 0.4, 0.5, 30))
     roles = run.roles
@@ -83,16 +88,21 @@ def assumed(run: Any, changes: Sequence[str] = ()) -> Lengths:
         thought=roles.max_thought_tokens / 2, future=roles.max_future_tokens / 2, template=20 if run.task.env == "service_desk" else 250, critic=16,
         yes=0.5, win=0.3, asked=asked if run.task.oracle != "rule" else 0.0, told=told,
     )  # fmt: skip
-    names = [one.name for one in fields(Lengths)]
+    limits = dict.fromkeys([one.name for one in fields(Lengths)], (0.0, MOST_TOKENS))
+    limits |= {"turns": (1.0, float(run.task.max_turns)), **dict.fromkeys(SHARES, (0.0, 1.0))}
     for item in changes:
         name, _, text = item.partition("=")
+        if name not in limits:
+            raise UsageError(f"--assume {item}: wanted NAME=NUMBER; names: {', '.join(limits)}.")
+        low, high = limits[name]
         try:
             value = float(text)
         except ValueError:
-            value = -1.0
-        if name not in names or not 0 <= value < math.inf:
+            value = math.nan
+        if not low <= value <= high:
+            whose = " (task.max_turns)" if name == "turns" else ""
             raise UsageError(
-                f"--assume {item}: wanted NAME=NUMBER with a number of at least 0; names: {', '.join(names)}."
+                f"--assume {item}: wanted NAME=NUMBER, of {name} a number from {low:g} to {high:g}{whose}."
             )
         found = replace(found, **{name: value})
     return found

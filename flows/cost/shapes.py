@@ -137,7 +137,7 @@ def device_of(name: str) -> Device:
     """Raises UsageError with the nearest name."""
     if name not in DEVICES:
         raise UsageError(
-            f"--device: there is no device {name!r}{nearest(name, list(DEVICES))}. Known: {', '.join(DEVICES)}."
+            f"--device: there is no device {name!r}{nearest(name, list(DEVICES))} Known: {', '.join(DEVICES)}."
         )
     return DEVICES[name]
 

@@ -27,7 +27,7 @@ START_TIMEOUT_S = 180.0
 
 def ui(args: Namespace) -> int:
     """turnwise ui"""
-    home = find_home(args.home)
+    home = find_home(args.home, to_write=True)
     if not is_free(args.port):
         raise UsageError(f"ui: port {args.port} is taken. Name another one: turnwise ui --port {args.port + 1}")
     workspace = open_workspace(home)
@@ -52,7 +52,7 @@ def ui(args: Namespace) -> int:
 
 def serve(args: Namespace) -> int:
     """turnwise serve"""
-    home = find_home(args.home)
+    home = find_home(args.home, to_write=True)
     chosen = args.preset or presets.names()
     crons = {preset: presets.load(preset).cron for preset in chosen}
     workspace = open_workspace(home)

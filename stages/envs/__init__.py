@@ -101,13 +101,15 @@ def _module(name: str) -> EnvModule:
         if _is_environment(module):
             return cast(EnvModule, module)
     known = environments()
-    raise UsageError(f"task.env: there is no environment {name!r}{nearest(name, known)}. Known: {', '.join(known)}.")
+    raise UsageError(f"task.env: there is no environment {name!r}{nearest(name, known)} Known: {', '.join(known)}.")
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """'; did you mean x?' for the known word most like this one, or nothing."""
+    """How a sentence about an unknown word ends: '; did you mean x?' for the known word most like it, or '.' where none
+    is.
+    """
     found = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    return f"; did you mean {found[0]!r}?" if found else "."
 
 
 def _check(name: str, config: type[Config], options: Mapping[str, Any]) -> None:
@@ -120,7 +122,7 @@ def _check(name: str, config: type[Config], options: Mapping[str, Any]) -> None:
         if first["type"] == "extra_forbidden":
             listed = ", ".join(known) or "none"
             raise UsageError(
-                f"task.options: {name} has no option {key!r}{nearest(key, known)}. Options: {listed}."
+                f"task.options: {name} has no option {key!r}{nearest(key, known)} Options: {listed}."
             ) from None
         found = repr(first["input"])[:80]
         raise UsageError(f"task.options.{key} of {name}: {first['msg']}; found {found}.") from None

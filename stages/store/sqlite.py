@@ -71,7 +71,10 @@ def _sentence(text: str, db: Path, quoted: str) -> TurnwiseError | None:
         return TurnwiseError(
             f"the store {db} could not be read or written ({quoted}). Look whether the disk is full or failing, then run the same command again"
         )
-    if "unable to open database file" in text or "readonly database" in text:
+    if any(
+        said in text
+        for said in ("unable to open database file", "readonly database", "Permission denied", "Read-only file system")
+    ):
         return TurnwiseError(
             f"the store {db} was wanted, but it cannot be opened for writing. Check who owns the folder"
         )

@@ -33,7 +33,9 @@ PAGE = 1000  # runs asked for at once
 
 
 class Tracking:
-    """The MLflow store in `root`. Nothing is opened or imported before the first use."""
+    """The MLflow store in `root`. Nothing is opened or imported before the first use, and only what writes creates it:
+    a reader finds no runs.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root).absolute()
@@ -68,6 +70,8 @@ class Tracking:
     def finished(self, fingerprint: str, experiment: str | None = None) -> str | None:
         """Newest FINISHED run with that fingerprint, in one experiment (quicker) or in all."""
         wanted = f"attributes.status = 'FINISHED' and tags.fingerprint = '{fingerprint}'"
+        if not self.db.exists():
+            return None
         with told(self.db):
             ids = [self.experiment_id(experiment)] if experiment else self._all_experiments()
             found = self._client.search_runs(ids, wanted, max_results=1, order_by=["attributes.start_time DESC"])
@@ -150,6 +154,8 @@ class Tracking:
 
     def runs(self, experiment: str, limit: int) -> list[RunInfo]:
         """The newest runs of an experiment, newest first; empty where there is no such experiment."""
+        if not self.db.exists():
+            return []
         with told(self.db):
             known = self._client.get_experiment_by_name(experiment)
         return [] if known is None else self._search([known.experiment_id], "", limit)
@@ -189,6 +195,8 @@ class Tracking:
     def _search(self, experiments: list[str] | None, wanted: str, limit: int | None) -> list[RunInfo]:
         found: list[RunInfo] = []
         token: str | None = None
+        if not self.db.exists():
+            return found
         with told(self.db):
             ids = self._all_experiments() if experiments is None else experiments
             while limit is None or len(found) < limit:
@@ -213,14 +221,15 @@ class Tracking:
     def _run(self, run_id: str) -> Run:
         from mlflow.exceptions import MlflowException
 
+        missing = MissingInput(f"run {run_id} was wanted, but {self.db} has no such run. See: turnwise runs")
+        if not self.db.exists():
+            raise missing
         with told(self.db):
             try:
                 run = self._client.get_run(run_id)
             except MlflowException as error:
                 if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-                    raise MissingInput(
-                        f"run {run_id} was wanted, but {self.db} has no such run. See: turnwise runs"
-                    ) from error
+                    raise missing from error
                 raise
         self._noted(run)
         return run

@@ -160,6 +160,14 @@ def test_an_adapter_is_exported_to_a_new_folder_only(turnwise: Turnwise, stages:
         (["rerun", "critic", "--of", "ffff", "--plain"], "no run starts with"),
         (["stages", "critc"], "did you mean 'critic'"),
         (["runs", "--home", "nowhere"], "--home"),
+        (["runs", "--home", "n" * 5000], "is no folder"),
+        (["runs", "--limit", "0"], "--limit 0: wanted at least 1"),
+        (["runs", "--limit", "-3"], "--limit -3: wanted at least 1"),
+        (["runs", "--stage", "critc"], "there is no stage 'critc'; did you mean 'critic'? Stages: pipeline, "),
+        (["run", "_paper", "--plain"], "'_paper' is only there to be extended"),
+        (["run", "d" * 5000, "--plain"], "There is no preset 'ddd"),
+        (["run", "d" * 5000 + ".toml", "--plain"], "There is no preset file ddd"),
+        (["export", "ffff", "o" * 5000], "File name too long"),
         (["run"], "PRESET"),
         (["runn"], "invalid choice"),
         ([], "COMMAND"),
@@ -172,6 +180,29 @@ def test_wrong_usage_is_status_2_and_one_sentence(
     assert (status, out) == (2, "")
     assert told in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "told"),
+    [
+        (["runs"], 0, "No runs of pipeline in"),
+        (["runs", "--stage", "critic"], 0, "No runs of critic in"),
+        (["show", "abc"], 2, "No run and no episode starts with 'abc'"),
+        (["export", "abc", "out"], 2, "no run starts with 'abc'"),
+        (["rerun", "critic", "--of", "abc", "--dry-run"], 2, "no run starts with 'abc'"),
+        (["verify"], 0, "Every stored row belongs to a finished run"),
+        (["run", "preset.toml", "--dry-run"], 0, "would run, 0 would be reused"),
+        (["data", "list"], 0, "turnwise data fetch TASK"),
+    ],
+)
+def test_a_command_that_reads_leaves_an_empty_folder_empty(
+    argv: list[str], status: int, told: str, stages: Stages, tmp_path: Path, turnwise: Turnwise
+) -> None:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    found, out, err = turnwise(*argv, "--home", str(folder))
+    assert (found, list(folder.iterdir())) == (status, [])
+    assert told in out + err
 
 
 def test_a_failure_is_status_1_and_names_its_kind(turnwise: Turnwise, stages: Stages) -> None:

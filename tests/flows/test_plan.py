@@ -58,7 +58,9 @@ def test_every_preset_can_be_planned(name: str) -> None:
         (one["hours"] > 0) == (one["pflop"] > 0) == (one["prompts"] + one["trained"] > 0) for one in found["stages"]
     )
     assert any("fits" in line or "does not fit" in line for line in found["verdict"])
-    assert len(lines(found)) > 10
+    head, *table = [line.split() for line in lines(found)[3 : 5 + len(found["stages"])]]
+    assert [row[0] for row in table] == [*(one["stage"] for one in found["stages"]), "all"]
+    assert {len(row) for row in table} == {len(head)}  # no two columns run together
 
 
 def test_every_stage_of_a_method_has_its_work() -> None:
@@ -202,6 +204,13 @@ def test_a_run_that_does_not_fit_is_told_what_to_change() -> None:
         (["--devices", "0"], "--devices 0: wanted at least 1"),
         (["--assume", "turn=3"], "names: turns, system"),
         (["--assume", "turns=many"], "--assume turns=many: wanted NAME=NUMBER"),
+        (["--assume", "turns=1e308"], "of turns a number from 1 to 8 (task.max_turns)"),
+        (["--assume", "turns=0"], "of turns a number from 1"),
+        (["--assume", "turns=1e-300"], "of turns a number from 1"),
+        (["--assume", "turns=nan"], "of turns a number from 1"),
+        (["--assume", "yes=1.5"], "of yes a number from 0 to 1."),
+        (["--assume", "action=1e308"], "of action a number from 0 to 1e+07."),
+        (["--devices", "1" + "0" * 400], "wanted at least 1, and at most 100000"),
         (["--set", "critic.lrr=1"], "did you mean 'lr'"),
     ],
 )

@@ -162,6 +162,9 @@ def test_a_set_wins_over_the_toml_and_the_toml_over_the_default(tmp_path: Path) 
         (["critic.lrr=1"], r"no key 'critic.lrr'; did you mean 'lr'\?"),
         (["crtic.lr=1"], r"no section or key 'crtic'; did you mean 'critic'\?"),
         (["ema_rate=1"], r"did you mean critic.ema_rate\?"),
+        (["critic.learning_rate=1"], r"no key 'critic.learning_rate'; did you mean 'lr'\?"),
+        (["self_ac.learning_rate=1"], r"did you mean 'lr' or 'head_lr'\?"),
+        (["critic.xyzzy=1"], r"no key 'critic.xyzzy'; it has lr, .*\.$"),
         (["critic.lr=fast"], r"critic.lr: .*number.* found 'fast'"),
         (["critic.lr=-1"], r"critic.lr: .*greater than 0; found '-1'"),
         (["method=ppo"], r"method: .*'nlac'.*found 'ppo'"),
@@ -180,6 +183,12 @@ def test_a_wrong_set_is_one_sentence(sets: list[str], told: str) -> None:
 def test_an_unknown_preset_names_the_nearest() -> None:
     with pytest.raises(UsageError, match=r"no preset 'dmeo'; did you mean 'demo'\? Presets: demo"):
         presets.load("dmeo")
+
+
+@pytest.mark.parametrize("preset", ["_paper", str(presets.FOLDER / "_paper.toml")])
+def test_a_preset_that_is_only_there_to_be_extended_is_no_run(preset: str) -> None:
+    with pytest.raises(UsageError, match="'_paper' is only there to be extended"):
+        presets.load(preset)
 
 
 def test_a_missing_or_broken_preset_file_is_named(tmp_path: Path) -> None:
