@@ -10,6 +10,8 @@ from typing import Any
 
 from stages.llm.openai import OpenAIEngine
 
+N_IDS = 5000  # of the stub's tokenizer
+
 Answer = tuple[int, object]  # status, body: JSON, or text as it is
 
 
@@ -85,6 +87,9 @@ class StubTokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         return f"seed {token_ids[1]}"
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"the last token": N_IDS - 1}
 
 
 def good(body: dict[str, Any], **changes: object) -> dict[str, Any]:

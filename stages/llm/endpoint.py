@@ -146,9 +146,19 @@ class Endpoint:
             return f"{start}: it {'refuses the key in' if self._key else 'wants a key in'} OPENAI_API_KEY."
         if status == 404 and path == "/load_lora_adapter":
             return f"{start}: start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True."
-        found = body.get("message") if isinstance(body, dict) else body
-        said = " ".join(str(found or "no reason given").split())
+        said = " ".join((_reason(body) or "no reason given").split())
         return f"{start}: {said.replace(self._key, '***') if self._key else said}"[:300]
+
+
+def _reason(body: object) -> str:
+    """Why a server refused: the message of an OpenAI error, the `detail` of FastAPI (a text, or a list of what is wrong
+    where), or the text itself.
+    """
+    if isinstance(body, dict):
+        return _reason(body.get("message") or body.get("detail") or body.get("msg"))
+    if isinstance(body, list):
+        return "; ".join(filter(None, map(_reason, body)))
+    return str(body or "")
 
 
 def run(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 WEIGHTS = "adapter_model.safetensors"
 
+ROUNDING = 1e-4  # how far above 0 a log-prob may lie that is worked out in fp32 from logits of a few hundred
+
 MOMENT_S = 0.05
 """Between two looks for new requests while servers are at work on others."""
 
@@ -65,6 +67,11 @@ class OpenAIEngine(tokens.ChatTokenizer):
         from stages.llm.hf import model_hash
 
         return model_hash(self._path)
+
+    @cached_property
+    def _n_ids(self) -> int:
+        """One more than the tokenizer's largest id."""
+        return 1 + max(self.tokenizer.get_vocab().values())
 
     @property
     def context(self) -> int | None:
@@ -129,7 +136,9 @@ class OpenAIEngine(tokens.ChatTokenizer):
             "return_token_ids": True,
             **_PLAIN_SAMPLING,
         }
-        done = await self._servers.post("/completions", body, lambda reply: read_completion(reply, request))
+        done = await self._servers.post(
+            "/completions", body, lambda reply: read_completion(reply, request, self._n_ids)
+        )
         # The text as every engine decodes the ids: a server's own, decoded as a stream, may begin with a space that is
         # none.
         return replace(done, text=self.decode(done.token_ids[:-1] if done.finish_reason == "stop" else done.token_ids))
@@ -180,8 +189,10 @@ def read_text(reply: object) -> str:
     return str(message["content"])
 
 
-def read_completion(reply: object, request: Request) -> Completion:
-    """The completion in a reply of /v1/completions. Raises ValueError saying what is missing or wrong in it."""
+def read_completion(reply: object, request: Request, n_ids: int) -> Completion:
+    """The completion in a reply of /v1/completions, whose ids are below `n_ids`. Raises ValueError saying what is
+    missing or wrong in it.
+    """
     choice = _choice(reply)
     ids, text, reason = choice.get("token_ids"), choice.get("text"), choice.get("finish_reason")
     log_probs = _mapping(choice.get("logprobs") or {}, "log-probs are no object").get("token_logprobs")
@@ -194,6 +205,12 @@ def read_completion(reply: object, request: Request) -> Completion:
     # vLLM writes -inf as -9999, since JSON has no infinity.
     if not all(math.isfinite(p) and p > -9999 for p in log_probs):
         raise ValueError("log-probs are not finite")
+    if (largest := max(log_probs)) > ROUNDING:
+        raise ValueError(f"a log-prob is {largest:g}, above 0")
+    if max(ids) >= n_ids:
+        raise ValueError(
+            f"token id {max(ids)} is none of the {n_ids} of the tokenizer at model.path (does the server hold the same model?)"
+        )
     if len(ids) > request.max_tokens:
         raise ValueError(f"{len(ids)} tokens where at most {request.max_tokens} were asked for")
     if not isinstance(text, str) or reason not in ("stop", "length"):

@@ -234,7 +234,7 @@ def test_every_option_has_a_default_and_a_sentence(name: str) -> None:
 def test_unknown_option_names_the_nearest_right_one(name: str) -> None:
     key = next(iter(importlib.import_module(f"stages.envs.{name}").OPTIONS.model_fields))
     for call in (lambda o: envs.make_env(name, o), lambda o: envs.scenarios(name, o, "train", 1, 0)):
-        with pytest.raises(UsageError, match=f"did you mean '{key}'"):
+        with pytest.raises(UsageError, match=rf"did you mean '{key}'\? Options: "):
             call({key[:-1] + "x": 1})
         with pytest.raises(UsageError, match=f"options.{key} of {name}"):
             call({key: object()})
@@ -242,8 +242,10 @@ def test_unknown_option_names_the_nearest_right_one(name: str) -> None:
 
 def test_unknown_environment_names_the_nearest_right_one() -> None:
     for call in (lambda name: envs.make_env(name, {}), lambda name: envs.scenarios(name, {}, "train", 1, 0)):
-        with pytest.raises(UsageError, match="did you mean 'service_desk'"):
+        with pytest.raises(UsageError, match=r"did you mean 'service_desk'\? Known: "):
             call("servicedesk")
+        with pytest.raises(UsageError, match=r"there is no environment 'x+'\. Known: "):
+            call("xxxx")
         for name in ("objects", "oracle", "os", "../x", "", "__init__"):
             with pytest.raises(UsageError, match="there is no environment"):
                 call(name)

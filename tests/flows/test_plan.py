@@ -200,7 +200,7 @@ def test_a_run_that_does_not_fit_is_told_what_to_change() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--device", "h1000"], "no device 'h1000'; did you mean 'h100'"),
+        (["--device", "h1000"], "no device 'h1000'; did you mean 'h100'? Known: "),
         (["--devices", "0"], "--devices 0: wanted at least 1"),
         (["--assume", "turn=3"], "names: turns, system"),
         (["--assume", "turns=many"], "--assume turns=many: wanted NAME=NUMBER"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai_stub import Answer, Stub, good, stub_engine
+from openai_stub import N_IDS, Answer, Stub, good, stub_engine
 
 from stages.frame.types import Completion, EngineUnavailable, Request, UsageError
 from stages.llm.openai import OpenAIEngine, chat
@@ -106,6 +106,31 @@ def test_a_refusal_is_final(stub: Stub, status: int) -> None:
     assert len(stub.asked) == 1
 
 
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"detail": "Not enough GPUs"}, "Not enough GPUs"),
+        (
+            {"detail": [{"loc": ["body", "seed"], "msg": "not an int"}, {"msg": "no prompt", "type": "missing"}]},
+            "not an int; no prompt",
+        ),
+        ({"object": "error", "message": "too long"}, "too long"),
+        ({"error": "overloaded"}, "overloaded"),
+        ("a page", "a page"),
+        ({}, "no reason given"),
+    ],
+)
+def test_a_refusal_quotes_the_reason_wherever_a_server_puts_it(stub: Stub, body: object, reason: str) -> None:
+    stub.answer = lambda path, asked: (422, body)
+    with pytest.raises(EngineUnavailable, match=f"status 422: {reason}$"):
+        engine(stub).generate([request()])
+
+
+def test_log_probs_that_rounding_left_just_above_0_are_taken_as_they_are(stub: Stub) -> None:
+    stub.answer = lambda path, body: (200, good(body, logprobs={"token_logprobs": [-1.0, 1e-6, 0.0]}))
+    assert engine(stub).generate([request()])[0].log_probs == (-1.0, 1e-6, 0.0)
+
+
 def test_silence_is_a_timeout_and_tried_again(stub: Stub) -> None:
     def silent(path: str, body: dict[str, Any]) -> Answer:
         time.sleep(0.6)
@@ -155,6 +180,14 @@ GARBAGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "lengths differ": (lambda body: good(body, logprobs={"token_logprobs": [-1.0]}), "3 token ids but 1 log-probs"),
     "NaN": (lambda body: good(body, logprobs={"token_logprobs": [-1.0, float("nan"), -1.0]}), "not finite"),
     "minus infinity": (lambda body: good(body, logprobs={"token_logprobs": [-1.0, -9999.0, -1.0]}), "not finite"),
+    "above 0": (
+        lambda body: good(body, logprobs={"token_logprobs": [-1.0, 0.25, -1.0]}),
+        "a log-prob is 0.25, above 0",
+    ),
+    "no such id": (
+        lambda body: good(body, token_ids=[1, N_IDS, 2]),
+        "token id 5000 is none of the 5000 of the tokenizer at model.path",
+    ),
     "too long": (lambda body: good(body, token_ids=[1] * 9, logprobs={"token_logprobs": [-1.0] * 9}), "at most 8"),
     "aborted": (lambda body: good(body, finish_reason="abort"), "finish reason 'abort'"),
     "another prompt": (lambda body: good(body, prompt_token_ids=[1, *body["prompt"]]), "not the one that was sent"),

@@ -238,7 +238,8 @@ def test_the_command_says_what_came_and_how_to_use_it(turnwise: Turnwise, tmp_pa
 def test_a_wrong_command_is_one_sentence(turnwise: Turnwise) -> None:
     for argv, said in (
         (("fetch",), "wanted a task. Tasks: math, "),
-        (("fetch", "game42"), "no published data for 'game42'; did you mean 'game24'?"),
+        (("fetch", "game42"), "no published data for 'game42'; did you mean 'game24'? Tasks: "),
+        (("fetch", "xyz"), "no published data for 'xyz'. Tasks: "),
         (("fetch", "game24", "--from", "nowhere"), "--from: wanted a folder"),
     ):
         status, out, err = turnwise("data", *argv)
