@@ -71,7 +71,7 @@ class OpenAIEngine(tokens.ChatTokenizer):
     @cached_property
     def _n_ids(self) -> int:
         """One more than the tokenizer's largest id."""
-        return 1 + max(self.tokenizer.get_vocab().values())
+        return 1 + int(max(self.tokenizer.get_vocab().values()))
 
     @property
     def context(self) -> int | None:
