@@ -9,4 +9,5 @@ Modules:
     rerun      one stage again from its stored inputs
     workspace  opens a project folder: stores, engines, clean-up after dead processes
     report     progress on stderr, the table of iterations on stdout
+    output     streams that may close, fill up or know no bars: what is shown is dropped, the run goes on
 """

@@ -1,8 +1,7 @@
 """Standard output and standard error that end no command: what nobody can take any more is dropped, what cannot be
 encoded is drawn in ASCII.
 
-turnwise run demo | head -1         the run goes on to its end; so it does with >&-, >/dev/full, and on a terminal
-without UTF-8
+So a run whose output goes into `head -1` goes on to its end, as with >&-, >/dev/full, or a terminal without UTF-8.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stages.adapters.play import Play, scenario_of, scenario_text
+from stages.frame.loops import event_loop
 from stages.frame.types import Env, Message, Scenario, Step, UsageError
-from stages.loops import event_loop
 
 State = dict[str, Any]
 

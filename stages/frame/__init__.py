@@ -5,5 +5,6 @@ Modules:
     types     the vocabulary as frozen data and Protocols; loads nothing heavy
     contract  what a stage is, what it may see, and its fingerprint
     sections  the config that stages share: task, model, roles
+    loops     event loops in threads of their own, one a name
     react     reads a thought and an action, by words or by tags
 """

@@ -16,8 +16,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
+from stages.frame.loops import event_loop
 from stages.frame.types import EngineUnavailable, UsageError
-from stages.loops import event_loop
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from openai_stub import Stub
 
-from stages import loops
 from stages.adapters import verifiers_env
+from stages.frame import loops
 from stages.llm import endpoint
 
 THREADS = 16
