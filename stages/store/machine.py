@@ -12,26 +12,28 @@ from pathlib import Path
 
 from stages.frame.types import TurnwiseError
 
-START_TOLERANCE_S = 2.0  # a process's start time is derived from the boot time, which a clock adjustment moves a little
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+START_TOLERANCE_S = 2.0  # of a start time in seconds since the epoch: it is derived from the boot time, which a clock adjustment moves a little
 _FULL = re.compile(r"No space left|File too large|quota exceeded|disk is full", re.IGNORECASE)
 
 
 def process_tags() -> dict[str, str]:
-    """Host, pid and start time of this process: a pid alone is given to another process in time."""
-    return {"host": socket.gethostname(), "pid": str(os.getpid()), "process_start": repr(_process_start(os.getpid()))}
+    """Host, pid and start of this process: a pid alone is given to another process in time."""
+    return {"host": socket.gethostname(), "pid": str(os.getpid()), "process_start": _start(os.getpid())}
 
 
 def is_dead(tags: Mapping[str, str]) -> bool:
     """Whether the process of these `process_tags` is known to be gone; False for one of another host, of which nothing
     is known.
     """
-    import psutil
-
     if tags.get("host") != socket.gethostname():
         return False
+    pid, started = int(tags["pid"]), tags["process_start"]
     try:
-        return abs(_process_start(int(tags["pid"])) - float(tags["process_start"])) > START_TOLERANCE_S
-    except psutil.NoSuchProcess:
+        if "/" in started:
+            return _start(pid) != started
+        return abs(_epoch_start(pid) - float(started)) > START_TOLERANCE_S
+    except ProcessLookupError:
         return True
 
 
@@ -61,7 +63,25 @@ def first_line(error: BaseException, length: int = 120) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:length]
 
 
-def _process_start(pid: int) -> float:
+def _start(pid: int) -> str:
+    """On Linux "boot id/clock ticks from boot to start": no clock that is stepped moves it. Elsewhere seconds since the
+    epoch. Raises ProcessLookupError.
+    """
+    if not BOOT_ID.exists():
+        return repr(_epoch_start(pid))
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        raise ProcessLookupError(pid) from None
+    # The second field is the program's name in parentheses, which may hold spaces and parentheses; the 22nd is the
+    # start.
+    return f"{BOOT_ID.read_text().strip()}/{stat.rpartition(')')[2].split()[19]}"
+
+
+def _epoch_start(pid: int) -> float:
     import psutil
 
-    return float(psutil.Process(pid).create_time())
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.NoSuchProcess:
+        raise ProcessLookupError(pid) from None

@@ -30,6 +30,9 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 STORE_LOCK_TIMEOUT_S = 600.0  # a first creation takes up to a minute on a busy machine, and others may queue before us
 PAGE = 1000  # runs asked for at once
+# A clock may be set back, so runs are numbered as they start; runs of an older turnwise have no number and come last,
+# by their clock.
+NEWEST_FIRST = ["tags.sequence DESC", "attributes.start_time DESC"]
 
 
 class Tracking:
@@ -60,9 +63,15 @@ class Tracking:
         _ = self._client
 
     def start(self, experiment: str, name: str, tags: Mapping[str, str], parent: str | None = None) -> str:
-        """Open a run and return its id. Host, pid and process start time are added, so that `reap` can tell a dead run."""
-        own = process_tags() | ({"mlflow.parentRunId": parent} if parent else {})
+        """Open a run and return its id. Host, pid and process start are added, so that `reap` can tell a dead run, and
+        its number.
+        """
         with told(self.db):
+            own = (
+                process_tags()
+                | {"sequence": f"{self._last_sequence() + 1:012d}"}
+                | ({"mlflow.parentRunId": parent} if parent else {})
+            )
             return self._noted(
                 self._client.create_run(self.experiment_id(experiment), tags=clipped({**tags, **own}), run_name=name)
             )
@@ -74,7 +83,7 @@ class Tracking:
             return None
         with told(self.db):
             ids = [self.experiment_id(experiment)] if experiment else self._all_experiments()
-            found = self._client.search_runs(ids, wanted, max_results=1, order_by=["attributes.start_time DESC"])
+            found = self._client.search_runs(ids, wanted, max_results=1, order_by=NEWEST_FIRST)
         return self._noted(found[0]) if found else None
 
     def is_finished(self, run_id: str) -> bool:
@@ -201,14 +210,17 @@ class Tracking:
             ids = self._all_experiments() if experiments is None else experiments
             while limit is None or len(found) < limit:
                 size = PAGE if limit is None else min(PAGE, limit - len(found))
-                page = self._client.search_runs(
-                    ids, wanted, max_results=size, order_by=["attributes.start_time DESC"], page_token=token
-                )
+                page = self._client.search_runs(ids, wanted, max_results=size, order_by=NEWEST_FIRST, page_token=token)
                 found += [run_info(run) for run in page]
                 token = page.token
                 if not token:
                     break
         return found
+
+    def _last_sequence(self) -> int:
+        """Number of the newest run; 0 where there is none."""
+        newest = self._client.search_runs(self._all_experiments(), "", max_results=1, order_by=NEWEST_FIRST)
+        return int(newest[0].data.tags.get("sequence", 0)) if newest else 0
 
     def _all_experiments(self) -> list[str]:
         return [str(experiment.experiment_id) for experiment in self._client.search_experiments()]

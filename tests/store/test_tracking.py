@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from stages.frame.types import MissingInput, TurnwiseError, UsageError
@@ -86,6 +87,38 @@ def test_runs_are_listed_newest_first(tracking: Tracking) -> None:
         time.sleep(0.002)
     assert [info.run_id for info in tracking.runs("critic", 3)] == made[:1:-1]
     assert tracking.runs("nowhere", 3) == []
+
+
+def test_runs_stay_in_order_when_the_clock_is_set_back(tracking: Tracking, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow's own order is by start time: a forced run would be older than the one that it replaces."""
+    day_ms, before = 86_400_000, tracking.start("critic", "before", {"fingerprint": "f1"})
+    now = int(time.time() * 1000)
+    monkeypatch.setattr("mlflow.tracking._tracking_service.client.get_current_time_millis", lambda: now - day_ms)
+    after, last = (tracking.start("critic", name, {"fingerprint": "f1"}) for name in ("after", "last"))
+    assert (
+        tracking._client.get_run(after).info.start_time < tracking._client.get_run(before).info.start_time
+    )  # the clock was set back
+    for run_id in (before, after):
+        tracking.finish(run_id)
+    assert tracking.finished("f1") == tracking.finished("f1", "critic") == after
+    assert [info.run_id for info in tracking.runs("critic", 5)] == [last, after, before]
+
+
+def test_runs_without_a_number_are_older_than_all_that_have_one_and_in_the_order_of_their_clock(
+    tracking: Tracking,
+) -> None:
+    """An older turnwise did not number its runs."""
+    old = []
+    for name in ("old 0", "old 1"):
+        old.append(tracking.start("critic", name, {"fingerprint": "f1"}))
+        tracking._client.delete_tag(old[-1], "sequence")
+        time.sleep(0.002)
+        tracking.finish(old[-1])
+    assert tracking.finished("f1") == old[1]
+    new = tracking.start("critic", "new", {"fingerprint": "f1"})
+    tracking.finish(new)
+    assert tracking.finished("f1") == new
+    assert [info.run_id for info in tracking.runs("critic", 5)] == [new, old[1], old[0]]
 
 
 def test_artifacts_lie_where_they_can_be_read_without_a_copy(tracking: Tracking, tmp_path: Path) -> None:
@@ -177,16 +210,57 @@ def test_reap_marks_runs_whose_process_is_gone_and_no_other(
     made = {}
     for name, changed in {
         "gone": {"pid": str(gone.pid)},
-        "pid taken again": {"process_start": "1000.0"},
+        "pid taken again": {"process_start": tags["process_start"] + "0"},
+        "gone, by an older turnwise": {"pid": str(gone.pid), "process_start": "1000.0"},
+        "pid taken again, by an older turnwise": {"process_start": "1000.0"},
+        "mine, by an older turnwise": {"process_start": repr(psutil.Process().create_time())},
         "elsewhere": {"host": "x", "pid": "1"},
     }.items():
         monkeypatch.setattr("stages.store.tracking.process_tags", lambda changed=changed: tags | changed)
         made[name] = tracking.start("critic", name, {})
-    assert set(tracking.reap()) == {made["gone"], made["pid taken again"]}
+    assert set(tracking.reap()) == {run_id for name, run_id in made.items() if name.startswith(("gone", "pid"))}
     assert tracking.reap() == []
     assert tracking.status(made["gone"]) == "KILLED"
     assert tracking.tags(made["gone"])["error"] == "its process is gone"
-    assert [tracking.status(run_id) for run_id in (mine, made["elsewhere"])] == ["RUNNING", "RUNNING"]
+    living = (mine, made["mine, by an older turnwise"], made["elsewhere"])
+    assert [tracking.status(run_id) for run_id in living] == ["RUNNING"] * 3
+
+
+linux = pytest.mark.skipif(
+    not machine.BOOT_ID.exists(), reason="the start of a process is told in clock ticks on Linux alone"
+)
+
+
+@linux
+def test_a_clock_that_is_stepped_kills_no_living_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """psutil derives a start time from the boot time, which the kernel derives from the clock: a step of the clock
+    moves both.
+    """
+    tags = machine.process_tags()
+    booted = psutil._pslinux.boot_time()
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: booted + 3600)
+    assert psutil.Process().create_time() > time.time()  # the step is seen
+    assert not machine.is_dead(tags)
+
+
+@linux
+def test_a_process_is_dead_after_the_machine_was_booted_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pids and ticks begin anew then: both may well be those of another process."""
+    booted = tmp_path / "boot_id"
+    booted.write_text("first\n")
+    monkeypatch.setattr(machine, "BOOT_ID", booted)
+    tags = machine.process_tags()
+    assert not machine.is_dead(tags)
+    booted.write_text("second\n")
+    assert machine.is_dead(tags)
+
+
+def test_without_procfs_a_process_is_told_by_its_start_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "BOOT_ID", tmp_path / "nowhere")
+    tags = machine.process_tags()
+    assert float(tags["process_start"]) == pytest.approx(psutil.Process().create_time())
+    assert not machine.is_dead(tags)
+    assert machine.is_dead(tags | {"process_start": "1000.0"})
 
 
 def test_a_deleted_experiment_comes_back_for_a_new_run(tracking: Tracking) -> None:
