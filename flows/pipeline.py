@@ -96,8 +96,11 @@ def plain_step(
     *,
     force: bool = False,
     tags: Mapping[str, str] | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Step:
-    """Run stages right here, as runs below the pipeline run `parent` where there is one, with `tags` on each."""
+    """Run stages right here, as runs below the pipeline run `parent` where there is one, with `tags` on each. say: is
+    told who is waited for.
+    """
     from stages.store.execute import execute
 
     def step(call: Call) -> StageRun:
@@ -111,6 +114,7 @@ def plain_step(
             force=force,
             tags={"part": call.part, **(tags or {})},
             progress=bar,
+            say=say,
         )
 
     return step

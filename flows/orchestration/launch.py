@@ -89,7 +89,7 @@ def launch_run(
     check_data(run)
 
     def make_step(parent: str) -> Step:
-        return display.watched(launch.step(plain_step(workspace, display.bar, parent, force=force)))
+        return display.watched(launch.step(plain_step(workspace, display.bar, parent, force=force, say=display.say)))
 
     def body() -> Summary:
         return run_pipeline(run, workspace, make_step, display.row)
@@ -114,6 +114,8 @@ def launch_rerun(
     from flows.pipeline import plain_step
 
     workspace.replay.check()
-    step = display.watched(launch.step(plain_step(workspace, display.bar, force=force, tags=rerun.tags)))
+    step = display.watched(
+        launch.step(plain_step(workspace, display.bar, force=force, tags=rerun.tags, say=display.say))
+    )
     parameters = {"stage": rerun.call.stage.name, "of": rerun.old, "sets": sets}
     return launch.flow(lambda: step(rerun.call), f"rerun {rerun.call.title}", parameters)

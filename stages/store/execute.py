@@ -24,6 +24,7 @@ from typing import Any
 from stages.frame.contract import Context, Outputs, Progress, Stage, check_roles, fingerprint
 from stages.frame.types import Engine, MissingInput, Row, TurnwiseError
 from stages.llm.metered import Metered
+from stages.locks import held
 from stages.store.machine import disk_full
 from stages.store.replay import Replay
 from stages.store.tables import export_rows
@@ -50,6 +51,10 @@ class Workspace:
     def checkpoints(self, fingerprint: str) -> Path:
         """Where a stage that was killed left how far it had come."""
         return self.home / "data" / "checkpoints" / fingerprint
+
+    def lock(self, fingerprint: str) -> Path:
+        """What a process holds while it does this work, its checkpoints being its own."""
+        return self.home / "data" / "locks" / f"{fingerprint}.lock"
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,11 @@ def execute(
     force: bool = False,
     tags: Mapping[str, str] = {},
     progress: Bar = silent,
+    say: Callable[[str], None] = lambda text: None,
 ) -> StageRun:
     """Reuse the finished run of this stage with the same fingerprint, or make one.
+
+    While another process makes it, that one is waited for, which `say` is told; with force it is then made once more.
 
     run: the RunConfig: `seed`, the shared sections, and one section a stage. inputs: upstream stage -> run ids, oldest
     first. parent: the pipeline's run. Raises MissingInput where an input run is not finished, UsageError where the
@@ -97,33 +105,36 @@ def execute(
     _check_inputs(stage, inputs, workspace.tracking)
     key = stage_fingerprint(stage, run=run, inputs=inputs, iteration=iteration, workspace=workspace)
     tracking, checkpoints = workspace.tracking, workspace.checkpoints(key)
-    if force:  # from the start, too
-        shutil.rmtree(checkpoints, ignore_errors=True)
-    elif done := tracking.finished(key, stage.name):
+    if not force and (done := tracking.finished(key, stage.name)):
         return _reused(stage, done, iteration, tracking)
-    own = {
-        "stage": stage.name,
-        "fingerprint": key,
-        "iteration": str(iteration),
-        "seed": str(run.seed),
-        "inputs": json.dumps(inputs),
-    }
-    if parent:
-        own["pipeline"] = parent
-    run_id = tracking.start(stage.name, f"{stage.name} {iteration}", {**own, **_code_version(), **tags}, parent)
-    with _ending(run_id, stage, workspace):
-        found = _run(
-            stage,
-            run_id,
-            run=run,
-            inputs=inputs,
-            iteration=iteration,
-            workspace=workspace,
-            checkpoints=checkpoints,
-            progress=progress,
-        )
-    shutil.rmtree(checkpoints, ignore_errors=True)
-    return found
+    with held(workspace.lock(key), lambda: say(f"{stage.name} {iteration}: {_same_work(key, stage.name, tracking)}")):
+        if force:  # from the start, too
+            shutil.rmtree(checkpoints, ignore_errors=True)
+        elif done := tracking.finished(key, stage.name):  # by the one that was waited for
+            return _reused(stage, done, iteration, tracking)
+        own = {
+            "stage": stage.name,
+            "fingerprint": key,
+            "iteration": str(iteration),
+            "seed": str(run.seed),
+            "inputs": json.dumps(inputs),
+        }
+        if parent:
+            own["pipeline"] = parent
+        run_id = tracking.start(stage.name, f"{stage.name} {iteration}", {**own, **_code_version(), **tags}, parent)
+        with _ending(run_id, stage, workspace):
+            found = _run(
+                stage,
+                run_id,
+                run=run,
+                inputs=inputs,
+                iteration=iteration,
+                workspace=workspace,
+                checkpoints=checkpoints,
+                progress=progress,
+            )
+        shutil.rmtree(checkpoints, ignore_errors=True)
+        return found
 
 
 def stage_fingerprint(
@@ -277,6 +288,12 @@ def _reused(stage: Stage, run_id: str, iteration: int, tracking: Tracking) -> St
     return StageRun(
         stage.name, run_id, iteration, outputs["metrics"], True, float(outputs["seconds"]), float(outputs["cpu_s"])
     )
+
+
+def _same_work(fingerprint: str, stage: str, tracking: Tracking) -> str:
+    working = tracking.working(fingerprint, stage)
+    who = f"run {working.run_id[:8]} (process {working.tags['pid']})" if working else "another process"
+    return f"{who} does the same work; waiting for it. Ctrl-C gives up"
 
 
 def _check_inputs(stage: Stage, inputs: Mapping[str, Sequence[str]], tracking: Tracking) -> None:

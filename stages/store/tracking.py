@@ -194,6 +194,11 @@ class Tracking:
         """Open runs, newest first; a run stays open after its process died, until `reap`."""
         return self._search(None, "attributes.status = 'RUNNING'", None)
 
+    def working(self, fingerprint: str, experiment: str) -> RunInfo | None:
+        """The newest open run with that fingerprint."""
+        wanted = f"attributes.status = 'RUNNING' and tags.fingerprint = '{fingerprint}'"
+        return next(iter(self._search([self.experiment_id(experiment)], wanted, 1)), None)
+
     def reap(self) -> list[str]:
         """Mark as KILLED the RUNNING runs of this host whose process is gone; returns their ids."""
         dead = [info.run_id for info in self.running() if is_dead(info.tags)]

@@ -1,0 +1,41 @@
+"""Equal work at once: one process works, the others wait for it.
+
+A lock file per fingerprint, held through the operating system, which lets go of it when its holder ends, however it
+ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stages.store.machine import disk_told
+
+POLL_S = 0.2  # between two looks at a lock that another process holds
+
+
+@contextmanager
+def held(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock file `path`. Where another process holds it, `waiting` is called once, and the lock waited for
+    without an end.
+
+    Two threads of a process wait for each other, too. Raises TurnwiseError where the disk is full.
+    """
+    from filelock import FileLock, Timeout
+
+    with disk_told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            waiting()
+            lock.acquire(poll_interval=POLL_S)
+    try:
+        yield
+    finally:
+        path.unlink(
+            missing_ok=True
+        )  # while it is held: who waits sees that its file has no name any more, and makes it anew
+        lock.release()
