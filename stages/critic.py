@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from stages.frame.contract import Context, Outputs, Stage
+from stages.frame.contract import Context, FromPath, Outputs, Stage
 from stages.frame.types import MissingInput, Row
 from stages.learn.adapter import load_state, read_tensors, save_adapter, trainable_state
 from stages.learn.ema import ema_update
@@ -50,7 +50,9 @@ class CriticConfig(PassConfig):
     general_rows: int = Field(
         0, ge=0, description="General rows in every step. [paper: general instruction data against forgetting]"
     )
-    general_path: str = Field("data/base/general.jsonl", description="JSONL file of general rows. [ours]")
+    general_path: Annotated[str, FromPath(used_with="general_rows")] = Field(
+        "data/base/general.jsonl", description="JSONL file of general rows. [ours]"
+    )
     ema_rate: float = Field(
         0.01, gt=0, le=1, description="EMA rate of the target network, a step. [paper: an EMA; rate ours]"
     )

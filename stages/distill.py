@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from stages.frame.contract import Context, Outputs, Stage
+from stages.frame.contract import Context, FromPath, Outputs, Stage
 from stages.learn.adapter import load_state, save_adapter, trainable_state
 from stages.learn.fit import adamw, fit
 from stages.learn.losses import kl_to_base
@@ -47,7 +47,9 @@ class DistillConfig(PassConfig):
     general_rows: int = Field(
         0, ge=0, description="General rows in every step. [paper: general instruction data against forgetting]"
     )
-    general_path: str = Field("data/base/general.jsonl", description="JSONL file of general rows. [ours]")
+    general_path: Annotated[str, FromPath(used_with="general_rows")] = Field(
+        "data/base/general.jsonl", description="JSONL file of general rows. [ours]"
+    )
     held_out: float = Field(0.1, ge=0, lt=1, description="Share of the refinements held out for the peak rule. [ours]")
     kl_coef: float = Field(
         0.0, ge=0, description="Weight of KL(pi_theta || pi_base) on the trained tokens. [ours; paper: none]"

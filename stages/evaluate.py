@@ -24,7 +24,7 @@ from typing import Any
 from pydantic import Field
 
 from stages import envs
-from stages.frame.contract import POLICY_STAGES, Config, Context, Outputs, Stage
+from stages.frame.contract import POLICY_STAGES, Config, Context, DataPath, Outputs, Stage, TaskOptions
 from stages.frame.types import Episode, Row, UsageError
 from stages.judge.audit import audit
 from stages.judge.values import Critic, Values, best_of, judge_episodes, open_critic, report, values_of
@@ -45,7 +45,7 @@ class EvaluateConfig(Config):
         "validation", description="Scenarios: validation chooses the best adapter, test is reported. [ours]"
     )
     episodes: int = Field(96, ge=1, description="Episodes. [ours]")
-    test_options: dict[str, Any] = Field(
+    test_options: TaskOptions = Field(
         default_factory=dict,
         description="Options of the task that differ on the test split: harder problems, or another domain. [ours]",
     )
@@ -57,7 +57,7 @@ class EvaluateConfig(Config):
     loss_words: tuple[str, ...] = Field(
         ("fail", "lost"), description="Words by which a predicted future tells a loss, in the audit. [ours]"
     )
-    probe_path: str = Field(
+    probe_path: DataPath = Field(
         "", description='JSONL file of role rows whose replies are known, for the forgetting probe; "" = none. [ours]'
     )
     probe_rows: int = Field(20, ge=1, description="Rows a role. [ours]")

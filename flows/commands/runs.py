@@ -41,7 +41,9 @@ def _dry_run(args: Namespace, home: Path) -> int:
     from flows.commands.dry_run import plan
 
     config = presets.load(args.preset, args.set)
-    planned = plan(config, open_workspace(home))
+    workspace = open_workspace(home)  # the folder that the paths of the config count from
+    launch.check_data(config)
+    planned = plan(config, workspace)
     if args.json:
         emit({"config": config.model_dump(mode="json"), "stages": planned})
         return 0

@@ -81,6 +81,17 @@ def scenarios(name: str, options: Mapping[str, Any], split: str, n: int | None, 
     return module.scenarios(options, split, n, seed)
 
 
+def checked_options(name: str, options: Mapping[str, Any]) -> Config:
+    """The options as the environment's own config. Raises UsageError for an unknown name or option."""
+    return _check(name, _module(name).OPTIONS, options)
+
+
+def module_name(name: str) -> str:
+    """Full name of an environment's module. Raises UsageError for an unknown name."""
+    _module(name)
+    return f"{__name__}.{name}"
+
+
 def describe(name: str, options: Mapping[str, Any], episodes: Sequence[Episode]) -> dict[str, float]:
     """What the environment tells of its episodes beside their rewards; nothing where it exports no `describe`. Raises
     UsageError as above.
@@ -112,9 +123,9 @@ def nearest(word: str, known: list[str]) -> str:
     return f"; did you mean {found[0]!r}?" if found else "."
 
 
-def _check(name: str, config: type[Config], options: Mapping[str, Any]) -> None:
+def _check(name: str, config: type[Config], options: Mapping[str, Any]) -> Config:
     try:
-        config.model_validate(dict(options))
+        return config.model_validate(dict(options))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])

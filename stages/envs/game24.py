@@ -27,7 +27,7 @@ from stages.envs.files import bad_file, read_rows
 from stages.envs.game24_tree import Expand, Node, Submit, Tree, expanded, read_action, spaced, submitted
 from stages.envs.service_desk import Truth
 from stages.envs.splits import check_split, deal, draw
-from stages.frame.contract import Config
+from stages.frame.contract import Config, DataPath
 from stages.frame.react import parse_react
 from stages.frame.types import Ask, Env, Message, Scenario, Step
 
@@ -62,7 +62,7 @@ class Options(Config):
     expressions: bool = Field(
         False, description="`submit (1 + 2) * 8 * 1` counts too; it needs no tree. [ours; paper: the form of an answer]"
     )
-    path: str = Field(
+    path: DataPath = Field(
         "", description="CSV file of the published puzzles; empty = all that can be solved. [ours; paper: 4nums.com]"
     )
     test: float = Field(0.25, ge=0, le=1, description="Share of the puzzles in the test split, without `path`. [ours]")

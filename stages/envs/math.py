@@ -23,7 +23,7 @@ from stages.envs.files import bad_file, read_rows, text_of
 from stages.envs.math_answers import boxes, whole_answer
 from stages.envs.math_verifier import Verdict, Verifier
 from stages.envs.splits import SPLITS, check_split, deal, digest, draw
-from stages.frame.contract import Config
+from stages.frame.contract import Config, DataPath
 from stages.frame.types import Ask, Env, Malformed, Message, Scenario, Step, UsageError
 
 _WANTED = "Give JSONL with a text 'problem', a text 'answer' (LaTeX) and a number 'level'."
@@ -35,7 +35,7 @@ _SYSTEM = r"""Solve the problem. Think in short steps with an empty line between
 class Options(Config):
     """Which problems, and what counts as an answer."""
 
-    path: str = Field(
+    path: DataPath = Field(
         "",
         description="Folder with train.jsonl and test.jsonl of problem, answer, level; empty = generated arithmetic. [ours]",
     )

@@ -26,7 +26,7 @@ from stages.envs.tau_data import Domain, Name, load_domain, load_tasks
 from stages.envs.tau_database import Changes, Database
 from stages.envs.tau_tools import TERMINATE
 from stages.envs.tau_user import STOP, UserPrompt, answer, conversation
-from stages.frame.contract import Config
+from stages.frame.contract import Config, DataPath
 from stages.frame.react import parse_react
 from stages.frame.types import Ask, Env, Episode, Malformed, Message, Scenario, Step, UsageError
 
@@ -50,7 +50,7 @@ Do not use made-up or placeholder arguments. Try to be helpful and always follow
 class Options(Config):
     """Which data, and who plays the customer how."""
 
-    path: str = Field(
+    path: DataPath = Field(
         "", description="Folder that holds retail/ and airline/; required. [ours; data: sierra-research/tau-bench]"
     )
     domain: Name = Field("retail", description="The shop, or the airline, which has test tasks only. [paper: both]")

@@ -19,7 +19,7 @@ from pydantic import Field
 from stages.envs.objects import Names, Table, object_table, own_table, words
 from stages.envs.oracle import Oracle, llm_oracle, rule_oracle
 from stages.envs.splits import SPLITS, check_split, deal, draw, place
-from stages.frame.contract import Config
+from stages.frame.contract import Config, DataPath
 from stages.frame.react import parse_react
 from stages.frame.types import Ask, Env, Malformed, Message, Scenario, Step, UsageError
 
@@ -44,7 +44,7 @@ class Options(Config):
         "then how soon the object was found, and the win rate, which counts returns of 1, is 0. [ours]",
     )
     reveal: bool = Field(False, description="Name the object when the game is lost. [ours]")
-    objects: str = Field(
+    objects: DataPath = Field(
         "",
         description="CSV or JSONL file of objects (needs an LLM oracle); empty = the package's own. [ours; paper: THINGS]",
     )

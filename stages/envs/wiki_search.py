@@ -20,7 +20,7 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -28,7 +28,7 @@ from stages.envs.splits import check_split, deal, draw, place
 from stages.envs.squad import exact_match, f1
 from stages.envs.wiki_corpus import Corpus, Page, Question, evidence_f1, load_corpus, load_questions
 from stages.envs.wiki_sample import sample
-from stages.frame.contract import Config
+from stages.frame.contract import Config, DataPath, FromPath
 from stages.frame.react import parse_react
 from stages.frame.types import Ask, Env, Malformed, Message, Scenario, Step, UsageError
 
@@ -54,8 +54,10 @@ Action: TOOL(argument)"""
 class Options(Config):
     """Which pages and questions, and what counts."""
 
-    path: str = Field("", description="Folder or file of pages; empty = the sample made by code. [ours]")
-    questions: str = Field(
+    path: Annotated[str, FromPath(beside="questions.jsonl")] = Field(
+        "", description="Folder or file of pages; empty = the sample made by code. [ours]"
+    )
+    questions: DataPath = Field(
         "", description="File of questions about `path`; empty = questions.jsonl in its folder. [ours]"
     )
     evidence_weight: float = Field(

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
@@ -25,6 +25,25 @@ class Config(BaseModel):
     """Base of every config section: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+@dataclass(frozen=True)
+class FromPath:
+    """Marks a config field that names a file or a folder, "" being none: what stands there is part of the fingerprint,
+    too.
+    """
+
+    used_with: str = ""  # key of the same section without which nothing is read
+    beside: str = ""  # a file of this name, beside the file that is named, is read as well
+
+
+@dataclass(frozen=True)
+class OfTask:
+    """Marks a config field with options of the task's environment, laid over `task.options`."""
+
+
+DataPath = Annotated[str, FromPath()]
+TaskOptions = Annotated[dict[str, Any], OfTask()]
 
 
 class Reader(Protocol):
@@ -132,14 +151,16 @@ def fingerprint(
     prompt_hashes: Mapping[str, str],
     model_hash: str,
     inputs: Mapping[str, Iterable[str]],
+    contents: Mapping[str, str] = {},
 ) -> str:
     """sha256 over all that can change the stage's result.
 
     shared: the RunConfig's sections that the stage declares, as plain JSON. inputs: upstream stage -> run ids.
-    prompt_hashes: of the roles that the task has prompts for.
+    prompt_hashes: of the roles that the task has prompts for. contents: config key -> hash of what the config names
+    there (`stages.contents`).
     Key order changes nothing. Source: docs/architecture.md.
     """
-    content = {
+    content: dict[str, Any] = {
         "stage": stage.name,
         "version": stage.version,
         "config": config.model_dump(mode="json"),
@@ -150,4 +171,6 @@ def fingerprint(
         "model": model_hash,
         "inputs": {name: list(runs) for name, runs in inputs.items() if name in stage.inputs},
     }
+    if contents:
+        content["contents"] = dict(contents)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -5,11 +5,11 @@ A stage declares in `Stage.shared` which of them it reads; only those enter its 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from stages.frame.contract import Config
+from stages.frame.contract import Config, TaskOptions
 
 Agent = Literal["react", "cot"]
 
@@ -18,7 +18,7 @@ class TaskConfig(Config):
     """What is to be solved."""
 
     env: str = Field("service_desk", description="Environment: a module of stages/envs. [ours]")
-    options: dict[str, Any] = Field(
+    options: TaskOptions = Field(
         default_factory=dict, description="Arguments of the environment's own config; see its docstring. [ours]"
     )
     agent: Agent = Field(

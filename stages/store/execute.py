@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from stages.contents import contents
 from stages.frame.contract import Context, Outputs, Progress, Stage, check_roles, fingerprint
 from stages.frame.types import Engine, MissingInput, Row, TurnwiseError
 from stages.llm.metered import Metered
@@ -141,7 +142,7 @@ def stage_fingerprint(
     stage: Stage, *, run: Any, inputs: Mapping[str, Sequence[str]], iteration: int, workspace: Workspace
 ) -> str:
     """The fingerprint that `execute` looks up, for `--dry-run`. Raises UsageError where the task lacks the prompt of a
-    role that is needed.
+    role that is needed, and for an environment, or an option of it, that there is not.
     """
     inputs = {name: runs for name, runs in inputs.items() if runs}
     hashes = workspace.prompt_hashes(run) if stage.roles else {}
@@ -155,6 +156,7 @@ def stage_fingerprint(
         prompt_hashes=hashes,
         model_hash=workspace.model_hash(run),
         inputs=inputs,
+        contents=contents(stage, run),
     )
 
 

@@ -1,0 +1,131 @@
+"""What a config names and does not hold: files by their content, a task's environment by its code.
+
+A config declares it where the field stands (`DataPath`, `TaskOptions` in stages/frame/contract.py); the fingerprint of
+a stage holds it for the sections that the stage reads. Hashes are kept as long as the process lives: one of code is of
+what was there when it was first asked for, a file is read again when its size or time changes.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import json
+from collections.abc import Iterator
+from functools import cache
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from stages import envs
+from stages.frame.contract import FromPath, OfTask, Stage
+
+
+def contents(stage: Stage, run: Any) -> dict[str, str]:
+    """Config key -> hash, of all that the sections name which the stage reads.
+
+    run: the RunConfig. Raises UsageError for an environment, or an option of it, that there is not.
+    """
+    found: dict[str, str] = {}
+    for name in {stage.name, *stage.shared}:
+        section: BaseModel = getattr(run, name)
+        found |= _named(section, name)
+        for key, _ in _marked(section, OfTask):
+            options = envs.checked_options(run.task.env, {**run.task.options, **getattr(section, key)})
+            found |= _named(options, f"{name}.{key}")
+    if "task" in stage.shared:
+        found["task.env"] = code_hash(envs.module_name(run.task.env))
+    return found
+
+
+def path_hash(path: str) -> str:
+    """sha256 of a file, or of all files of a folder with their names; "" where there is none or it cannot be read,
+    which its reader tells.
+    """
+    start = Path(path).absolute()
+    files = sorted(file for file in start.rglob("*") if file.is_file()) if start.is_dir() else [start]
+    try:
+        return _digest(
+            [
+                (str(file.relative_to(start)), _file_hash(str(file), (seen := file.stat()).st_size, seen.st_mtime_ns))
+                for file in files
+            ]
+        )
+    except OSError:
+        return ""
+
+
+@cache
+def code_hash(module: str) -> str:
+    """sha256 of a module and of the modules of its package that it imports, at any depth, without comments and layout.
+
+    Of each with its data, the files `data/<its name>.*` beside it.
+    """
+    package = module.rpartition(".")[0] or module
+    found: dict[str, str] = {}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        spec = _spec(name)
+        if name in found or spec is None or spec.origin is None:
+            continue
+        file = Path(spec.origin)
+        tree = ast.parse(file.read_bytes())
+        data = [
+            (one.name, path_hash(str(one)))
+            for one in sorted((file.parent / "data").glob(f"{name.rpartition('.')[2]}.*"))
+        ]
+        found[name] = _digest([ast.unparse(tree), data])
+        waiting += [each for each in _imported(tree, spec) if each.startswith(f"{package}.")]
+    return _digest(sorted(found.items()))
+
+
+def _named(section: BaseModel, name: str) -> dict[str, str]:
+    """Config key -> hash of what stands at its path, of the fields of a section that name one."""
+    found: dict[str, str] = {}
+    for key, marker in _marked(section, FromPath):
+        path: str = getattr(section, key)
+        if path and (not marker.used_with or getattr(section, marker.used_with)):
+            beside = (
+                [path_hash(str(Path(path).parent / marker.beside))] if marker.beside and Path(path).is_file() else []
+            )
+            found[f"{name}.{key}"] = _digest([path_hash(path), *beside])
+    return found
+
+
+def _marked(section: BaseModel, kind: type[Any]) -> Iterator[tuple[str, Any]]:
+    """(key, marker) of the fields with a marker of that kind."""
+    fields: dict[str, FieldInfo] = type(section).model_fields
+    for key, info in fields.items():
+        yield from ((key, marker) for marker in info.metadata if isinstance(marker, kind))
+
+
+def _imported(tree: ast.Module, spec: ModuleSpec) -> Iterator[str]:
+    """Full names that a module imports: of modules, and of what may be modules."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            source = importlib.util.resolve_name("." * node.level + (node.module or ""), spec.parent)
+            yield source
+            yield from (f"{source}.{alias.name}" for alias in node.names)
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(module)
+    except ModuleNotFoundError:  # `from package.module import name`: the name is no module, and the module no package
+        return None
+
+
+@cache
+def _file_hash(path: str, size: int, mtime_ns: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
