@@ -223,6 +223,8 @@ def probe_rows(n: int, rng: random.Random, roles: Roles, role: str | None = None
 
 def run(context: Context) -> Outputs:
     """Artifact `model`: weights, tokenizer, model card; for the desk general.jsonl and probe.jsonl, too."""
+    from stages.learn.fit import check_finite
+
     config: PretrainConfig = context.config
     roles, seed = load_roles(context.run.roles.prompts), context.run.seed
     prompts = agents.prompts() if config.corpus == "agents" else {}
@@ -230,6 +232,7 @@ def run(context: Context) -> Outputs:
     model = make_model(config, material.tokenizer, seed)
     bar = context.progress("pretrain", config.steps)
     losses = train(model, material, config, seed, bar.advance)
+    check_finite(model.parameters(), steps=config.steps)
     folder = context.workdir / "model"
     model.save_pretrained(folder)
     material.tokenizer.save_pretrained(folder)

@@ -186,6 +186,20 @@ def test_a_wrong_value_is_one_sentence_and_leaves_no_rows(
     assert "RUNNING" not in titles_by_status(fresh)
 
 
+@pytest.mark.parametrize("lr", ["1e30", "1e39", "inf"])
+def test_a_training_that_diverges_is_one_sentence_and_no_weights_of_it_are_ever_reused(
+    fresh: Path, command: Commands, lr: str
+) -> None:
+    asked = (*RUN, "--set", "iterations=1", "--set", "distill.epochs=1", "--set", f"distill.lr={lr}")
+    for _ in range(2):
+        done = command(fresh, *asked)
+        assert done.status == 1
+        assert len(done.told) == 1, done.err
+        assert re.fullmatch(r"turnwise: Diverged: .* Lower the stage's learning rate.*", done.told[0])
+        assert "distill 0" not in done.reused
+    assert titles_by_status(fresh)["FAILED"] == {"distill 0": 2, "pipeline": 2}
+
+
 def test_a_missing_file_is_found_by_its_stage_and_costs_no_other_stage(fresh: Path, command: Commands) -> None:
     asked = (
         *RUN,

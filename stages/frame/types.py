@@ -216,6 +216,10 @@ class MissingInput(TurnwiseError):
     """A stage lacks rows or artifacts that an earlier stage should have left."""
 
 
+class Diverged(TurnwiseError):
+    """A training left the numbers: a loss, a gradient or a weight that is not finite. Its stage leaves no weights."""
+
+
 class EngineUnavailable(TurnwiseError):
     """An engine is down, timed out or answered garbage: infrastructure, retried by policy, never a reward."""
 

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from stages.frame.types import Diverged
+
 B = TypeVar("B")
 
 
@@ -46,7 +48,8 @@ def fit(
     loss(model, batch) -> (scalar, metrics). after_step(metrics so far) runs once the parameters have moved (EMA,
     progress, checkpoint).
     history: steps that were done before a kill (`learn.checkpoint`); as many batches are passed over.
-    Raises FloatingPointError at the first loss or gradient that is not finite, before it reaches the weights.
+    Raises Diverged at the first loss or gradient that is not finite, before it reaches the weights, and for weights
+    that the last step spoilt.
     """
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     done = list(history)
@@ -58,22 +61,46 @@ def fit(
         for part in batch if isinstance(batch, list) else [batch]:
             value, metrics = loss(model, part)
             if not torch.isfinite(value):
-                raise FloatingPointError(
-                    f"the loss of step {step} is {float(value.detach())}; lower the learning rate or look at the rows of this batch"
+                raise Diverged(
+                    f"the loss of step {step} is {float(value.detach())}. Lower the stage's learning rate, or look at the rows of this batch"
                 )
             value.backward()  # type: ignore[no-untyped-call]
             total += float(value.detach())
             found.append(metrics)
         norm = torch.nn.utils.clip_grad_norm_(parameters, clip)
         if not torch.isfinite(norm):
-            raise FloatingPointError(
-                f"the gradient of step {step} is not finite, though the loss is {total}; lower the learning rate"
+            raise Diverged(
+                f"the gradient of step {step} is not finite, though the loss is {total}. Lower the stage's learning rate"
             )
-        optimiser.step()
+        _step(optimiser, step)
         done.append({**(merge or _mean)(found), "loss": total, "grad_norm": float(norm)})
         if after_step:
             after_step(done)
+    if done:
+        check_finite(parameters, steps=len(done))
     return done
+
+
+def _step(optimiser: torch.optim.Optimizer, step: int) -> None:
+    try:
+        optimiser.step()
+    except RuntimeError as error:
+        if "without overflow" not in str(error):
+            raise
+        raise Diverged(
+            f"step {step} is too long for a number of the weights' type. Lower the stage's learning rate"
+        ) from error
+
+
+def check_finite(parameters: Iterable[Tensor], *, steps: int) -> None:
+    """Raises Diverged for weights that are not finite, or too large for a product of two of them to be: no loss was
+    there to show it.
+    """
+    squares = [parameter.detach().float().square().sum() for parameter in parameters]
+    if not all(torch.isfinite(square) for square in squares):
+        raise Diverged(
+            f"after step {steps - 1}, the last one, the weights are not finite. Lower the stage's learning rate"
+        )
 
 
 def _mean(parts: list[dict[str, float]]) -> dict[str, float]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from stages.frame.types import Diverged
 from stages.learn.fit import adamw, fit, lr_factor
 
 
@@ -100,7 +101,7 @@ def test_a_loss_that_is_not_finite_raises_before_the_weights_move(bad: float) ->
         yield torch.tensor([bad, 0.0])
         raise AssertionError("a second batch was asked for")
 
-    with pytest.raises(FloatingPointError, match="the loss of step 0 is"):
+    with pytest.raises(Diverged, match="the loss of step 0 is"):
         fit(model, batches(), dot, adamw(model, lr=0.1))
     assert torch.equal(model.w.detach(), before)
 
@@ -112,9 +113,27 @@ def test_a_gradient_that_is_not_finite_raises_before_the_weights_move() -> None:
     def root(model: Any, x: Tensor) -> tuple[Tensor, dict[str, float]]:
         return (model.w * x).sum().abs().sqrt(), {}
 
-    with pytest.raises(FloatingPointError, match="gradient of step 0"):
+    with pytest.raises(Diverged, match="gradient of step 0"):
         fit(model, [torch.zeros(2)], root, adamw(model, lr=0.1))
     assert model.w.tolist() == [0.5, -1.0]
+
+
+@pytest.mark.parametrize(
+    ("lr", "said"),
+    [
+        (math.inf, "after step 0, the last one, the weights are not finite"),
+        (1e39, "step 0 is too long for a number of the weights' type"),  # torch refuses it
+        (
+            1e20,
+            "after step 0, the last one, the weights are not finite",
+        ),  # each is a number, but a product of two of them is none
+    ],
+)
+def test_weights_that_the_last_step_spoilt_are_refused(lr: float, said: str) -> None:
+    """Each loss and each gradient was finite."""
+    model = Dot()
+    with pytest.raises(Diverged, match=f"{said}. Lower the stage's learning rate"):
+        fit(model, [torch.ones(2)], dot, adamw(model, lr=lr))
 
 
 def test_no_batches_are_no_steps() -> None:
