@@ -114,7 +114,7 @@ def plain_step(
             force=force,
             tags={"part": call.part, **(tags or {})},
             progress=bar,
-            say=say,
+            say=lambda text: say(f"{call.title}: {text}"),
         )
 
     return step

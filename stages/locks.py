@@ -12,13 +12,14 @@ from pathlib import Path
 
 from stages.store.machine import disk_told
 
+GRACE_S = 1.0  # before a wait is told: shorter ones are none, and by then it can be said whose work it is
 POLL_S = 0.2  # between two looks at a lock that another process holds
 
 
 @contextmanager
 def held(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock file `path`. Where another process holds it, `waiting` is called once, and the lock waited for
-    without an end.
+    """Hold the lock file `path`. Where another process holds it, it is waited for without an end, and `waiting` called
+    once.
 
     Two threads of a process wait for each other, too. Raises TurnwiseError where the disk is full.
     """
@@ -28,7 +29,7 @@ def held(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path)
         try:
-            lock.acquire(timeout=0)
+            lock.acquire(timeout=GRACE_S)
         except Timeout:
             waiting()
             lock.acquire(poll_interval=POLL_S)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import json
 import os
 import sys
@@ -84,9 +86,9 @@ def test_what_an_environment_does_not_import_and_comments_leave_its_hash(name: s
 def test_every_environment_is_hashed_with_the_modules_that_it_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     hashes = {name: code(envs.module_name(name)) for name in envs.environments()}
     assert len(set(hashes.values())) == len(hashes) > 5
-    unparse = named.ast.unparse
+    unparse = ast.unparse
     monkeypatch.setattr(
-        named.ast, "unparse", lambda tree: unparse(tree).replace("def deal(", "def dealt(")
+        ast, "unparse", lambda tree: unparse(tree).replace("def deal(", "def dealt(")
     )  # as if splits.py had been edited
     changed = {name for name in hashes if code(envs.module_name(name)) != hashes[name]}
     code_hash.cache_clear()
@@ -129,13 +131,13 @@ def test_a_file_is_read_again_only_when_its_size_or_time_changes(
 ) -> None:
     file, read = tmp_path / "a.csv", []
     file.write_text("one")
-    digest = named.hashlib.file_digest
+    digest = hashlib.file_digest
 
     def counted(*arguments: Any) -> Any:
         read.append(1)
         return digest(*arguments)
 
-    monkeypatch.setattr(named.hashlib, "file_digest", counted)
+    monkeypatch.setattr(hashlib, "file_digest", counted)
     for _ in range(3):
         path_hash(str(file))
     assert len(read) == 1

@@ -108,7 +108,7 @@ def execute(
     tracking, checkpoints = workspace.tracking, workspace.checkpoints(key)
     if not force and (done := tracking.finished(key, stage.name)):
         return _reused(stage, done, iteration, tracking)
-    with held(workspace.lock(key), lambda: say(f"{stage.name} {iteration}: {_same_work(key, stage.name, tracking)}")):
+    with held(workspace.lock(key), lambda: say(_same_work(key, stage.name, tracking))):
         if force:  # from the start, too
             shutil.rmtree(checkpoints, ignore_errors=True)
         elif done := tracking.finished(key, stage.name):  # by the one that was waited for
@@ -295,7 +295,7 @@ def _reused(stage: Stage, run_id: str, iteration: int, tracking: Tracking) -> St
 def _same_work(fingerprint: str, stage: str, tracking: Tracking) -> str:
     working = tracking.working(fingerprint, stage)
     who = f"run {working.run_id[:8]} (process {working.tags['pid']})" if working else "another process"
-    return f"{who} does the same work; waiting for it. Ctrl-C gives up"
+    return f"waiting for {who}, which does the same work"
 
 
 def _check_inputs(stage: Stage, inputs: Mapping[str, Sequence[str]], tracking: Tracking) -> None:
