@@ -27,7 +27,11 @@ from stages.judge.gate import no_worse
 from stages.learn.statistics import leak_rate
 from stages.llm.roles import NO_ROOM, Roles, ask, check_student, history_text, load_roles, mix
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
+from stages.play.environment import read_action
 from stages.play.transitions import Transition, transitions
+
+UNREADABLE = "unreadable action"
+"""Why a row is dropped whose action the environment could not read."""
 
 
 class RefineConfig(Config):
@@ -125,17 +129,17 @@ def fresh_actions(context: Context, roles: Roles, drawn: Sequence[Transition]) -
         max_tokens=s.action_room, seed=mix(context.seed, "a"), thoughts=True,
     )  # fmt: skip
     found = [Refinement(t, ids, reply) for t, (ids, reply) in zip(drawn, replies, strict=True)]
-    return [replace(r, dropped=unreadable(r.action)) for r in found]
+    return [replace(r, dropped=unreadable(context, r.state, r.action)) for r in found]
 
 
-def unreadable(reply: Completion) -> str:
-    """Why a reply cannot be an action, or ""."""
+def unreadable(context: Context, at: Transition, reply: Completion) -> str:
+    """Why a reply cannot be an action in the state of `at`, or ""."""
     if reply == NO_ROOM:
         return OUT_OF_CONTEXT
     try:
-        parse_react(reply.text)
+        read_action(context, at.state, reply.text)
     except Malformed:
-        return "unreadable action"
+        return UNREADABLE
     return "" if reply.finish_reason == "stop" else "action cut short"
 
 
@@ -190,7 +194,7 @@ def refine_all(context: Context, roles: Roles, judged: Sequence[Refinement]) -> 
         )
         corrected = iter(replies)
         rewritten = [r if r.raw == NO_ROOM else replace(r, learned=next(corrected)[1]) for r in rewritten]
-    rewritten = [replace(r, dropped=unreadable(r.learned)) for r in rewritten if r.learned]
+    rewritten = [replace(r, dropped=unreadable(context, r.state, r.learned)) for r in rewritten if r.learned]
     return [r for r in judged if r.dropped or r.learned is not None] + rewritten
 
 
@@ -262,6 +266,7 @@ def metrics(
         "refine/states": float(len(judged)),
         "refine/rows": float(len(kept)),
         "refine/dropped": float(sum(bool(r.dropped) for r in refined)),
+        "refine/unreadable": float(sum(r.dropped == UNREADABLE for r in refined)),
         "refine/out_of_context": float(sum(r.dropped == OUT_OF_CONTEXT for r in refined)),
         "refine/refused": float(sum(bool(r.refused) for r in refined)),
         "refine/yes_rate": sum(v == "yes" for v in verdicts) / max(len(verdicts), 1),
@@ -296,6 +301,6 @@ def target_row(context: Context, roles: Roles, r: Refinement, number: int) -> Ro
 
 
 STAGE = Stage(
-    "refine", 3, RefineConfig, inputs=("collect", "critic"), roles=("policy", "successor", "evaluator", "refiner", "corrector"), run=run,
+    "refine", 4, RefineConfig, inputs=("collect", "critic"), roles=("policy", "successor", "evaluator", "refiner", "corrector"), run=run,
     outputs=("judgements", "targets"),
 )  # fmt: skip

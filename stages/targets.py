@@ -23,13 +23,16 @@ import numpy as np
 from pydantic import Field
 
 from stages.frame.contract import Config, Context, Outputs, Stage
-from stages.frame.react import parse_react
 from stages.frame.types import Completion, Malformed, Message, MissingInput, Row, TurnwiseError
 from stages.learn.priorities import importance_weights, priorities, sample_without_replacement
 from stages.learn.statistics import leak_rate
 from stages.llm.roles import NO_ROOM, Roles, ask, check_student, complete_future, history_text, load_roles, mix
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
+from stages.play.environment import read_action
 from stages.play.transitions import Transition, transitions
+
+UNREADABLE = "next action"
+"""Why a target is dropped whose a' the environment could not read."""
 
 
 class TargetsConfig(Config):
@@ -104,6 +107,7 @@ def run(context: Context) -> Outputs:
         {
             "targets/rows": float(len(rows)),
             "targets/dropped": float(len(backups) - len(rows)),
+            "targets/unreadable": float(sum(b.dropped == UNREADABLE for b in backups)),
             "targets/out_of_context": float(too_long),
             "targets/terminal_frac": sum(b.t.terminal for b in kept) / max(len(kept), 1),
             "targets/tokens": float(sum(len(b.target.token_ids) for b in kept if b.target)),
@@ -209,9 +213,11 @@ def sampled_futures(context: Context, roles: Roles, drawn: Sequence[Backup]) -> 
     )
     for i, (_, reply) in zip(open_ends, replies, strict=True):
         try:
-            backups[i] = replace(backups[i], next_action=parse_react(reply.text)[1])
+            backups[i] = replace(
+                backups[i], next_action=read_action(context, backups[i].chain[-1].next_state, reply.text)[1]
+            )
         except Malformed:
-            backups[i] = dropped(backups[i], reply, "next action")
+            backups[i] = dropped(backups[i], reply, UNREADABLE)
 
     open_ends = [i for i in open_ends if not backups[i].dropped]
     prompts = [successor_prompt(roles, backups[i].chain[-1].next_state, backups[i].next_action) for i in open_ends]
@@ -333,6 +339,6 @@ def names(texts: Sequence[str]) -> list[str]:
 
 
 STAGE = Stage(
-    "targets", 3, TargetsConfig, inputs=("collect", "critic", "distill"), roles=("policy", "successor", "combine", "corrector"), run=run,
+    "targets", 4, TargetsConfig, inputs=("collect", "critic", "distill"), roles=("policy", "successor", "combine", "corrector"), run=run,
     outputs=("targets",),
 )  # fmt: skip

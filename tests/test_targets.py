@@ -46,7 +46,7 @@ def field(prompt: str, name: str) -> str:
 def role_play(prompt: str, request: Request) -> str:
     asked = prompt.removesuffix("<assistant>\n")
     if "<system>" in asked:
-        return "Thought: t Action: give fresh"
+        return "Thought: t Action: give discount"
     head = asked.removeprefix("<user>\n").split(".")[0]
     if head == "Predict":
         return f"Future: F({field(asked, 'Action')} after {asked.count('Action:')} by {request.adapter})"
@@ -67,7 +67,7 @@ def bench_of(base: Path, tmp_path: Path, reply: Any = role_play, **roles: Any) -
 
 
 INPUTS = {"collect": [f"collect{i}" for i in range(5)], "critic": ["critic0"], "distill": ["distill0"]}
-LATER = "Future: F(give fresh after 2 by critic0-target)"
+LATER = "Future: F(give discount after 2 by critic0-target)"
 TABLE = {
     ("Lost", 0): f"Future: B(check photo | photo done. | none | {LATER})",
     ("Lost", 1): "Future: B(close phone | phone done. Mia audits: fail. gold needs close email. | 0 | none)",
@@ -118,10 +118,10 @@ def test_real_steps_are_merged_from_the_last_to_the_first(base: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("steps", "wanted"),
     [
-        (1, "B(check photo | photo done. | none | Future: F(give fresh after 2 by critic0-target))"),
+        (1, "B(check photo | photo done. | none | Future: F(give discount after 2 by critic0-target))"),
         (
             2,
-            "B(check photo | photo done. | none | Future: B(check photo | photo done. | none | Future: F(give fresh after 3 by critic0-target)) corrected)",
+            "B(check photo | photo done. | none | Future: B(check photo | photo done. | none | Future: F(give discount after 3 by critic0-target)) corrected)",
         ),
     ],
 )
@@ -148,12 +148,12 @@ def test_a_chain_stops_before_a_reply_that_nobody_could_read(base: Path, tmp_pat
     )
     rows = made(bench, {**INPUTS, "collect": ["mended"]}, steps=9)
     assert set(rows) == {("Mended", 0), ("Mended", 2)}
-    assert rows["Mended", 0]["info"]["next_action"] == "give fresh"
+    assert rows["Mended", 0]["info"]["next_action"] == "give discount"
 
 
 def test_the_bootstrapped_action_is_fresh_and_not_the_stored_one(base: Path, tmp_path: Path) -> None:
-    """The stored next action of "Lost" is `close phone`; the successor is asked about `give fresh`, which nobody ever
-    did.
+    """The stored next action of "Lost" is `close phone`; the successor is asked about `give discount`, which nobody
+    ever did.
     """
     bench = bench_of(base, tmp_path)
     rows = made(bench)
@@ -164,8 +164,8 @@ def test_the_bootstrapped_action_is_fresh_and_not_the_stored_one(base: Path, tmp
     ]
     assert len(asked) == 2
     prompts = [engine.decode(r.prompt_ids) for r, _ in engine.produced(adapter="critic0-target", head="Predict.")]
-    assert all(p.rsplit("Action: ", 1)[1].startswith("give fresh") and "close phone" not in p for p in prompts)
-    assert {row["info"]["next_action"] for key, row in rows.items() if not row["terminal"]} == {"give fresh"}
+    assert all(p.rsplit("Action: ", 1)[1].startswith("give discount") and "close phone" not in p for p in prompts)
+    assert {row["info"]["next_action"] for key, row in rows.items() if not row["terminal"]} == {"give discount"}
 
 
 @pytest.mark.parametrize(("frozen", "judge"), [("adapter", "critic0-target"), ("base", None)])
@@ -223,7 +223,13 @@ def test_a_reply_that_cannot_be_read_drops_its_target_and_is_counted(
     def reply(prompt: str, request: Request) -> str:
         role = "policy" if "<system>" in prompt else prompt.removeprefix("<user>\n").split(".")[0]
         good = role_play(prompt, request)
-        return good if role != spoiled else "mumble" if how == "garbage" else good + " and on" * 200
+        return (
+            good
+            if role != spoiled
+            else "mumble"
+            if how == "garbage"
+            else good + (" " if role == "policy" else " and on") * 200
+        )
 
     bench = bench_of(base, tmp_path, reply)
     if not left:

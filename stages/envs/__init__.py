@@ -7,6 +7,9 @@ A module of this package is an environment when it exports
 and, where it can tell more of episodes than their rewards,
     describe(options, episodes)        -> numbers by name, which evaluate reports
     told(action, observation)          -> the action's text as an episode's last observation says it should have been
+and, where it reads less than any action of ReAct's form,
+    readable(options, state, reply)    -> raises Malformed where `step` would not read the reply in this state, or
+        nobody should learn it
 They may trust `options`: they are checked here. No environment imports torch or an LLM.
 
 Modules:
@@ -48,7 +51,7 @@ from typing import Any, Protocol, cast
 from pydantic import ValidationError
 
 from stages.frame.contract import Config
-from stages.frame.types import Ask, Env, Episode, Scenario, UsageError
+from stages.frame.types import Ask, Env, Episode, Message, Scenario, UsageError
 
 
 class EnvModule(Protocol):
@@ -100,6 +103,20 @@ def describe(name: str, options: Mapping[str, Any], episodes: Sequence[Episode])
     _check(name, module.OPTIONS, options)
     tell: Callable[[Mapping[str, Any], Sequence[Episode]], dict[str, float]] | None = getattr(module, "describe", None)
     return tell(options, episodes) if tell else {}
+
+
+def check_readable(name: str, options: Mapping[str, Any], state: Sequence[Message], reply: str) -> None:
+    """Raises Malformed for a reply that the environment could not read in this state; never where it exports no
+    `readable`. Raises UsageError as above.
+
+    state: the messages before it, the system message first. reply: its text, without a <think> part in front, as `step`
+    is handed it.
+    """
+    module = _module(name)
+    check: Callable[[Mapping[str, Any], Sequence[Message], str], None] | None = getattr(module, "readable", None)
+    if check is not None:
+        _check(name, module.OPTIONS, options)
+        check(options, state, reply)
 
 
 def _is_environment(module: object) -> bool:

@@ -139,6 +139,11 @@ def _root(scenario: Scenario, options: Options) -> Tree:
     return Tree((Node(exact24.numbers_of(tuple(scenario.data["numbers"]))),), options.expansions)
 
 
+def readable(options: Mapping[str, Any], state: Sequence[Message], reply: str) -> None:
+    """Raises Malformed as the game would. A step that is not possible can be read: the game answers it."""
+    read_action(parse_react(reply)[1], expressions=Options.model_validate(dict(options)).expressions)
+
+
 def truth(options: Mapping[str, Any], scenario: Scenario, actions: Sequence[str]) -> Truth:
     """The truth about the last of `actions`, given those before it. Raises Malformed as the game would.
 

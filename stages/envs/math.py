@@ -89,11 +89,7 @@ class Math:
         """Judge the reply. Raises Malformed, SimulatorError, and RuntimeError after the end."""
         if self._data is None:
             raise RuntimeError("math: there is no problem, or it is answered; call reset first")
-        reply = message.get("content")
-        if not isinstance(reply, str) or not reply.strip():
-            raise Malformed("the reply is empty. give an answer")
-        if len(reply) > _LONGEST:
-            raise Malformed(f"the reply has more than {_LONGEST} characters")
+        reply = _whole(message.get("content"))
         gold = str(self._data["answer"])
         verdict = self._check(gold, reply)
         self._data = None
@@ -109,6 +105,19 @@ class Math:
     @property
     def _where(self) -> str:
         return " in a box" if self._options.boxed_only else " in the reply"
+
+
+def _whole(reply: Any) -> str:
+    if not isinstance(reply, str) or not reply.strip():
+        raise Malformed("the reply is empty. give an answer")
+    if len(reply) > _LONGEST:
+        raise Malformed(f"the reply has more than {_LONGEST} characters")
+    return reply
+
+
+def readable(options: Mapping[str, Any], state: Sequence[Message], reply: str) -> None:
+    """Raises Malformed as the problem would: for nothing, and for far too much."""
+    _whole(reply)
 
 
 def make(options: Mapping[str, Any], ask: Ask | None = None) -> Callable[[], Env]:

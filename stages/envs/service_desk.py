@@ -15,6 +15,7 @@ import hashlib
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -225,6 +226,17 @@ def option_of(action: str, tool: str, choices: Sequence[str]) -> str:
     if len(words) != 2 or words[0] != tool or words[1] not in choices:
         raise Malformed(f"not understood. use {tool} now.")
     return words[1]
+
+
+def readable(options: Mapping[str, Any], state: Sequence[Message], reply: str) -> None:
+    """Raises Malformed as the desk would: the action must be of the step that the actions in `state` have led to."""
+    steps, done = steps_of(Options(**options)), 0
+    for said in (str(m["content"]) for m in state if m["role"] == "assistant"):
+        with suppress(Malformed):  # it was answered with a hint, and the step stayed
+            option_of(parse_react(said)[1], steps[done][0], steps[done][2])
+            done = min(done + 1, len(steps) - 1)
+    tool, _, choices = steps[done]
+    option_of(parse_react(reply)[1], tool, choices)
 
 
 def broken_rules(

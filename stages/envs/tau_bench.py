@@ -24,7 +24,7 @@ from pydantic import Field
 from stages.envs.splits import check_split, draw
 from stages.envs.tau_data import Domain, Name, load_domain, load_tasks
 from stages.envs.tau_database import Changes, Database
-from stages.envs.tau_tools import TERMINATE
+from stages.envs.tau_tools import TERMINATE, check_call
 from stages.envs.tau_user import STOP, UserPrompt, answer, conversation
 from stages.frame.contract import Config, DataPath
 from stages.frame.react import parse_react
@@ -163,6 +163,19 @@ def parse_action(action: str) -> tuple[str, dict[str, Any]]:
     if "name" not in found or "arguments" not in found:
         raise Malformed(f"the action lacks {'name' if 'name' not in found else 'arguments'}; wanted {_FORM}")
     return _checked(found["name"], found["arguments"])
+
+
+def readable(options: Mapping[str, Any], state: Sequence[Message], reply: str) -> None:
+    """Raises Malformed where `step` would, and for a call that is not of its tool's declared form
+    (`tau_tools.check_call`).
+
+    Such a call `step` answers with an error, as the benchmark does, and the conversation goes on; but nobody should
+    learn to make it.
+    """
+    checked = Options.model_validate(dict(options))
+    name, arguments = read_action({"content": reply})
+    if name != RESPOND:
+        check_call(load_domain(checked.path, checked.domain).definitions, name, arguments)
 
 
 def _json(text: str) -> Any:

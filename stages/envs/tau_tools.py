@@ -13,10 +13,11 @@ import ast
 import copy
 import inspect
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stages.envs.tau_database import Database
+from stages.frame.types import Malformed
 
 Tool = Callable[..., str]
 TERMINATE = "transfer_to_human_agents"
@@ -54,6 +55,22 @@ def call(
         # What the model wrote is of another type than the tool works on: the model's doing, told to it as tau-bench
         # tells it.
         return database, f"Error: {error}"
+
+
+def check_call(definitions: Sequence[Mapping[str, Any]], name: str, arguments: Mapping[str, Any]) -> None:
+    """Raises Malformed for a tool that is not defined, and for arguments that are missing, not defined or of another
+    type than the definition says.
+    """
+    schemas = {d["function"]["name"]: d["function"].get("parameters", {}) for d in definitions}
+    if name not in schemas:
+        raise Malformed(f"there is no tool {name!r}; wanted one of {', '.join(sorted(schemas))}")
+    schema = schemas[name]
+    if unknown := sorted(set(arguments) - set(schema.get("properties", arguments))):
+        raise Malformed(f"{name} has no argument {unknown[0]!r}; wanted {', '.join(schema['properties']) or 'none'}")
+    from jsonschema import Draft202012Validator
+
+    if error := next(iter(Draft202012Validator(schema).iter_errors(arguments)), None):
+        raise Malformed(f"{name}: {error.message}")
 
 
 def think(database: Database, /, thought: str) -> str:

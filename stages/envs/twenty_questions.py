@@ -125,6 +125,11 @@ def first_question(message: Message) -> str:
     return f"{question}?"
 
 
+def readable(options: Mapping[str, Any], state: Sequence[Message], reply: str) -> None:
+    """Raises Malformed as the game would: where there is no question."""
+    first_question({"content": reply})
+
+
 def _say(text: str, *, reward: float = 0.0, terminated: bool = False) -> Step:
     return Step(({"role": "user", "content": text},), reward=reward, terminated=terminated)
 

@@ -199,6 +199,13 @@ def read_action(action: str) -> tuple[str, str]:
     return tool, argument
 
 
+def readable(options: Mapping[str, Any], state: Sequence[Message], reply: str) -> None:
+    """Raises Malformed as the wiki would: for no tool of its own, or a wrong argument. What a tool cannot do on this
+    page can be read.
+    """
+    read_action(parse_react(reply)[1])
+
+
 def _bare(text: str) -> str:
     """Without the brackets, then the quotation marks, that stand around all of it; "(A) b (c)" has none."""
     depths = list(itertools.accumulate((char == "(") - (char == ")") for char in text))

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from stages.frame.contract import Context
-from stages.frame.react import parse_react
 from stages.frame.types import Episode, Malformed, Row, Turn
 from stages.judge.critique import Judgement, judge
 from stages.learn.statistics import auroc, calibration, spearman
 from stages.llm.roles import NO_ROOM, Roles, ask, mix
 from stages.llm.tokens import nothing_fits
+from stages.play.environment import read_action
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ def audit(context: Context, roles: Roles, episodes: Sequence[Episode], n_turns: 
     if cases and all(c.judgement.out_of_context for c in cases):
         raise nothing_fits("evaluate.audit_turns", len(cases), context.engine.context)
     metrics = against_returns(cases) | against_truth(context, cases)
+    metrics["audit/unreadable"] = float(others.count("") - too_long)
     metrics["audit/out_of_context"] = float(too_long + sum(c.judgement.out_of_context for c in cases))
     metrics["audit/malformed_frac"] = sum(c.judgement.verdict == "malformed" for c in cases) / max(len(cases), 1)
     metrics = {name: value for name, value in metrics.items() if not math.isnan(value)}
@@ -70,16 +71,18 @@ def audit(context: Context, roles: Roles, episodes: Sequence[Episode], n_turns: 
 
 
 def base_actions(context: Context, roles: Roles, turns: Sequence[tuple[Episode, Turn]]) -> tuple[list[str], int]:
-    """What the untrained model would do at these states, "" where that cannot be read; and how many of them do not fit."""
+    """What the untrained model would do at these states, "" where the environment could not read it; and how many of
+    them do not fit.
+    """
     s = context.run.roles
     prompts = [roles.policy(e.messages[: t.state_len]) for e, t in turns]
     replies = ask(
         context.engine, prompts, adapter=None, temperature=1.0, max_tokens=s.action_room, seed=mix(context.seed, "base")
     )
     found = []
-    for _, reply in replies:
+    for (e, t), (_, reply) in zip(turns, replies, strict=True):
         try:
-            found.append(parse_react(reply.text)[1])
+            found.append(read_action(context, e.messages[: t.state_len], reply.text)[1])
         except Malformed:
             found.append("")
     return found, sum(reply == NO_ROOM for _, reply in replies)

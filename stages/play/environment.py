@@ -1,4 +1,6 @@
-"""A run's environment: a task's, with the LLM inside it, an oracle or a simulated user, handed in as a function."""
+"""A run's environment: a task's, with the LLM inside it, an oracle or a simulated user, handed in as a function; and
+which replies it can read.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from stages import envs
 from stages.frame.contract import Context
-from stages.frame.react import without_thought
+from stages.frame.react import parse_react, without_thought
 from stages.frame.types import Ask, Env, Malformed, Message, Request, SimulatorError
 from stages.llm.roles import mix, thought_opened
 from stages.llm.tokens import has_room
@@ -40,6 +42,15 @@ def environment(context: Context) -> Callable[[], Env]:
             key=key,
         )
     return envs.make_env(task.env, task.options, None if ask is None else _without_thoughts(ask))
+
+
+def read_action(context: Context, state: Sequence[Message], text: str) -> tuple[str, str]:
+    """(thought, action) of a ReAct reply in this state. Raises Malformed where it has none, or the task's environment
+    could not read it.
+    """
+    found, task = parse_react(text), context.run.task
+    envs.check_readable(task.env, task.options, state, without_thought(text))
+    return found
 
 
 def _without_thoughts(ask: Ask) -> Ask:

@@ -203,6 +203,69 @@ def test_no_random_characters_break_a_whole_episode(name: str) -> None:
                 break
 
 
+# What a step answers with, instead of Malformed, where the benchmark answers a call that nobody should learn; all other
+# environments refuse alike.
+ANSWERED = {"tau_bench": "API output: Unknown action"}
+
+
+def told_and_read(name: str, env: Env, state: list[Message], content: str) -> tuple[bool, Step | None]:
+    """(whether `readable` accepts the reply, what `step` makes of it: None = Malformed); the state grows by both."""
+    message = {"role": "assistant", "content": content}
+    try:
+        envs.check_readable(name, OPTIONS.get(name, {}), state, content)
+        told = True
+    except Malformed:
+        told = False
+    try:
+        step = env.step(message)
+    except Malformed as error:
+        state += [message, {"role": "user", "content": str(error)}]
+        return told, None
+    state += [message, *step.messages]
+    return told, step
+
+
+def agree(name: str, env: Env, scenario: Scenario, contents: list[str]) -> tuple[int, int]:
+    """Says them all, up to the end; how many were accepted, and refused."""
+    state: list[Message] = [{"role": "system", "content": env.system}, *env.reset(scenario)]
+    accepted = refused = 0
+    for content in contents:
+        told, step = told_and_read(name, env, state, content)
+        accepted, refused = accepted + told, refused + (not told)
+        if not told and step is not None and name in ANSWERED:
+            assert str(step.messages[0]["content"]).startswith(ANSWERED[name])
+        else:
+            assert told == (step is not None), content
+        if step is not None and (step.terminated or step.truncated):
+            break
+    return accepted, refused
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_readable_refuses_step_cannot_read_and_what_step_reads_readable_accepts(name: str) -> None:
+    wrong = [
+        *UNREADABLE_TO.get(name, UNREADABLE),
+        "Action: no such thing",
+        'Action: {"name": "no_such_tool", "arguments": {}}',
+    ]
+    right = [str(reply(action)["content"]) for action in ACTIONS[name]]
+    accepted, refused = agree(name, maker(name)(), first(name), [*wrong[: -2 if name == "math" else None], *right * 3])
+    assert accepted > 0 and refused > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=300, deadline=None)
+@given(pieces=st.lists(PIECES, max_size=12), action=st.integers(0, 9))
+def test_readable_and_step_agree_on_any_text_at_any_step(name: str, pieces: list[str], action: int) -> None:
+    acts = [str(reply(text)["content"]) for text in ACTIONS[name]]
+    agree(
+        name,
+        MADE[name],
+        FIRST[name],
+        [*acts[: action % len(acts)], "Action: " + "".join(pieces), acts[action % len(acts)], "".join(pieces)],
+    )
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("split", SPLITS)
 def test_scenarios_are_deterministic_and_carry_their_task_and_split(name: str, split: str) -> None:
