@@ -24,7 +24,7 @@ from stages.learn.ema import ema_update
 from stages.learn.fit import adamw, fit
 from stages.play.transitions import transitions
 from stages.train.training import (
-    PassConfig,
+    MixedConfig,
     TrainRow,
     fit_metrics,
     general_rows,
@@ -34,10 +34,11 @@ from stages.train.training import (
     pad_id,
     target_rows,
     trainable,
+    weighed,
 )
 
 
-class CriticConfig(PassConfig):
+class CriticConfig(MixedConfig):
     """L1 and the target network."""
 
     epochs: int = Field(1, ge=0, description="Passes over the iteration's targets; 0 freezes the successor. [ours]")
@@ -75,6 +76,7 @@ def run(context: Context) -> Outputs:
     kinds = {"successor": (rows, config.batch), "policy": (policy_rows(context), config.policy_rows)}
     if config.general_rows:
         kinds["general"] = (general_rows(context.run.model.path, config.general_path), config.general_rows)
+    kinds = {kind: (weighed(rows, config.weight), n) for kind, (rows, n) in kinds.items()}
     bar = context.progress("train critic", config.epochs * -(-len(rows) // config.batch))
     steps = [0]
 

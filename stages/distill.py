@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -22,7 +23,8 @@ from stages.learn.adapter import load_state, save_adapter, trainable_state
 from stages.learn.fit import adamw, fit
 from stages.learn.losses import kl_to_base
 from stages.train.training import (
-    PassConfig,
+    MixedConfig,
+    TrainRow,
     fit_metrics,
     general_rows,
     half,
@@ -33,10 +35,11 @@ from stages.train.training import (
     pad_id,
     target_rows,
     trainable,
+    weighed,
 )
 
 
-class DistillConfig(PassConfig):
+class DistillConfig(MixedConfig):
     """L2."""
 
     epochs: int = Field(1, ge=1, description="Passes over the iteration's refinements. [ours]")
@@ -62,15 +65,23 @@ def run(context: Context) -> Outputs:
     """
     config: DistillConfig = context.config
     rng = random.Random(context.seed)
-    rows = target_rows([r for r in context.replay.rows("targets", context.inputs["refine"]) if r["role"] == "policy"])
+    stored = [r for r in context.replay.rows("targets", context.inputs["refine"]) if r["role"] == "policy"]
+    rows = weighed(target_rows(stored), config.weight)
+    shares = {"distill/kept_share": kept_share(rows, [bool(r["info"].get("kept")) for r in stored])} if rows else {}
     rng.shuffle(rows)
     n_held_out = int(len(rows) * config.held_out)
     held_out, rows = rows[:n_held_out], rows[n_held_out:]
     model = trainable(context, context.artifact(str(context.latest("critic")), "adapter"))
     successors = [r for r in context.replay.rows("targets", context.inputs["targets"]) if r["role"] == "successor"]
-    kinds = {"policy": (rows, config.batch), "successor": (target_rows(successors), config.successor_rows)}
+    kinds = {
+        "policy": (rows, config.batch),
+        "successor": (weighed(target_rows(successors), config.weight), config.successor_rows),
+    }
     if config.general_rows:
-        kinds["general"] = (general_rows(context.run.model.path, config.general_path), config.general_rows)
+        kinds["general"] = (
+            weighed(general_rows(context.run.model.path, config.general_path), config.weight),
+            config.general_rows,
+        )
     steps_an_epoch = -(-len(rows) // config.batch)
     bar = context.progress("distill policy", config.epochs * steps_an_epoch)
     best: tuple[float, dict[str, Any]] = (math.inf, {})
@@ -110,10 +121,11 @@ def run(context: Context) -> Outputs:
     if best[1]:
         load_state(model, best[1])
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
-    metrics = fit_metrics("distill", history) | {
-        "distill/rows": float(len(rows)),
-        "distill/held_out_rows": float(len(held_out)),
-    }
+    metrics = (
+        fit_metrics("distill", history)
+        | {"distill/rows": float(len(rows)), "distill/held_out_rows": float(len(held_out))}
+        | shares
+    )
     if best[1]:
         metrics |= {"distill/held_out_nll": best[0], "distill/best_epoch": float(by_epoch.index(best[0]) + 1)}
     curves = {
@@ -121,6 +133,12 @@ def run(context: Context) -> Outputs:
         for name in ("nll/successor", "nll/policy", "grad_norm")
     }
     return Outputs(metrics, {}, {"adapter": context.workdir / "adapter"}, curves)
+
+
+def kept_share(rows: Sequence[TrainRow], kept: Sequence[bool]) -> float:
+    """What part of L2 is actions that the critic kept, by what the rows count for; the rest is rewritten ones."""
+    counts = [r.weight * len(r.completion_ids) for r in rows]
+    return sum(c for c, is_kept in zip(counts, kept, strict=True) if is_kept) / sum(counts)
 
 
 def with_kl(coef: float, *, autocast: bool = False) -> Any:

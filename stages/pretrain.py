@@ -24,7 +24,7 @@ from stages.corpora import Example, agents, desk
 from stages.corpora.held_out import agents_card, desk_card, play_scores, role_scores
 from stages.corpora.tokenizers import byte_tokenizer, word_tokenizer
 from stages.frame.contract import Config, Context, Outputs, Stage
-from stages.llm.roles import ROLES, Roles, load_roles
+from stages.llm.roles import Roles, load_roles
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -261,4 +261,13 @@ def write_rows(folder: Path, config: PretrainConfig, roles: Roles, seed: int) ->
     return probe
 
 
-STAGE = Stage("pretrain", 2, PretrainConfig, inputs=(), roles=ROLES, run=run, shared=("roles",), outputs=("model/",))
+STAGE = Stage(
+    "pretrain",
+    2,
+    PretrainConfig,
+    inputs=(),
+    roles=(*desk.SHARE, "value"),
+    run=run,
+    shared=("roles",),
+    outputs=("model/",),
+)

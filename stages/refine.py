@@ -20,15 +20,16 @@ from typing import Literal
 from pydantic import Field
 
 from stages.frame.contract import Config, Context, Outputs, Stage
-from stages.frame.react import parse_react
+from stages.frame.react import parse_react, thought_of
 from stages.frame.types import Completion, Malformed, Message, MissingInput, Row, UsageError
 from stages.judge.critique import Judgement, judge
 from stages.judge.gate import no_worse
 from stages.learn.statistics import leak_rate
-from stages.llm.roles import NO_ROOM, Roles, ask, check_student, history_text, load_roles, mix
+from stages.llm.roles import NO_ROOM, Roles, ask, check_student, history_text, load_roles, mix, policy_text
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
 from stages.play.environment import read_action
 from stages.play.transitions import Transition, transitions
+from stages.rethink import LEAK, LOST, Unthought, think_again
 
 UNREADABLE = "unreadable action"
 """Why a row is dropped whose action the environment could not read."""
@@ -51,6 +52,16 @@ class RefineConfig(Config):
         description="m, refinements of an action judged No; more than one needs roles.judge_temperature above 0. [paper: 1]",
     )
     correct: bool = Field(True, description="CoT correction of the refined action. [paper]")
+    rethink: bool = Field(
+        True,
+        description="Where the policy thinks (<think>) before it acts, a new thought before a rewritten action, with what the policy knows; off: an empty one. "
+        "[paper: its chain of thought is corrected; how: ours]",
+    )
+    leak_words: int = Field(
+        8,
+        ge=2,
+        description="Successive words of a critique or a future that a new thought may not repeat; else the row is dropped. [ours]",
+    )
     yes_frac_max: float = Field(
         0.5, ge=0, le=1, description='Largest share of rows whose action was kept because of "Yes". [ours]'
     )
@@ -195,7 +206,25 @@ def refine_all(context: Context, roles: Roles, judged: Sequence[Refinement]) -> 
         corrected = iter(replies)
         rewritten = [r if r.raw == NO_ROOM else replace(r, learned=next(corrected)[1]) for r in rewritten]
     rewritten = [replace(r, dropped=unreadable(context, r.state, r.learned)) for r in rewritten if r.learned]
+    if config.rethink:
+        rewritten = with_thoughts(context, roles, rewritten, adapter)
     return [r for r in judged if r.dropped or r.learned is not None] + rewritten
+
+
+def with_thoughts(
+    context: Context, roles: Roles, rewritten: Sequence[Refinement], adapter: str | None
+) -> list[Refinement]:
+    """Where the policy thought before the action that was rewritten, a new thought before the new one, or why there is
+    none.
+    """
+    plain = {
+        i: Unthought(r.state.state, r.learned.text, (r.judgement.critique, *r.judgement.futures))
+        for i, r in enumerate(rewritten)
+        if r.learned and r.judgement and not r.dropped and thought_of(r.action.text)
+    }
+    thought = think_again(context, roles, [*plain.values()], adapter=adapter, words=context.config.leak_words)
+    again = dict(zip(plain, thought, strict=True))
+    return [replace(r, learned=again[i][0], dropped=again[i][1]) if i in again else r for i, r in enumerate(rewritten)]
 
 
 def refiner_prompt(roles: Roles, r: Refinement, critique: str) -> list[Message]:
@@ -267,6 +296,9 @@ def metrics(
         "refine/rows": float(len(kept)),
         "refine/dropped": float(sum(bool(r.dropped) for r in refined)),
         "refine/unreadable": float(sum(r.dropped == UNREADABLE for r in refined)),
+        "refine/thoughts": float(sum(bool(thought_of(r.learned.text)) for r in new if r.learned)),
+        "refine/thought_leak": float(sum(r.dropped == LEAK for r in refined)),
+        "refine/thought_lost": float(sum(r.dropped in LOST for r in refined)),
         "refine/out_of_context": float(sum(r.dropped == OUT_OF_CONTEXT for r in refined)),
         "refine/refused": float(sum(bool(r.refused) for r in refined)),
         "refine/yes_rate": sum(v == "yes" for v in verdicts) / max(len(verdicts), 1),
@@ -290,8 +322,7 @@ def target_row(context: Context, roles: Roles, r: Refinement, number: int) -> Ro
     assert r.learned is not None and r.raw is not None and r.judgement is not None
     ids, messages = r.teacher
     student = context.engine.decode(r.prompt_ids)
-    known = "\n".join([*(str(m["content"]) for m in r.state.state), roles.templates["policy"]])
-    check_student(student, known, [r.judgement.critique, *r.judgement.futures])
+    check_student(student, policy_text(roles, r.state.state), [r.judgement.critique, *r.judgement.futures])
     return {
         "target_id": f"{r.state.episode_id}-{r.state.turn}-{context.iteration}-{number}", "role": "policy", "episode_id": r.state.episode_id,
         "turn": r.state.turn, "terminal": False, "student_ids": list(r.prompt_ids), "completion_ids": list(r.learned.token_ids),
@@ -301,6 +332,6 @@ def target_row(context: Context, roles: Roles, r: Refinement, number: int) -> Ro
 
 
 STAGE = Stage(
-    "refine", 4, RefineConfig, inputs=("collect", "critic"), roles=("policy", "successor", "evaluator", "refiner", "corrector"), run=run,
+    "refine", 4, RefineConfig, inputs=("collect", "critic"), roles=("policy", "successor", "evaluator", "refiner", "corrector", "thinker"), run=run,
     outputs=("judgements", "targets"),
 )  # fmt: skip

@@ -298,9 +298,11 @@ def checked(b: Backup) -> Backup:
 def target_row(context: Context, roles: Roles, b: Backup) -> Row:
     assert b.combined is not None and b.target is not None
     prompt = successor_prompt(roles, b.t.state, b.t.action or "unreadable")
-    text, state = prompt[0]["content"], history_text(b.t.state)
+    text, action = prompt[0]["content"], b.t.action or "unreadable"
     seen = [*(t.observation for t in b.chain), b.future if b.future != "none" else ""]
-    check_student(text, f"{state}\n{b.t.action}\n{roles.templates['successor']}", seen)
+    check_student(
+        text, roles.templates["successor"].format(history=history_text(b.t.state), action=action, thought=""), seen
+    )
     ids, messages = b.teacher
     return {
         "target_id": f"{b.t.episode_id}-{b.t.turn}-{context.iteration}", "role": "successor", "episode_id": b.t.episode_id, "turn": b.t.turn,

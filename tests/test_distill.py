@@ -18,7 +18,7 @@ from stages.frame.contract import Config, Outputs
 from stages.learn.adapter import save_adapter, trainable_state
 from stages.learn.fit import fit
 from stages.learn.losses import kl_to_base
-from stages.train.training import make_part, mean_nll, pad_id, target_rows, trainable
+from stages.train.training import make_part, mean_nll, pad_id, target_rows, trainable, weighed
 
 REFINED = [models.successor_row(f"p{i}", f"Desk. {i}", f"Action: {'abc'[i % 3]}", role="policy") for i in range(20)]
 TARGETS = [models.successor_row(f"e{i}", f"Predict. {i}", f"Future: {i % 2}") for i in range(6)]
@@ -207,3 +207,56 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(bench: models
 
     assert bits(1) == bits(1)
     assert bits(1) != bits(2)
+
+
+LONG = [
+    models.successor_row(f"k{i}", f"Desk. {i}", "Action: " + "so " * 30, role="policy") | {"info": {"kept": True}}
+    for i in range(4)
+]
+SHORT = [
+    models.successor_row(f"n{i}", f"Desk. {i}", "Action: a", role="policy") | {"info": {"kept": False}}
+    for i in range(6)
+]
+
+
+@pytest.mark.parametrize("weight", ["token", "row"])
+@pytest.mark.parametrize("pass_tokens", [0, 200])
+def test_a_kind_s_share_of_a_step_s_loss_is_that_of_its_tokens_or_of_its_rows(
+    bench: models.Bench, weight: Any, pass_tokens: int
+) -> None:
+    """One step over all rows, its loss against a loop: 4 kept actions of 99 tokens, 6 rewritten ones of 10, 6 successor
+    rows of 10.
+    """
+    bench.memory.keep("refine1", Outputs({}, {"targets": [*LONG, *SHORT]}))
+    options: dict[str, Any] = {
+        "batch": 10,
+        "successor_rows": 6,
+        "held_out": 0.0,
+        "lr": 1e-12,
+        "pass_tokens": pass_tokens,
+        "weight": weight,
+    }
+    metrics = run(bench, inputs=INPUTS | {"refine": ["refine1"]}, **options).metrics
+    n_kept, n_new = (len(rows[0]["completion_ids"]) for rows in (LONG, SHORT))
+    assert (n_kept, n_new, len(TARGETS[0]["completion_ids"])) == (99, 10, 10)
+    assert metrics["distill/kept_share"] == pytest.approx(4 * 99 / (4 * 99 + 6 * 10) if weight == "token" else 4 / 10)
+
+    model = trainable(bench.context(Config(), {}), bench.memory.files["critic0", "adapter"])
+    rows = [target_rows([row])[0] for row in (*LONG, *SHORT, *TARGETS)]
+    losses = [mean_nll(model, [row], pad_id=pad_id(model)) for row in rows]
+    counts = [len(row.completion_ids) if weight == "token" else 1 for row in rows]
+    slow = sum(c * loss for c, loss in zip(counts, losses, strict=True)) / sum(counts)
+    assert metrics["distill/loss_first"] == pytest.approx(slow, rel=1e-4)
+    other = [1 if weight == "token" else len(row.completion_ids) for row in rows]
+    assert slow != pytest.approx(sum(c * loss for c, loss in zip(other, losses, strict=True)) / sum(other), rel=1e-3)
+
+
+def test_the_held_out_rows_are_judged_by_the_weights_of_the_loss(bench: models.Bench) -> None:
+    bench.memory.keep("refine1", Outputs({}, {"targets": [*LONG, *SHORT]}))
+    model = trainable(bench.context(Config(), {}), bench.memory.files["critic0", "adapter"])
+    alike = weighed(target_rows([*LONG, *SHORT]), "row")
+    one_by_one = [mean_nll(model, [row], pad_id=pad_id(model)) for row in alike]
+    assert mean_nll(model, alike, pad_id=pad_id(model)) == pytest.approx(sum(one_by_one) / 10, rel=1e-5)
+    assert mean_nll(model, alike, pad_id=pad_id(model), pass_tokens=200) == pytest.approx(
+        sum(one_by_one) / 10, rel=1e-5
+    )

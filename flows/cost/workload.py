@@ -142,7 +142,7 @@ def successor_rows(at: At, n: float) -> Rows:
 
 
 def policy_rows(at: At, n: float, thought: float) -> Rows:
-    """thought: tokens of it that are trained on; a rewritten action has none."""
+    """thought: tokens of it that are trained on; a rewritten action has none without refine.rethink."""
     size = at.lengths
     return Rows(n, size.state(size.middle) + size.action + thought, size.action + thought)
 
@@ -154,7 +154,8 @@ def n_targets(at: At) -> int:
 def critic(at: At) -> Work:
     config, n = at.run.critic, n_targets(at)
     steps = config.epochs * math.ceil(n / config.batch)
-    beside = policy_rows(at, steps * config.policy_rows, at.lengths.thought * (at.lengths.yes if at.iteration else 1))
+    kept = at.lengths.yes if at.iteration and not at.run.refine.rethink else 1
+    beside = policy_rows(at, steps * config.policy_rows, at.lengths.thought * kept)
     return Work("critic", trained=(successor_rows(at, config.epochs * n), beside), steps=steps)
 
 
@@ -185,6 +186,10 @@ def refine(at: At) -> Work:
     )
     if config.correct:
         found.append(Prompts(no, size.template + size.action, size.action + size.thought))
+    if config.rethink and size.thought:
+        found.append(
+            Prompts(no, size.state(size.middle) + size.template + size.action, size.action + size.thought, size.system)
+        )
     return Work("refine", prompts=merged(found))
 
 
@@ -193,7 +198,8 @@ def distill(at: At) -> Work:
     n = math.floor(no + yes + 1e-9)
     n -= int(n * config.held_out)
     steps = config.epochs * math.ceil(n / config.batch)
-    rows = policy_rows(at, config.epochs * n, at.lengths.thought * yes / max(no + yes, 1))
+    thinking = 1 if at.run.refine.rethink else yes / max(no + yes, 1)
+    rows = policy_rows(at, config.epochs * n, at.lengths.thought * thinking)
     return Work("distill", trained=(rows, successor_rows(at, steps * config.successor_rows)), steps=steps)
 
 

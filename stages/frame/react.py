@@ -92,6 +92,16 @@ def without_thought(text: str) -> str:
     return text[closed.end() :].lstrip()
 
 
+def thought_of(text: str) -> str:
+    """What stands in the <think> part in front of a reply; "" where it has none, or an empty one, or one without an
+    end.
+    """
+    try:
+        return _THINK.sub("", text.removesuffix(without_thought(text))).strip()
+    except Malformed:
+        return ""
+
+
 def _by_words(text: str) -> tuple[str, str]:
     actions = list(_ACTION.finditer(text))
     if not actions:

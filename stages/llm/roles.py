@@ -1,9 +1,10 @@
 """Roles are prompts: one folder a task, one file a role, with named fields.
 
 policy, successor, combine, evaluator, refiner and corrector are the roles of NLAC (arXiv 2512.04601, section 4 and its
-prompts); value is what Self-AC's critic is asked, as a system message after the state. Every task has policy.md and
-value.md; one that NLAC is not run on needs no other. A prompt file is hashed into the fingerprint of every stage that
-uses the role: a changed word is a new run.
+prompts); thinker thinks again before a rewritten action, where the model thinks (stages/rethink.py); value is what
+Self-AC's critic is asked, as a system message after the state. Every task has policy.md and value.md; one that NLAC is
+not run on needs no other. A prompt file is hashed into the fingerprint of every stage that uses the role: a changed
+word is a new run.
 `policy.md` is added to the environment's own system message; every other file is one user message.
 """
 
@@ -19,9 +20,10 @@ from string import Formatter
 
 from stages.frame.react import opened_thought, parse_react, without_thought
 from stages.frame.types import Completion, Engine, Malformed, Message, Request, UsageError
+from stages.llm.pieces import leaked_piece
 from stages.llm.tokens import has_room
 
-ROLES = ("policy", "successor", "combine", "evaluator", "refiner", "corrector", "value")
+ROLES = ("policy", "successor", "combine", "evaluator", "refiner", "corrector", "thinker", "value")
 EVERYWHERE = ("policy", "value")
 """Roles that every task has a prompt for. The others are NLAC's: a stage that prompts one declares it (`Stage.roles`)."""
 # What each role is told. policy and successor are the students: s', the reward and the critique have no field in their
@@ -33,12 +35,17 @@ FIELDS = {
     "evaluator": frozenset({"history", "action", "thought", "futures"}),
     "refiner": frozenset({"system", "history", "action", "thought", "evaluation"}),
     "corrector": frozenset({"text"}),
+    "thinker": frozenset({"reply"}),  # after the policy's own prompt
     "value": frozenset[str](),
 }
 FOLDER = Path(__file__).parent / "prompts"
 
 NO_ROOM = Completion("", (), (), "no room")
 """Stands for the reply to a prompt that leaves no room for one in the model's context. Nobody was asked, and no reader of replies can read it."""
+
+PIECE = 5
+"""Successive words from which on a piece of a privileged text is a leak in a student prompt. A prompt is a template and fields, and what is known holds the
+same filled template, so that false alarms need a chat template that says five words of a critique: a short run finds more."""
 
 
 @dataclass(frozen=True)
@@ -175,12 +182,23 @@ def load_roles(name: str, folder: Path = FOLDER) -> Roles:
 def check_student(student: str, known: str, privileged: Sequence[str]) -> None:
     """The invariant of the two information sets: nothing that only the teacher knew stands in the student prompt.
 
-    known: what the student may see, its template included; a privileged text that stands there, too (the same
-    observation twice), is no leak. Raises AssertionError.
+    A leak is a whole privileged text, however short, or a run of PIECE words of one.
+    known: what the student may see, its template included; what stands there, too (the same observation twice), is no
+    leak.
+    Raises AssertionError.
     """
-    for text in privileged:
-        if text and text in student and text not in known:
-            raise AssertionError(f"the student prompt holds what only the teacher may know: {text!r}")
+    whole = [text for text in privileged if text and text in student and text not in known]
+    for piece in (*whole, leaked_piece(student, privileged, known, words=PIECE)):
+        if piece:
+            raise AssertionError(f"the student prompt holds what only the teacher may know: {piece!r}")
+
+
+def policy_text(roles: Roles, messages: Sequence[Message]) -> str:
+    """All that the policy may know of a state, as text: the system message with the role's instructions, then what was
+    said and seen.
+    """
+    head, *rest = (str(m["content"]) for m in messages)
+    return "\n".join([f"{head}\n\n{roles.templates['policy'].format().strip()}", *rest])
 
 
 def history_text(messages: Sequence[Message]) -> str:

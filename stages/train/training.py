@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -59,6 +59,16 @@ class PassConfig(OptimConfig):
     )
 
 
+class MixedConfig(PassConfig):
+    """And of critic and distill, whose steps hold rows of several kinds."""
+
+    weight: Literal["token", "row"] = Field(
+        "token",
+        description="What counts alike in a step's loss: token, so that a long row counts for more, with its whole log-likelihood; or row, whatever its "
+        "length. [paper: token; row ours]",
+    )
+
+
 def half(device: Any, on: bool) -> torch.autocast:
     """Passes within it compute in bfloat16 where torch's autocast does, if `on`. Losses belong outside, in fp32."""
     return torch.autocast(torch.device(device).type, dtype=torch.bfloat16, enabled=on)
@@ -97,6 +107,13 @@ class Part:
     rows: tuple[TrainRow, ...]
     normaliser: float | None = None
     share: float = 1.0
+
+
+def weighed(rows: Sequence[TrainRow], by: str) -> list[TrainRow]:
+    """The rows with weights by which each counts alike in `mixed_nll` and `mean_nll`, times the weight that it has (by
+    = row); or as they are (token).
+    """
+    return [replace(r, weight=r.weight / len(r.completion_ids)) for r in rows] if by == "row" else list(rows)
 
 
 def target_rows(rows: Sequence[Row]) -> list[TrainRow]:
@@ -289,10 +306,12 @@ def of_step(parts: list[dict[str, float]]) -> dict[str, float]:
 def mean_nll(
     model: Any, rows: Sequence[TrainRow], *, pad_id: int, size: int = 128, pass_tokens: int = 0, autocast: bool = False
 ) -> float:
-    """Mean NLL a token over rows, in evaluation mode, `size` of them a pass or as many as `pass_tokens` allows."""
+    """Mean NLL a token over rows by their weights, as in `mixed_nll`, in evaluation mode, `size` of them a pass or as
+    many as `pass_tokens` allows.
+    """
     was_training = model.training
     model.eval()
-    total = tokens = 0.0
+    total = count = 0.0
     groups = (
         by_length(rows, pass_tokens)
         if pass_tokens
@@ -302,10 +321,11 @@ def mean_nll(
         part = make_part(group, pad_id, model.device)
         with half(model.device, autocast):
             nll_B, _ = completion_nll(model, part.batch)
-        total += float((nll_B * part.batch.n_completion).sum())
-        tokens += float(part.batch.n_completion.sum())
+        weight_B = part.weights_B * part.batch.n_completion
+        total += float((weight_B * nll_B).sum())
+        count += float(weight_B.sum())
     model.train(was_training)
-    return total / max(tokens, 1.0)
+    return total / max(count, 1e-9)
 
 
 def pad_id(model: Any) -> int:

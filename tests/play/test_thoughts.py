@@ -6,15 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from models import Bench, Recorder
 
 from stages import collect, refine, targets
 from stages.collect import CollectConfig
-from stages.frame.react import opened_thought, without_thought
+from stages.frame.contract import Outputs
+from stages.frame.react import opened_thought, thought_of, without_thought
 from stages.frame.sections import RolesConfig, TaskConfig
 from stages.frame.types import Completion, Malformed, Message, Request, SimulatorError
+from stages.llm.pieces import leaked_piece
 from stages.llm.roles import history_text, spoken, thought_opened
 from stages.llm.scripted import END_ID, ScriptedEngine, play
 from stages.play.environment import environment
@@ -85,14 +88,27 @@ def test_an_unfinished_thought_says_nothing(opened: str, text: str) -> None:
     assert spoken(reply, opened, ScriptedEngine().decode).text == ""
 
 
+AGAIN = "the customer comes first"
+
+
+def is_again(prompt: str) -> bool:
+    """Whether it is the policy's prompt with a reply to be arrived at."""
+    return prompt.startswith("<system>") and "<user>\nRewrite." in prompt
+
+
 class Thinker(Recorder):
-    """The scripted player of the desk, who thinks before every reply; with `opened` the template begins the thought."""
+    """The scripted player of the desk, who thinks before every reply; with `opened` the template begins the thought.
+    Asked to think again, it begins with `again`, and gives the reply that it was told unless there is one in it.
+    """
 
     def __init__(self, opened: bool) -> None:
-        self.opened = opened
+        self.opened, self.again = opened, f"{AGAIN}</think>\n\n"
         super().__init__(self.think)
 
     def think(self, prompt: str, request: Request) -> str:
+        if is_again(prompt):
+            told = play(prompt.removesuffix(OPENED), request) if self.again.endswith("\n\n") else ""
+            return f"{'' if self.opened else '<think>'}{self.again}{told}"
         return f"{'' if self.opened else '<think>'}{THOUGHT}</think>\n\n{play(prompt.removesuffix(OPENED), request)}"
 
     def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -144,10 +160,84 @@ def test_no_target_and_no_prompt_of_a_role_holds_a_thought(bench: Bench) -> None
     assert not [prompt for prompt in asked if "secret" in prompt and not prompt.startswith("<system>")]
 
 
-def test_a_kept_action_keeps_its_thought_and_a_rewritten_one_has_none(bench: Bench) -> None:
+def refined(bench: Bench, **config: Any) -> Outputs:
+    return bench.run(
+        refine.STAGE, RefineConfig(states=30, yes_frac_max=1.0, **config), {"collect": ["collect0"]}, name="refine0"
+    )
+
+
+def rewritten_rows(bench: Bench) -> list[dict[str, Any]]:
+    return [row for row in bench.memory.rows("targets", ["refine0"]) if not row["info"]["kept"]]
+
+
+def test_a_rewritten_action_has_a_new_thought_that_knows_what_the_policy_knows(bench: Bench) -> None:
+    """The row is one reply as the engine produced it; it was asked with the policy's prompt and the reply to arrive at,
+    and nothing of the critic's.
+    """
     engine = bench.engine
     assert isinstance(engine, Thinker)
-    bench.run(refine.STAGE, RefineConfig(states=30, yes_frac_max=1.0), {"collect": ["collect0"]}, name="refine0")
+    before = len(engine.requests)
+    metrics = refined(bench).metrics
+    rows = rewritten_rows(bench)
+    assert rows and metrics["refine/thoughts"] == len(rows)
+    asked = [
+        (engine.decode(r.prompt_ids), c.token_ids)
+        for r, c in engine.produced()[before:]
+        if is_again(engine.decode(r.prompt_ids))
+    ]
+    assert not [prompt for prompt, _ in asked if "Optimality" in prompt or "Future" in prompt]
+    for row in rows:
+        begin = row["student_prompt"].removesuffix(OPENED).removesuffix("<assistant>\n")
+        assert any(
+            prompt.startswith(f"{begin}<user>\nRewrite.\n{row['raw']}") and ids == tuple(row["completion_ids"])
+            for prompt, ids in asked
+        )
+        assert thought_of(row["completion"]) == AGAIN
+        assert row["completion"].endswith(row["raw"])
+        text = engine.decode(row["completion_ids"])
+        assert text == f"{'' if engine.opened else '<think>'}{AGAIN}</think>\n\n{row['raw']}"
+        assert not leaked_piece(
+            text, ["Future: then fail. It may need another action.", THOUGHT], row["student_prompt"], words=3
+        )
+
+
+@pytest.mark.parametrize(
+    ("again", "reason"),
+    [
+        (f"{AGAIN}</think>\n\nThought: t Action: check diary", "another action"),
+        (f"{AGAIN}</think>\n\nhm", "another action"),
+        ("</think>\n\n", "no thought"),
+        ("The other: another action may be needed.</think>\n\n", ""),
+        ("The critic: optimality no, ANOTHER action may be needed.</think>\n\n", "leak in the thought"),
+        (f"{AGAIN} {'and on ' * 90}</think>\n\n", "thought cut short"),
+    ],
+)
+def test_a_row_whose_new_thought_cannot_be_learned_is_dropped_and_counted(
+    bench: Bench, again: str, reason: str
+) -> None:
+    engine = bench.engine
+    assert isinstance(engine, Thinker)
+    engine.again = again
+    metrics = refined(bench, leak_words=6).metrics
+    dropped = [row["info"]["dropped"] for row in bench.memory.rows("judgements", ["refine0"]) if row["verdict"] == "no"]
+    assert dropped and set(dropped) == {reason}
+    assert metrics["refine/thought_leak"] == (len(dropped) if reason.startswith("leak") else 0)
+    assert metrics["refine/thought_lost"] == (len(dropped) if reason and not reason.startswith("leak") else 0)
+    assert bool(rewritten_rows(bench)) == (not reason)
+
+
+def test_a_policy_that_does_not_think_is_not_made_to(bench: Bench) -> None:
+    bench.engine = engine = Recorder()
+    bench.run(collect.STAGE, CollectConfig(episodes=12, first_episodes=12), {}, name="collect0")
+    metrics = refined(bench).metrics
+    assert rewritten_rows(bench) and metrics["refine/thoughts"] == 0
+    assert not any(is_again(prompt) for prompt in engine.prompts)
+
+
+def test_without_thinking_again_a_kept_action_keeps_its_thought_and_a_rewritten_one_has_none(bench: Bench) -> None:
+    engine = bench.engine
+    assert isinstance(engine, Thinker)
+    refined(bench, rethink=False)
     rows = bench.memory.rows("targets", ["refine0"])
     kept, rewritten = ([row for row in rows if row["info"]["kept"] is is_kept] for is_kept in (True, False))
     assert kept and rewritten
