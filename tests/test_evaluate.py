@@ -233,6 +233,23 @@ def test_calibration_is_left_as_table_and_plot(base: Path, tmp_path: Path) -> No
     assert bench.memory.files["evaluate0", "audit/calibration.png"].read_bytes().startswith(b"\x89PNG")
 
 
+def test_every_share_and_correlation_of_the_audit_has_an_interval_over_episodes(base: Path, tmp_path: Path) -> None:
+    bench = bench_of(base, tmp_path, Play("blind"))
+    metrics, rows = run(bench)
+    table = {
+        row["name"]: row for row in json.loads(bench.memory.files["evaluate0", "audit/intervals.json"].read_text())
+    }
+    counts = {"audit/malformed_frac", "audit/out_of_context", "audit/unreadable"}
+    assert set(table) == {name for name in metrics if name.startswith("audit/")} - counts
+    for name, row in table.items():
+        assert row["value"] == metrics[name]
+        assert row["low"] is None or row["low"] - 1e-9 <= row["value"] <= row["high"] + 1e-9
+    episodes = {row["episode_id"] for row in rows["judgements"] if row["info"]["own"]}
+    yes = table["audit/yes_rate"]
+    assert (yes["actions"], yes["episodes"]) == (60, len(episodes))
+    assert (yes["low"], yes["high"]) == wilson(len(episodes), len(episodes))
+
+
 def test_without_a_critic_or_turns_there_is_no_audit(base: Path, tmp_path: Path) -> None:
     for inputs, turns in (({"distill": ["distill0"]}, 60), (INPUTS, 0)):
         metrics, rows = run(bench_of(base, tmp_path, Play()), inputs, audit_turns=turns)

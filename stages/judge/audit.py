@@ -6,19 +6,24 @@ import importlib
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from stages.frame.contract import Context
 from stages.frame.types import Episode, Malformed, Row, Turn
 from stages.judge.critique import Judgement, judge
-from stages.learn.statistics import auroc, calibration, spearman
+from stages.learn.statistics import auroc, bootstrap_interval, calibration, cluster_draws, share_interval, spearman
 from stages.llm.roles import NO_ROOM, Roles, ask, mix
 from stages.llm.tokens import nothing_fits
 from stages.play.environment import read_action
+
+RESAMPLES = 400
+"""Draws of a bootstrap interval."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +67,14 @@ def audit(context: Context, roles: Roles, episodes: Sequence[Episode], n_turns: 
     ]
     if cases and all(c.judgement.out_of_context for c in cases):
         raise nothing_fits("evaluate.audit_turns", len(cases), context.engine.context)
-    metrics = against_returns(cases) | against_truth(context, cases)
+    table = [*against_returns(cases), *against_truth(context, cases)]
+    metrics = {one["name"]: one["value"] for one in table}
     metrics["audit/unreadable"] = float(others.count("") - too_long)
     metrics["audit/out_of_context"] = float(too_long + sum(c.judgement.out_of_context for c in cases))
     metrics["audit/malformed_frac"] = sum(c.judgement.verdict == "malformed" for c in cases) / max(len(cases), 1)
     metrics = {name: value for name, value in metrics.items() if not math.isnan(value)}
-    return Audit(metrics, [row(c) for c in cases], report(context.workdir, cases))
+    files = report(context.workdir, cases) | intervals(context.workdir, table)
+    return Audit(metrics, [row(c) for c in cases], files)
 
 
 def base_actions(context: Context, roles: Roles, turns: Sequence[tuple[Episode, Turn]]) -> tuple[list[str], int]:
@@ -96,26 +103,28 @@ def predicted(judgement: Judgement, loss_words: Sequence[str]) -> float:
     return sum(not any(word in future for word in loss_words) for future in futures) / len(futures)
 
 
-def against_returns(cases: Sequence[Case]) -> dict[str, float]:
-    """Own actions only: the return that followed against verdict (1 = Yes) and predicted success."""
+def against_returns(cases: Sequence[Case]) -> list[Row]:
+    """Own actions only: the return that followed against verdict (1 = Yes) and predicted success. One row a measure, as
+    of `share` and `order`.
+    """
     own = [c for c in cases if c.own and c.judgement.verdict != "malformed"]
     if not own:
-        return {}
+        return []
     returns = [c.episode.total_reward for c in own]
     won = [int(r >= 1) for r in returns]
     yes = [float(c.judgement.verdict == "yes") for c in own]
     futures = [c.predicted for c in own]
-    return {
-        "audit/verdict_return_spearman": spearman(yes, returns),
-        "audit/future_return_spearman": spearman(futures, returns),
-        "audit/future_return_auroc": auroc(futures, won),
-        "audit/yes_rate": sum(yes) / len(yes),
-        "audit/yes_rate_won": mean([y for y, w in zip(yes, won, strict=True) if w]),
-        "audit/yes_rate_lost": mean([y for y, w in zip(yes, won, strict=True) if not w]),
-    }
+    return [
+        order("audit/verdict_return_spearman", spearman, own, yes, returns),
+        order("audit/future_return_spearman", spearman, own, futures, returns),
+        order("audit/future_return_auroc", auroc, own, futures, won),
+        share("audit/yes_rate", own, yes),
+        share("audit/yes_rate_won", own, yes, [w == 1 for w in won]),
+        share("audit/yes_rate_lost", own, yes, [w == 0 for w in won]),
+    ]
 
 
-def against_truth(context: Context, cases: Sequence[Case]) -> dict[str, float]:
+def against_truth(context: Context, cases: Sequence[Case]) -> list[Row]:
     """Where the environment's module has `truth`: verdicts against right or wrong, futures against exact Q*, the cause
     named.
     """
@@ -129,40 +138,73 @@ def against_truth(context: Context, cases: Sequence[Case]) -> dict[str, float]:
                 facts.append(truth(task.options, c.episode.scenario, [*past_actions(c), c.action]))
                 read.append(c)
     if not read:
-        return {}
-    yes = [float(c.judgement.verdict == "yes") for c in read]
-    wrong = [(c, f) for c, f in zip(read, facts, strict=True) if not f.optimal]
-    return {
-        "audit/verdict_accuracy": mean([float((y == 1) == f.optimal) for y, f in zip(yes, facts, strict=True)]),
-        "audit/verdict_auroc": auroc(yes, [int(f.optimal) for f in facts]),
-        "audit/verdict_q_spearman": spearman(yes, [f.q for f in facts]),
-        "audit/future_q_spearman": spearman([c.predicted for c in read], [f.q for f in facts]),
-        "audit/no_if_right": mean([1 - y for y, f in zip(yes, facts, strict=True) if f.optimal]),
-        "audit/no_if_wrong": mean([1 - y for y, f in zip(yes, facts, strict=True) if not f.optimal]),
-        "audit/cause_named": mean([float(any(f.named_in(t) for t in c.judgement.futures)) for c, f in wrong]),
-        **by_turn(read, [f.optimal for f in facts]),
-    }
+        return []
+    yes, q = [float(c.judgement.verdict == "yes") for c in read], [f.q for f in facts]
+    no, right, wrong = [1 - y for y in yes], [f.optimal for f in facts], [not f.optimal for f in facts]
+    return [
+        share("audit/verdict_accuracy", read, [float((y == 1) == r) for y, r in zip(yes, right, strict=True)]),
+        order("audit/verdict_auroc", auroc, read, yes, [int(r) for r in right]),
+        order("audit/verdict_q_spearman", spearman, read, yes, q),
+        order("audit/future_q_spearman", spearman, read, [c.predicted for c in read], q),
+        share("audit/no_if_right", read, no, right),
+        share("audit/no_if_wrong", read, no, wrong),
+        share(
+            "audit/cause_named",
+            read,
+            [float(any(f.named_in(t) for t in c.judgement.futures)) for c, f in zip(read, facts, strict=True)],
+            wrong,
+        ),
+        *by_turn(read, no, right),
+    ]
 
 
-def by_turn(cases: Sequence[Case], right: Sequence[bool]) -> dict[str, float]:
+def by_turn(cases: Sequence[Case], no: Sequence[float], right: Sequence[bool]) -> list[Row]:
     """Where in an episode policy and critic go wrong: `audit/turn0/own_right` is the share of right first actions of
     the policy.
     """
-    found = {}
+    found = []
     for index in sorted({c.turn.index for c in cases}):
-        here = [(c, r) for c, r in zip(cases, right, strict=True) if c.turn.index == index]
-        found[f"audit/turn{index}/own_right"] = mean([float(r) for c, r in here if c.own])
-        found[f"audit/turn{index}/no_if_right"] = mean([float(c.judgement.verdict == "no") for c, r in here if r])
-        found[f"audit/turn{index}/no_if_wrong"] = mean([float(c.judgement.verdict == "no") for c, r in here if not r])
+        here = [c.turn.index == index for c in cases]
+        own = [h and c.own for h, c in zip(here, cases, strict=True)]
+        found.append(share(f"audit/turn{index}/own_right", cases, [float(r) for r in right], own))
+        found.append(
+            share(f"audit/turn{index}/no_if_right", cases, no, [h and r for h, r in zip(here, right, strict=True)])
+        )
+        found.append(
+            share(f"audit/turn{index}/no_if_wrong", cases, no, [h and not r for h, r in zip(here, right, strict=True)])
+        )
     return found
+
+
+def share(name: str, cases: Sequence[Case], values: Sequence[float], where: Sequence[bool] | None = None) -> Row:
+    """A measure: the mean of values (0 or 1) over the cases `where`, NaN of none, with its interval. Turns of one
+    episode are a cluster.
+    """
+    chosen = [i for i in range(len(cases)) if where is None or where[i]]
+    clusters, ys = [cases[i].episode.id for i in chosen], [values[i] for i in chosen]
+    low, high = share_interval(ys, clusters)
+    value = sum(ys) / len(ys) if ys else math.nan
+    return {"name": name, "value": value, "low": low, "high": high, "actions": len(ys), "episodes": len(set(clusters))}
+
+
+def order(
+    name: str, statistic: Callable[[Any, Any], float], cases: Sequence[Case], x: Sequence[float], y: Sequence[float]
+) -> Row:
+    """A measure that is no share: of pairs, with the interval of a bootstrap over episodes."""
+    clusters, a, b = [c.episode.id for c in cases], np.array(x), np.array(y)
+    low, high = bootstrap_interval(lambda rows: statistic(a[rows], b[rows]), cluster_draws(clusters, RESAMPLES, 0))
+    return {
+        "name": name,
+        "value": statistic(a, b),
+        "low": low,
+        "high": high,
+        "actions": len(cases),
+        "episodes": len(set(clusters)),
+    }
 
 
 def past_actions(case: Case) -> list[str]:
     return [t.action for t in case.episode.turns[: case.turn.index] if not t.malformed]
-
-
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else float("nan")
 
 
 def row(c: Case) -> Row:
@@ -173,12 +215,26 @@ def row(c: Case) -> Row:
     }  # fmt: skip
 
 
+def intervals(folder: Path, table: Sequence[Row]) -> dict[str, Path]:
+    """Every measure that is defined with its 95 % interval, in which the turns of an episode count as a cluster and not
+    one by one.
+    """
+    path = folder / "intervals.json"
+    known = [
+        {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in one.items()}
+        for one in table
+        if not math.isnan(one["value"])
+    ]
+    path.write_text(json.dumps(known, indent=1))
+    return {"audit/intervals.json": path} if known else {}
+
+
 def report(folder: Path, cases: Sequence[Case]) -> dict[str, Path]:
     """Calibration of the predicted success on own actions, as a table and a plot."""
     own = [c for c in cases if c.own and c.judgement.verdict != "malformed"]
     if not own:
         return {}
-    bins = calibration([c.predicted for c in own], [int(c.episode.won) for c in own], 5)
+    bins = calibration([c.predicted for c in own], [int(c.episode.won) for c in own], 5, [c.episode.id for c in own])
     table, plot = folder / "calibration.json", folder / "calibration.png"
     table.write_text(json.dumps(bins, indent=1))
     from matplotlib.figure import Figure
