@@ -52,7 +52,8 @@ def test_it_equals_a_loop_over_all_runs_of_all_lengths() -> None:
 
         runs = [words[i:j] for i in range(n) for j in range(i + 3, n + 1)]
         leaked = [run for run in runs if all(secret(run[k : k + 3]) for k in range(len(run) - 2))]
-        assert piece == " ".join(max(leaked, key=len, default=[]))
+        longest: list[str] = max(leaked, key=len) if leaked else []
+        assert piece == " ".join(longest)
         found += bool(piece)
     assert 50 < found < 350
 
