@@ -16,19 +16,27 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from flows import presets
+from flows import presets, telling
+from flows.datasets import scenario_sets
 from flows.registry import METHODS, load_stage, select_inputs
 from stages.frame.types import TurnwiseError
+from stages.notes import run_link
+from stages.store.runs import NOTE, flat
 
 if TYPE_CHECKING:
     from flows.presets import RunConfig
+    from flows.telling import Asked
     from stages.frame.contract import Stage
+    from stages.models import Version
     from stages.store.execute import Bar, StageRun, Workspace
     from stages.store.tracking import Status
 
 EXPERIMENT = "pipeline"
 SUMMARY = "summary.json"  # artifact of the parent run: what `--json` prints
 WIN_RATE = "evaluate/win_rate"
+CURVE = "agent"
+"""Before the slash in the names of the two curves that a reader wants first. MLflow groups charts by what stands before a metric's last slash, in the order
+of the alphabet, and within a group likewise; the names of stages come later."""
 TOTALS = (
     "stages_s",
     "cpu_s",
@@ -96,10 +104,11 @@ def plain_step(
     *,
     force: bool = False,
     tags: Mapping[str, str] | None = None,
+    of: str = "",
     say: Callable[[str], None] = lambda text: None,
 ) -> Step:
-    """Run stages right here, as runs below the pipeline run `parent` where there is one, with `tags` on each. say: is
-    told who is waited for.
+    """Run stages right here, as runs below the pipeline run `parent` where there is one, with `tags` on each. of: whose
+    they are, for their names. say: is told who is waited for.
     """
     from stages.store.execute import execute
 
@@ -111,6 +120,7 @@ def plain_step(
             iteration=call.iteration,
             workspace=workspace,
             parent=parent,
+            name=f"{call.title} of {of}" if of else call.title,
             force=force,
             tags={"part": call.part, **(tags or {})},
             progress=bar,
@@ -168,30 +178,33 @@ def _inputs(stage: Stage, history: dict[str, list[str]]) -> dict[str, list[str]]
 
 
 def run_pipeline(
-    run: RunConfig, workspace: Workspace, make_step: Callable[[str], Step], watch: Watcher = lambda row: None
+    run: RunConfig,
+    workspace: Workspace,
+    make_step: Callable[[str], Step],
+    watch: Watcher = lambda row: None,
+    *,
+    asked: Asked | None = None,
 ) -> Summary:
-    """The whole run. make_step: from the id of the parent run to how stages are run.
+    """The whole run. make_step: from the id of the parent run to how stages are run. asked: how it was asked for.
 
     Finished stages are reused, so after a kill the same call goes on from the last one that finished. Raises what a
     stage raises; the parent run is then marked FAILED, or KILLED on Ctrl-C, with what had been done by then.
     """
-    tags = {"preset": run.preset, "method": run.method, "seed": str(run.seed)}
-    run_id = workspace.tracking.start(EXPERIMENT, f"{run.preset} seed {run.seed}", tags)
-    book = _Book(workspace, Summary(run_id, run.preset, "RUNNING", 0.0))
+    book = _open_book(run, workspace, asked or telling.Asked())
+    run_id = book.summary.run_id
     with book.closing():
         workspace.tracking.write_json(run_id, "config.json", run.model_dump(mode="json"))
-        workspace.tracking.params(
-            run_id, {"preset": run.preset, "method": run.method, "seed": run.seed, "iterations": run.iterations}
-        )
+        workspace.tracking.params(run_id, {**book.asked.params, **dict(flat(run.model_dump(mode="json")))})
+        workspace.tracking.reads(run_id, scenario_sets(run))
         step = make_step(run_id)
         base, start = evaluate_base(run, step)
-        book.put(base={**_outcome(base), "run_id": base.run_id})
         rows = [
             Iteration(
                 -1, {"evaluate": start.run_id}, start.metrics, start.seconds, ("evaluate",) if start.reused else ()
             )
         ]
         book.add(rows[0])
+        book.put(base={**_outcome(base), "run_id": base.run_id})
         watch(rows[0])
         for row in iterate(run, step):
             rows.append(row)
@@ -201,6 +214,7 @@ def run_pipeline(
             final = evaluate_final(run, step, best)
             adapter = best.runs[METHODS[run.method][-1]]
             book.put(final={**_outcome(final), "run_id": final.run_id, "iteration": best.iteration, "adapter": adapter})
+            book.register()
     return book.summary
 
 
@@ -209,25 +223,64 @@ def _outcome(evaluated: StageRun) -> dict[str, Any]:
     return {key.removeprefix("evaluate/"): value for key, value in evaluated.metrics.items()}
 
 
+def _open_book(run: RunConfig, workspace: Workspace, asked: Asked) -> _Book:
+    """Start the parent run, which tells from now on what it is."""
+    from stages.store.execute import code_version
+
+    name, commit = telling.run_name(run, asked.changed), code_version()
+    source = {
+        "mlflow.source.name": asked.command,
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.git.commit": commit["git_commit"],
+    }
+    note = telling.note(run, asked, commit, Summary("", run.preset, "RUNNING", 0.0), workspace.tracking.link)
+    tags = {
+        "preset": run.preset,
+        "method": run.method,
+        "seed": str(run.seed),
+        **commit,
+        **(source if asked.command else {}),
+        NOTE: note,
+    }
+    run_id = workspace.tracking.start(EXPERIMENT, name, tags)
+    return _Book(run, workspace, asked, commit, Summary(run_id, run.preset, "RUNNING", 0.0))
+
+
 class _Book:
     """The parent run's curves and its summary, kept up to date so that a killed run can be shown and rerun from."""
 
-    def __init__(self, workspace: Workspace, summary: Summary) -> None:
-        self.summary = summary
+    def __init__(
+        self, run: RunConfig, workspace: Workspace, asked: telling.Asked, commit: Mapping[str, str], summary: Summary
+    ) -> None:
+        self.run, self.asked, self.commit, self.summary = run, asked, commit, summary
         self._tracking = workspace.tracking
+        self._model: Version | None = None
         self._started = time.perf_counter()
         self._totals = dict.fromkeys(TOTALS, 0.0)
+
+    @property
+    def note(self) -> str:
+        return telling.note(self.run, self.asked, self.commit, self.summary, self._tracking.link, self._model)
+
+    def register(self) -> None:
+        """Make the final adapter a version of the preset's registered model."""
+        final, run_id = self.summary.final, self.summary.run_id
+        text = f"The adapter of {run_link(METHODS[self.run.method][-1], final['adapter'], self._tracking.link)}, chosen by {run_link(EXPERIMENT, run_id, self._tracking.link)}."
+        figures = telling.figures(self.run, self.asked, self.commit, self.summary)
+        self._model = self._tracking.register(
+            self.run.preset or EXPERIMENT, run_id, (final["adapter"], "adapter"), figures=figures, note=text
+        )
 
     def put(self, **changes: Any) -> None:
         self.summary = replace(self.summary, seconds=round(time.perf_counter() - self._started, 3), **changes)
         self._tracking.write_json(self.summary.run_id, SUMMARY, asdict(self.summary))
-        numbers = {
-            f"{part}/{key}": value
-            for part in ("base", "final")
-            for key, value in changes.get(part, {}).items()
-            if isinstance(value, float)
-        }
-        self._tracking.log(self.summary.run_id, numbers)
+        for part, tested in ((part, changes[part]) for part in ("base", "final") if part in changes):
+            numbers = {f"{part}/{key}": value for key, value in tested.items() if isinstance(value, float)}
+            self._tracking.log(
+                self.summary.run_id,
+                {f"{CURVE}/win_rate_on_test": tested["win_rate"], **numbers},
+                tested.get("iteration", -1) + 1,
+            )
 
     def add(self, row: Iteration) -> None:
         """An iteration's metrics at step iteration + 1, with running totals, so that win rates can be drawn against
@@ -247,8 +300,7 @@ class _Book:
             if what in TOTALS and stage != "evaluate":
                 self._totals[what] += value
         totals = {f"{EXPERIMENT}/{key}": value for key, value in self._totals.items()}
-        # Without a prefix the page draws it first.
-        first = {} if row.win_rate is None else {"win_rate": row.win_rate}
+        first = {} if row.win_rate is None else {f"{CURVE}/win_rate": row.win_rate}
         self._tracking.log(self.summary.run_id, {**first, **row.metrics, **totals}, row.iteration + 1)
         self.put(iterations=[*self.summary.iterations, {**plain, "metrics": {**row.metrics, **totals}}])
 
@@ -258,6 +310,7 @@ class _Book:
         try:
             yield
             self.put(status="FINISHED")
+            self._tracking.note(run_id, self.note)
             self._tracking.finish(run_id)
         except BaseException as error:
             status: Status = "FAILED" if isinstance(error, Exception) else "KILLED"
@@ -265,6 +318,7 @@ class _Book:
             # gone.
             with suppress(TurnwiseError, OSError):
                 self.put(status=status)
+                self._tracking.note(run_id, self.note)
                 self._tracking.finish(run_id, status, f"{type(error).__name__}: {error}")
             raise
 

@@ -201,6 +201,19 @@ def rate_text(outcome: Mapping[str, Any]) -> str:
     return f"{outcome['win_rate']:.2f}{interval}"
 
 
+def duration(seconds: float | None) -> str:
+    """In the unit that a reader thinks in: "58 s", "12 min", "3.4 h"; "-" where it is not known."""
+    if seconds is None:
+        return "-"
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )
+
+
 def _cell(metrics: Mapping[str, float], metric: str, form: str) -> str:
     return form.format(metrics[metric]) if metric in metrics else ""
 

@@ -9,15 +9,17 @@ its tag `rerun_of`, and nothing that is stored changes.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flows import presets
 from flows.pipeline import EXPERIMENT, SUMMARY, Call
 from flows.registry import STAGES, load_stage
+from flows.telling import changes_named, changes_told
 from stages.envs import nearest
 from stages.frame.types import MissingInput, UsageError
+from stages.store.runs import differences
 
 if TYPE_CHECKING:
     from stages.store.execute import Workspace
@@ -29,11 +31,19 @@ class Rerun:
 
     old: str
     call: Call
+    changed: Mapping[str, tuple[Any, Any]] = field(
+        default_factory=dict
+    )  # `section.key` -> the old value and the new one
 
     @property
     def tags(self) -> dict[str, str]:
-        """What links the new run to the old one."""
-        return {"rerun_of": self.old}
+        """What links the new run to the old one, and tells them apart."""
+        return {"rerun_of": self.old, "changed": changes_told(self.changed)}
+
+    @property
+    def whose(self) -> str:
+        """What the new run is called by, after its stage and iteration: "of f775a0b1, lr 0.0005"."""
+        return f"{self.old[:8]}{changes_named(self.changed, self.call.stage.name)}"
 
 
 def prepare(
@@ -56,9 +66,9 @@ def prepare(
         if (section := item.split("=")[0].split(".")[0]) not in read:
             raise UsageError(f"--set {item}: {stage} does not read {section!r}. It reads {', '.join(sorted(read))}.")
     values: dict[str, Any] = {**stored["config"], "seed": stored["seed"], "preset": f"rerun of {old[:8]}"}
-    return Rerun(
-        old, Call(loaded, presets.resolve(values, sets), lineage_inputs(workspace, old), stored["iteration"], "rerun")
-    )
+    before, run = presets.resolve(values), presets.resolve(values, sets)
+    changed = differences(before.model_dump(mode="json"), run.model_dump(mode="json"))
+    return Rerun(old, Call(loaded, run, lineage_inputs(workspace, old), stored["iteration"], "rerun"), changed)
 
 
 def find_stage_run(stage: str, of: str, workspace: Workspace, iteration: int | None = None) -> str:

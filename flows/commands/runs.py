@@ -11,12 +11,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flows import presets, registry
+from flows import presets, registry, telling
 from flows.orchestration import launch
-from flows.report import Display, emit, ending, rate_text
+from flows.report import Display, duration, emit, ending, rate_text
 from flows.workspace import find_home, open_workspace
 from stages.envs import nearest
 from stages.frame.types import UsageError
+from stages.store.runs import SET, RunInfo
 
 
 def run(args: Namespace) -> int:
@@ -27,9 +28,12 @@ def run(args: Namespace) -> int:
     presets.check_exists(args.preset)
     with launch.launcher(home, plain=args.plain) as launcher:
         config = presets.load(args.preset, args.set)
+        asked = telling.asked(args.preset, config, args.set)  # before the working directory changes
         workspace = open_workspace(home)
         with Display(quiet=args.quiet, rows_to=None if args.quiet else "stderr" if args.json else "stdout") as display:
-            summary = launch.launch_run(config, workspace, launcher, display, sets=args.set, force=args.force)
+            summary = launch.launch_run(
+                config, workspace, launcher, display, sets=args.set, force=args.force, asked=asked
+            )
     if args.json:
         emit(asdict(summary))
     else:
@@ -113,11 +117,9 @@ def runs(args: Namespace) -> int:
     found = []
     for info in workspace.tracking.runs(args.stage, args.limit):
         row: dict[str, Any] = {
-            "run_id": info.run_id,
-            "preset": info.tags.get("preset"),
-            "status": info.status,
-            "started": _iso(info.started),
-        }
+            "run_id": info.run_id, "name": info.name, "preset": info.tags.get("preset"), "seed": _whole(info.tags.get("seed")), "set": _set(info),
+            "status": info.status, "started": _iso(info.started), "seconds": None if info.ended is None else round(info.ended - info.started, 1),
+        }  # fmt: skip
         if args.stage == "pipeline":
             row["final"] = {
                 key: value
@@ -126,6 +128,7 @@ def runs(args: Namespace) -> int:
             }
         else:
             row |= {
+                "changed": info.tags.get("changed"),
                 "iteration": int(info.tags.get("iteration", -1)),
                 "pipeline": info.tags.get("pipeline"),
                 "rerun_of": info.tags.get("rerun_of"),
@@ -136,9 +139,8 @@ def runs(args: Namespace) -> int:
         return 0
     for row in found:
         detail = rate_text(row["final"]) if "final" in row else f"iteration {row['iteration']}"
-        print(
-            f"{row['run_id'][:8]}  {row['started'][:16].replace('T', ' ')}  {row['status']:<9} {row['preset'] or args.stage:<14} {detail}"
-        )
+        started, took = row["started"][:16].replace("T", " "), duration(row["seconds"])
+        print(f"{row['run_id'][:8]}  {started}  {row['status']:<9}{took:>8}  {detail:<18}  {row['name']}")
     if not found:
         print(f"No runs of {args.stage} in {workspace.home}. To make one: turnwise run demo", file=sys.stderr)
     return 0
@@ -213,6 +215,15 @@ def init(args: Namespace) -> int:
     open_workspace(home).tracking.initialise()
     print(f"{home} is ready. Next: turnwise run demo")
     return 0
+
+
+def _set(info: RunInfo) -> dict[str, str]:
+    """What differs from the preset, as the run's params say it."""
+    return {key.removeprefix(SET): value for key, value in info.params.items() if key.startswith(SET)}
+
+
+def _whole(text: str | None) -> int | None:
+    return None if text is None else int(text)
 
 
 def _iso(seconds: float) -> str:

@@ -107,12 +107,15 @@ def read_stage_run(workspace: Workspace, run_id: str) -> dict[str, Any]:
     return {
         "run_id": run_id,
         "stage": stage,
+        "name": info.name,
+        "seed": info.tags.get("seed"),
         "status": info.status,
         "started": datetime.fromtimestamp(info.started).astimezone().isoformat(timespec="seconds"),
         "seconds": None if info.ended is None else round(info.ended - info.started, 1),
         "iteration": int(info.tags.get("iteration", -1)),
         "pipeline": info.tags.get("pipeline"),
         "rerun_of": info.tags.get("rerun_of"),
+        "changed": info.tags.get("changed"),
         "error": info.tags.get("error"),
         "inputs": lineage_inputs(workspace, run_id) if finished else {},
         "metrics": dict(sorted(info.metrics.items())),
@@ -241,9 +244,9 @@ def _pipeline(workspace: Workspace, run_id: str, summary: Mapping[str, Any]) -> 
 def _stage_run(described: Mapping[str, Any]) -> str:
     seconds = "" if described["seconds"] is None else f", {described['seconds']:.1f} s"
     lines = [
-        f"{described['stage']} run {described['run_id']}  iteration {described['iteration']}  {described['status']}{seconds}"
+        f"{described['stage']} run {described['run_id']}  {described['name']}  seed {described['seed']}  iteration {described['iteration']}  {described['status']}{seconds}"
     ]
-    lines += [f"{key}: {described[key]}" for key in ("pipeline", "rerun_of", "error") if described[key]]
+    lines += [f"{key}: {described[key]}" for key in ("pipeline", "rerun_of", "changed", "error") if described[key]]
     lines += [f"input {name}: {', '.join(one[:8] for one in ids)}" for name, ids in described["inputs"].items()]
     lines += [f"rows of {table}: {n}" for table, n in described["rows"].items()]
     lines += [f"  {key:<36}{value:>12.5g}" for key, value in described["metrics"].items()]

@@ -24,6 +24,7 @@ from flows import presets
 from flows.orchestration.flow import FLOW_NAME
 from flows.orchestration.launch import Launcher, launch_rerun, launch_run
 from flows.report import Display
+from flows.telling import asked
 from flows.workspace import open_workspace
 
 
@@ -33,7 +34,16 @@ def pipeline(preset: str = "demo", sets: list[str] = []) -> dict[str, Any]:  # n
     config = presets.load(preset, sets)
     workspace = open_workspace(Path.cwd())
     with Display(quiet=True) as display:
-        return asdict(launch_run(config, workspace, Launcher.inside_flow(workspace.home), display, sets=sets))
+        return asdict(
+            launch_run(
+                config,
+                workspace,
+                Launcher.inside_flow(workspace.home),
+                display,
+                sets=sets,
+                asked=asked(preset, config, sets),
+            )
+        )
 
 
 @flow(name=f"{FLOW_NAME}-rerun", flow_run_name="{stage} of {of}", persist_result=False)

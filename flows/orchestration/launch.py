@@ -13,14 +13,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stages import envs
-
 if TYPE_CHECKING:
     from flows.orchestration.server import Server
     from flows.pipeline import Step, Summary
     from flows.presets import RunConfig
     from flows.report import Display
     from flows.rerun import Rerun
+    from flows.telling import Asked
     from stages.store.execute import StageRun, Workspace
 
 T = TypeVar("T")
@@ -80,30 +79,42 @@ def launcher(home: Path, *, plain: bool) -> Iterator[Launcher]:
 
 
 def launch_run(
-    run: RunConfig, workspace: Workspace, launch: Launcher, display: Display, *, sets: list[str], force: bool = False
+    run: RunConfig,
+    workspace: Workspace,
+    launch: Launcher,
+    display: Display,
+    *,
+    sets: list[str],
+    force: bool = False,
+    asked: Asked | None = None,
 ) -> Summary:
-    """A whole pipeline run."""
+    """A whole pipeline run. asked: how it was asked for, which its page tells."""
     from flows.pipeline import plain_step, run_pipeline
+    from flows.telling import Asked, run_name
 
     workspace.replay.check()
     check_data(run)
+    asked = asked or Asked()
+    name = run_name(run, asked.changed)
 
     def make_step(parent: str) -> Step:
-        return display.watched(launch.step(plain_step(workspace, display.bar, parent, force=force, say=display.say)))
+        step = plain_step(workspace, display.bar, parent, force=force, of=name, say=display.say)
+        return display.watched(launch.step(step))
 
     def body() -> Summary:
-        return run_pipeline(run, workspace, make_step, display.row)
+        return run_pipeline(run, workspace, make_step, display.row, asked=asked)
 
-    return launch.flow(body, f"{run.preset} seed {run.seed}", {"preset": run.preset, "sets": sets})
+    return launch.flow(body, name, {"preset": run.preset, "sets": sets})
 
 
 def check_data(run: RunConfig) -> None:
     """Raises UsageError where the task's data is not there, for any split that the run needs: else it would be told
     after a model was loaded, or hours later.
     """
-    config: Any = run  # with the sections of the stages
-    for split in dict.fromkeys((config.collect.split, config.evaluate.split, "test")):
-        options = {**run.task.options, **(config.evaluate.test_options if split == "test" else {})}
+    from flows.datasets import splits
+    from stages import envs
+
+    for split, options in splits(run).items():
         envs.scenarios(run.task.env, options, split, 1, run.seed)
 
 
@@ -115,7 +126,7 @@ def launch_rerun(
 
     workspace.replay.check()
     step = display.watched(
-        launch.step(plain_step(workspace, display.bar, force=force, tags=rerun.tags, say=display.say))
+        launch.step(plain_step(workspace, display.bar, force=force, tags=rerun.tags, of=rerun.whose, say=display.say))
     )
     parameters = {"stage": rerun.call.stage.name, "of": rerun.old, "sets": sets}
-    return launch.flow(lambda: step(rerun.call), f"rerun {rerun.call.title}", parameters)
+    return launch.flow(lambda: step(rerun.call), f"rerun {rerun.call.title} of {rerun.whose}", parameters)

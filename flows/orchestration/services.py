@@ -42,10 +42,9 @@ def ui(args: Namespace) -> int:
 
     page = f"http://127.0.0.1:{args.port}"
     with keep_server(home) as server:
-        links = {
-            "runs": f"{page}/#/experiments/{experiment}/runs?compareRunsMode=CHART",
-            "prefect": server.url.removesuffix("/api"),
-        }
+        # Without the last part MLflow opens in its GenAI mode, which hides the charts and the registered models.
+        runs = f"{page}/#/experiments/{experiment}/runs?compareRunsMode=CHART&workflowType=machine_learning"
+        links = {"runs": runs, "prefect": server.url.removesuffix("/api")}
         _supervise(server, start_page, until=lambda: healthy(page, b"OK"), ready=lambda: _tell(args, links))
     return 0
 

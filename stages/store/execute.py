@@ -26,8 +26,10 @@ from stages.frame.contract import Context, Outputs, Progress, Stage, check_roles
 from stages.frame.types import Engine, MissingInput, Row, TurnwiseError
 from stages.llm.metered import Metered
 from stages.locks import held
+from stages.notes import stage_note
 from stages.store.machine import disk_full
 from stages.store.replay import Replay
+from stages.store.runs import NOTE, flat
 from stages.store.tables import export_rows
 from stages.store.tracking import Status, Tracking
 
@@ -89,6 +91,7 @@ def execute(
     iteration: int,
     workspace: Workspace,
     parent: str | None = None,
+    name: str = "",
     force: bool = False,
     tags: Mapping[str, str] = {},
     progress: Bar = silent,
@@ -99,8 +102,9 @@ def execute(
     While another process makes it, that one is waited for, which `say` is told; with force it is then made once more.
 
     run: the RunConfig: `seed`, the shared sections, and one section a stage. inputs: upstream stage -> run ids, oldest
-    first. parent: the pipeline's run. Raises MissingInput where an input run is not finished, UsageError where the
-    prompt of a role is missing, and what the stage raises; the run is then marked FAILED, or KILLED on Ctrl-C.
+    first. parent: the pipeline's run. name: what a new run is called. Raises MissingInput where an input run is not
+    finished, UsageError where the prompt of a role is missing, and what the stage raises; the run is then marked
+    FAILED, or KILLED on Ctrl-C.
     """
     inputs = {name: list(runs) for name, runs in inputs.items() if runs}
     _check_inputs(stage, inputs, workspace.tracking)
@@ -122,7 +126,9 @@ def execute(
         }
         if parent:
             own["pipeline"] = parent
-        run_id = tracking.start(stage.name, f"{stage.name} {iteration}", {**own, **_code_version(), **tags}, parent)
+        own[NOTE] = stage_note(stage.name, iteration, inputs, {**own, **tags}, tracking.link)
+        title = name or f"{stage.name} {iteration}"
+        run_id = tracking.start(stage.name, title, {**own, **code_version(), **tags}, parent)
         with _ending(run_id, stage, workspace):
             found = _run(
                 stage,
@@ -268,7 +274,7 @@ def _run(
         run_id,
         metrics=metrics,
         curves=outputs.curves,
-        params={**dict(_flat(resolved)), "seed": run.seed, "iteration": iteration},
+        params={**dict(flat(resolved)), "seed": run.seed, "iteration": iteration},
     )
     workspace.replay.commit(run_id, stage.name, outputs.rows)
     tracking.finish(run_id)
@@ -335,17 +341,8 @@ def _close(run_id: str, status: Status, error: BaseException, workspace: Workspa
         workspace.tracking.finish(run_id, status, f"{type(error).__name__}: {error}")
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested config as `section.key` pairs, the names that `--set` takes."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
 @cache
-def _code_version() -> dict[str, str]:
+def code_version() -> dict[str, str]:
     """Commit and dirty flag of the code that runs; "unknown" where it does not lie in a git checkout."""
     here = Path(__file__).resolve().parent
 

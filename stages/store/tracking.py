@@ -8,6 +8,7 @@ holds absolute locations (stages/store/artifacts.py).
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -16,10 +17,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from stages import models
 from stages.frame.types import MissingInput, UsageError
 from stages.store import artifacts, sqlite
 from stages.store.machine import first_line, is_dead, process_tags
-from stages.store.runs import RunInfo, clip, clipped, run_info
+from stages.store.runs import NOTE, RunInfo, ScenarioSet, clip, clipped, hidden, run_info, shown
 from stages.store.sqlite import told
 
 if TYPE_CHECKING:
@@ -66,12 +68,9 @@ class Tracking:
         """Open a run and return its id. Host, pid and process start are added, so that `reap` can tell a dead run, and
         its number.
         """
+        own = hidden(process_tags()) | ({"mlflow.parentRunId": parent} if parent else {})
         with told(self.db):
-            own = (
-                process_tags()
-                | {"sequence": f"{self._last_sequence() + 1:012d}"}
-                | ({"mlflow.parentRunId": parent} if parent else {})
-            )
+            own["sequence"] = f"{self._last_sequence() + 1:012d}"
             return self._noted(
                 self._client.create_run(self.experiment_id(experiment), tags=clipped({**tags, **own}), run_name=name)
             )
@@ -131,6 +130,45 @@ class Tracking:
     def params(self, run_id: str, params: Mapping[str, Any]) -> None:
         self.record(run_id, params=params)
 
+    def note(self, run_id: str, text: str) -> None:
+        """Put a text in Markdown in the place of the run's description."""
+        with told(self.db):
+            self._client.set_tag(run_id, NOTE, clip(text))
+
+    def link(self, experiment: str, run_id: str) -> str:
+        """The run's page, relative to MLflow's own."""
+        return f"#/experiments/{self.experiment_id(experiment)}/runs/{run_id}"
+
+    def reads(self, run_id: str, sets: Sequence[ScenarioSet]) -> None:
+        """Name the scenarios that a run reads, as its datasets."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        inputs = [
+            DatasetInput(
+                Dataset(
+                    one.name,
+                    one.digest,
+                    "code",
+                    clip(json.dumps({"tags": one.source})),
+                    profile=json.dumps({"num_rows": one.rows}),
+                ),
+                [InputTag("mlflow.data.context", one.role)],
+            )
+            for one in sets
+        ]
+        with told(self.db):
+            self._client.log_inputs(run_id, inputs)
+
+    def register(
+        self, name: str, run_id: str, adapter: tuple[str, str], *, figures: Mapping[str, Any], note: str = ""
+    ) -> models.Version:
+        """A version of the registered model `name`: the adapter that is an artifact (run id, path), found by the run
+        `run_id`.
+        """
+        source = str(self.artifact(*adapter))
+        with told(self.db), sqlite.exclusive(self.db, STORE_LOCK_TIMEOUT_S):
+            return models.register(self._client, name, source, run_id, clipped(figures), clip(note))
+
     def save(self, run_id: str, local: Path, artifact_path: str) -> None:
         """Copy a file or folder to be the run's artifact of that name."""
         artifacts.save(self._folder(run_id), local, artifact_path)
@@ -144,7 +182,7 @@ class Tracking:
         return artifacts.existing(self._folder(run_id), path)
 
     def tags(self, run_id: str) -> dict[str, str]:
-        return dict(self._run(run_id).data.tags)
+        return shown(self._run(run_id).data.tags)
 
     def metrics(self, run_id: str) -> dict[str, float]:
         """Last value of each metric."""
@@ -269,20 +307,26 @@ def _connect(db: Path) -> MlflowClient:
     for name in ("alembic", "mlflow.store.db.utils"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are told in our own sentence
     from mlflow.exceptions import MlflowException
-    from mlflow.tracking import MlflowClient
 
     if not db.exists():
         _create(db)
     sqlite.check(db)
     try:
-        client = MlflowClient(f"sqlite:///{db}")
+        client = _client(db)
         client.search_experiments(max_results=1)
     except MlflowException as error:
         if "out-of-date database schema" not in str(error):
             raise
         _upgrade(db)
-        client = MlflowClient(f"sqlite:///{db}")
+        client = _client(db)
     return client
+
+
+def _client(db: Path) -> MlflowClient:
+    from mlflow.tracking import MlflowClient
+
+    uri = f"sqlite:///{db}"
+    return MlflowClient(uri, registry_uri=uri)  # else MLFLOW_REGISTRY_URI would put our models elsewhere
 
 
 def _create(db: Path) -> None:

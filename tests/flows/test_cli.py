@@ -113,7 +113,7 @@ def test_runs_are_listed_newest_first(turnwise: Turnwise, stages: Stages) -> Non
     turnwise("run", "preset.toml", "--plain")
     turnwise("run", "preset.toml", "--plain", "--set", "seed=1", "--set", "iterations=0")
     newest, oldest = value(turnwise("runs", "--json"))
-    assert {"run_id", "preset", "status", "started", "final"} == set(newest)
+    assert {"run_id", "name", "preset", "seed", "set", "status", "started", "seconds", "final"} == set(newest)
     assert (newest["final"], oldest["final"]["win_rate"], oldest["preset"]) == ({}, 0.5, "preset")
     assert newest["started"] >= oldest["started"]
     assert "FINISHED" in turnwise("runs")[1]

@@ -102,7 +102,7 @@ def test_the_summary_has_the_documented_shape(workspace: Workspace, stages: Stag
 
 def test_the_parent_run_has_the_curves(workspace: Workspace, stages: Stages) -> None:
     run_id = go(workspace).run_id
-    for name in ("evaluate/win_rate", "win_rate"):
+    for name in ("evaluate/win_rate", "agent/win_rate"):
         curve = workspace.tracking._client.get_metric_history(run_id, name)
         assert [(point.step, point.value) for point in curve] == [(0, 0.1), (1, 0.3), (2, 0.5)]
     metrics = workspace.tracking.metrics(run_id)

@@ -1,0 +1,165 @@
+"""What a pipeline's run says of itself: its name, its description on MLflow's page, and the figures of its adapter.
+
+For somebody who sees two runs side by side and asks what they are, how they differ, and what came of it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from flows import presets
+from flows.report import rate_text
+from stages.notes import Link, code, run_link
+from stages.store.runs import MAX_VALUE, SET, differences, without_password
+
+if TYPE_CHECKING:
+    from flows.pipeline import Summary
+    from flows.presets import RunConfig
+    from stages.models import Version
+
+NAMED = 3  # changes that a run's name tells; the others are counted
+NAMED_LENGTH = 24  # characters of a changed value in a name
+LISTED, LONG = 20, 60  # changes that the description tells, and characters of a value; all are params of the run
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How a run was asked for. changed: what differs from the preset, `section.key` -> the preset's value and the
+    run's.
+    """
+
+    command: str = ""
+    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What differs, as params of the run."""
+        return {f"{SET}{key}": new for key, (_, new) in self.changed.items()}
+
+
+def asked(preset: str, run: RunConfig, sets: Sequence[str]) -> Asked:
+    """How `run` was asked for: `turnwise run preset --set ...`. Raises UsageError where there is no such preset."""
+    command = shlex.join(["turnwise", "run", preset, *(part for item in sets for part in ("--set", item))])
+    return Asked(
+        without_password(command),
+        differences(presets.load(preset).model_dump(mode="json"), run.model_dump(mode="json")),
+    )
+
+
+def run_name(run: RunConfig, changed: Mapping[str, tuple[Any, Any]]) -> str:
+    """Preset, seed, and what else was changed, in few words: "tiny seed 0, critic.lr 0.0005"."""
+    return f"{run.preset} seed {run.seed}{changes_named({key: pair for key, pair in changed.items() if key != 'seed'})}"
+
+
+def changes_named(changed: Mapping[str, tuple[Any, Any]], section: str = "") -> str:
+    """The first changes, to be added to a name. section: whose keys go without it."""
+    told = [f", {key.removeprefix(f'{section}.')} {_short(new)}" for key, (_, new) in changed.items()]
+    return "".join(told[:NAMED]) + (f", {len(told) - NAMED} more" if len(told) > NAMED else "")
+
+
+def changes_told(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    """Every change with what was before: "critic.lr 0.0001 -> 0.01"; "nothing" where there is none."""
+    return (
+        without_password(", ".join(f"{key} {_text(old)} -> {_text(new)}" for key, (old, new) in changed.items()))
+        or "nothing"
+    )
+
+
+def note(
+    run: RunConfig, how: Asked, commit: Mapping[str, str], summary: Summary, link: Link, model: Version | None = None
+) -> str:
+    """The description of a pipeline's run, in Markdown: what it is, its result, what differs, its command and commit,
+    and where the stage runs are.
+    """
+    parts = [f"{run.method} on {run.task.env}, {run.iterations} iterations, seed {run.seed}.", *_result(summary)]
+    if how.command:
+        differ = [
+            f"{code(key)} {code(_short(new, LONG))} (there {code(_short(old, LONG))})"
+            for key, (old, new) in how.changed.items()
+        ]
+        more = f" and {len(differ) - LISTED} more, which are params `{SET}*`" if len(differ) > LISTED else ""
+        parts.append(f"Differs from the preset {run.preset} in: {', '.join(differ[:LISTED]) or 'nothing'}{more}.")
+    if model is not None:
+        parts.append(f"Its adapter is registered as [{model.name}, version {model.number}]({model.link}).")
+    if how.command:
+        parts.append(f"Command: {code(how.command)}")
+    local = " with local changes" if commit.get("git_dirty") == "true" else ""
+    parts.append(f"Commit: {code(commit.get('git_commit', 'unknown'))}{local}")
+    head = "\n\n".join(parts)
+    return without_password(f"{head}\n\n{_stage_runs(summary, link, MAX_VALUE - len(head) - 200)}".strip())
+
+
+def figures(run: RunConfig, how: Asked, commit: Mapping[str, str], summary: Summary) -> dict[str, Any]:
+    """What is to be known of the run's final adapter, for the tags of its registered version."""
+    test = {f"test_{key}": summary.final.get(key) for key in ("win_rate", "win_low", "win_high")}
+    chosen = next(
+        (one["win_rate"] for one in summary.iterations if one["iteration"] == summary.final["iteration"]), None
+    )
+    known = {**test, "base_test_win_rate": summary.base.get("win_rate"), "validation_win_rate": chosen}
+    return {
+        "preset": run.preset, "seed": run.seed, "iteration": summary.final["iteration"], "pipeline": summary.run_id, "run": summary.final["adapter"],
+        **{key: f"{value:.4g}" for key, value in known.items() if value is not None}, **how.params, **commit,
+    }  # fmt: skip
+
+
+def _result(summary: Summary) -> list[str]:
+    """Nothing for a run that has none yet."""
+    rates = [one["win_rate"] for one in summary.iterations if one["win_rate"] is not None]
+    lines = []
+    if summary.base and summary.final:
+        adapter = f"adapter of iteration {summary.final['iteration']} **{rate_text(summary.final)}**"
+        lines.append(f"Win rate on test: base model {rate_text(summary.base)}, {adapter}.")
+    if rates:
+        lines.append(f"On validation: {rates[0]:.2f} -> {rates[-1]:.2f}, best {max(rates):.2f}.")
+    if lines and summary.status != "FINISHED":
+        lines.append(f"So far: the run is {summary.status.lower()}.")
+    return [" ".join(lines)] if lines else []
+
+
+def _stage_runs(summary: Summary, link: Link, room: int) -> str:
+    """A table of links, a row an iteration; the oldest iterations are left out where `room`, in characters, is short."""
+    if not summary.iterations:
+        return ""
+    names = list(dict.fromkeys(name for one in reversed(summary.iterations) for name in one["runs"]))
+    rows = [
+        _row("base" if one["iteration"] < 0 else one["iteration"], one["runs"], names, link)
+        for one in summary.iterations
+    ]
+    tests = [
+        _row(f"{part}, test", {"evaluate": ended["run_id"]}, names, link)
+        for part in ("base", "final")
+        if (ended := getattr(summary, part))
+    ]
+    shown = _fitting([*rows, *tests], room)
+    left_out = len(rows) + len(tests) - len(shown)
+    more = (
+        f"\n\n{left_out} earlier rows are left out: `turnwise show {summary.run_id[:8]}` has all." if left_out else ""
+    )
+    return "\n".join([f"| stage runs | {' | '.join(names)} |", f"|---{'|---' * len(names)}|", *shown]) + more
+
+
+def _row(title: object, runs: Mapping[str, str], names: Sequence[str], link: Link) -> str:
+    return f"| {title} | {' | '.join(run_link(name, runs[name], link) if name in runs else '' for name in names)} |"
+
+
+def _fitting(rows: Sequence[str], room: int) -> list[str]:
+    """The last rows that fit, all of them where they do."""
+    kept: list[str] = []
+    for row in reversed(rows):
+        room -= len(row) + 1
+        if room < 0:
+            break
+        kept.insert(0, row)
+    return kept
+
+
+def _short(value: Any, length: int = NAMED_LENGTH) -> str:
+    text = _text(value)
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def _text(value: Any) -> str:
+    return "not set" if value is None else f"{value:g}" if isinstance(value, float) else without_password(str(value))
