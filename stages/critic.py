@@ -1,4 +1,4 @@
-"""Train the successor on the backed-up futures (L1), and move the target network after it.
+"""Train the successor on the backed-up futures (L1), and move the target network after it; distill moves it on.
 
     L1 = E_{(s,a) from the replay} [ -log M_theta(f | s, a) ],   theta_target <- theta_target + rate (theta -
         theta_target)
@@ -12,14 +12,13 @@ the LoRA tensors, and every step also holds policy rows, since policy and succes
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from stages.frame.contract import Context, FromPath, Outputs, Stage
 from stages.frame.types import MissingInput, Row
-from stages.learn.adapter import load_state, read_tensors, save_adapter, trainable_state
+from stages.learn.adapter import load_state, save_adapter, tensors_of, trainable_state
 from stages.learn.ema import ema_update
 from stages.learn.fit import adamw, fit
 from stages.play.transitions import transitions
@@ -67,11 +66,10 @@ def run(context: Context) -> Outputs:
     )
     if not rows:
         raise MissingInput(f"critic needs successor targets of run {context.latest('targets')}, found 0; rerun targets")
-    last_policy, last_critic = context.latest("distill"), context.latest("critic")
+    last_policy = context.latest("distill")
     model = trainable(context, context.artifact(last_policy, "adapter") if last_policy else None)
-    initial = trainable_state(model)
     # At the start the target is the fresh adapter, which does nothing yet: it equals the base model.
-    target = tensors_of(context, model, context.artifact(last_critic, "target")) if last_critic else initial
+    target = tensors_of(model, context.artifact(last_policy, "target")) if last_policy else trainable_state(model)
     losses: dict[tuple[Any, ...], tuple[float, int]] = {}
     kinds = {"successor": (rows, config.batch), "policy": (policy_rows(context), config.policy_rows)}
     if config.general_rows:
@@ -129,18 +127,7 @@ def priority_rows(losses: dict[tuple[Any, ...], tuple[float, int]]) -> list[Row]
     return [{"episode_id": key[0], "turn": key[1], "loss": nll, "step": step} for key, (nll, step) in losses.items()]
 
 
-def tensors_of(context: Context, model: Any, path: Path) -> dict[str, Any]:
-    """The tensors of a saved adapter under the names that `trainable_state(model)` has."""
-    from peft import set_peft_model_state_dict
-
-    before = trainable_state(model)
-    set_peft_model_state_dict(model, read_tensors(path))
-    found = trainable_state(model)
-    load_state(model, before)
-    return found
-
-
 STAGE = Stage(
-    "critic", 1, CriticConfig, inputs=("targets", "collect", "refine", "distill", "critic"), roles=(), run=run,
+    "critic", 2, CriticConfig, inputs=("targets", "collect", "refine", "distill"), roles=(), run=run,
     outputs=("priorities", "adapter/", "target/"),
 )  # fmt: skip

@@ -4,7 +4,9 @@
 
 Source: arXiv 2512.04601, L2 and Algorithm 1; general rows against forgetting and the peak rule are the paper's
 remedies, their numbers ours.
-A tenth of the rows is held out; the weights after the epoch with the lowest held-out NLL are kept.
+Where there are several epochs, a tenth of the rows is held out, and the weights after the epoch with the lowest
+held-out NLL are kept.
+Policy and successor share the adapter, so the target network of L1 follows these steps, too.
 
     turnwise rerun distill --of RUN --set distill.epochs=3
 """
@@ -19,7 +21,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from stages.frame.contract import Context, FromPath, Outputs, Stage
-from stages.learn.adapter import load_state, save_adapter, trainable_state
+from stages.learn.adapter import load_state, save_adapter, tensors_of, trainable_state
+from stages.learn.ema import ema_update
 from stages.learn.fit import adamw, fit
 from stages.learn.losses import kl_to_base
 from stages.train.training import (
@@ -53,25 +56,36 @@ class DistillConfig(MixedConfig):
     general_path: Annotated[str, FromPath(used_with="general_rows")] = Field(
         "data/base/general.jsonl", description="JSONL file of general rows. [ours]"
     )
-    held_out: float = Field(0.1, ge=0, lt=1, description="Share of the refinements held out for the peak rule. [ours]")
+    held_out: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="Share of the refinements held out for the peak rule, where there are several epochs to choose among. [ours]",
+    )
+    ema_rate: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="EMA rate of the target network, a step; as critic.ema_rate. 0 = it stands still. [paper: an EMA; rate ours]",
+    )
     kl_coef: float = Field(
         0.0, ge=0, description="Weight of KL(pi_theta || pi_base) on the trained tokens. [ours; paper: none]"
     )
 
 
 def run(context: Context) -> Outputs:
-    """Artifact `adapter`; where refine left nothing to learn (the critic says Yes to all), it is the critic's adapter
-    as it came in.
-    """
+    """Artifacts `adapter` and `target`; where refine left nothing to learn, they are the critic's as they came in."""
     config: DistillConfig = context.config
     rng = random.Random(context.seed)
     stored = [r for r in context.replay.rows("targets", context.inputs["refine"]) if r["role"] == "policy"]
     rows = weighed(target_rows(stored), config.weight)
     shares = {"distill/kept_share": kept_share(rows, [bool(r["info"].get("kept")) for r in stored])} if rows else {}
     rng.shuffle(rows)
-    n_held_out = int(len(rows) * config.held_out)
+    n_held_out = int(len(rows) * config.held_out) if config.epochs > 1 else 0
     held_out, rows = rows[:n_held_out], rows[n_held_out:]
-    model = trainable(context, context.artifact(str(context.latest("critic")), "adapter"))
+    critic = str(context.latest("critic"))
+    model = trainable(context, context.artifact(critic, "adapter"))
+    target = tensors_of(model, context.artifact(critic, "target"))
     successors = [r for r in context.replay.rows("targets", context.inputs["targets"]) if r["role"] == "successor"]
     kinds = {
         "policy": (rows, config.batch),
@@ -84,11 +98,12 @@ def run(context: Context) -> Outputs:
         )
     steps_an_epoch = -(-len(rows) // config.batch)
     bar = context.progress("distill policy", config.epochs * steps_an_epoch)
-    best: tuple[float, dict[str, Any]] = (math.inf, {})
+    best: tuple[float, dict[str, Any], dict[str, Any]] = (math.inf, {}, {})  # held-out NLL, adapter, target
     by_epoch: list[float] = []
 
     def after_step(done: list[dict[str, float]]) -> None:
-        nonlocal best
+        nonlocal best, target
+        target = ema_update(target, trainable_state(model), config.ema_rate)
         bar.advance(1)
         if held_out and len(done) % steps_an_epoch == 0:
             by_epoch.append(
@@ -97,7 +112,7 @@ def run(context: Context) -> Outputs:
                 )
             )
             if by_epoch[-1] < best[0]:
-                best = by_epoch[-1], trainable_state(model)
+                best = by_epoch[-1], trainable_state(model), target
 
     batches = mixed_batches(
         kinds,
@@ -120,7 +135,10 @@ def run(context: Context) -> Outputs:
     )
     if best[1]:
         load_state(model, best[1])
+        target = best[2]
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
+    load_state(model, target)
+    save_adapter(model, context.workdir / "target", context.engine.model_hash)
     metrics = (
         fit_metrics("distill", history)
         | {"distill/rows": float(len(rows)), "distill/held_out_rows": float(len(held_out))}
@@ -132,7 +150,7 @@ def run(context: Context) -> Outputs:
         f"distill/step_{name}": [h[name] for h in history if name in h]
         for name in ("nll/successor", "nll/policy", "grad_norm")
     }
-    return Outputs(metrics, {}, {"adapter": context.workdir / "adapter"}, curves)
+    return Outputs(metrics, {}, {"adapter": context.workdir / "adapter", "target": context.workdir / "target"}, curves)
 
 
 def kept_share(rows: Sequence[TrainRow], kept: Sequence[bool]) -> float:
@@ -158,5 +176,11 @@ def with_kl(coef: float, *, autocast: bool = False) -> Any:
 
 
 STAGE = Stage(
-    "distill", 1, DistillConfig, inputs=("refine", "targets", "critic"), roles=(), run=run, outputs=("adapter/",)
+    "distill",
+    2,
+    DistillConfig,
+    inputs=("refine", "targets", "critic"),
+    roles=(),
+    run=run,
+    outputs=("adapter/", "target/"),
 )

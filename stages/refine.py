@@ -3,8 +3,8 @@ should learn.
 
     a ~ pi(.|s),   f_1..f_k ~ M(.|s, a),   e = E(s, a, f_1..f_k),   a_r ~ refiner(s, a, e);      "Yes": a_r = a
 
-Source: arXiv 2512.04601, section 4 (policy improvement) and Algorithm 1. Ours: a is sampled afresh, the share of "Yes"
-rows is capped, and the options `gate` and `critique` (off).
+Source: arXiv 2512.04601, section 4 (policy improvement) and Algorithm 1. Ours: a is sampled afresh, what is dropped is
+drawn again from further states, and the options `yes_frac_max`, `gate` and `critique` (off).
 
     turnwise rerun refine --of RUN --set refine.futures=4
 """
@@ -15,10 +15,13 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
+import numpy as np
 from pydantic import Field
 
+from stages.drawing import by_priority, until_enough
 from stages.frame.contract import Config, Context, Outputs, Stage
 from stages.frame.react import parse_react, thought_of
 from stages.frame.types import Completion, Malformed, Message, MissingInput, Row, UsageError
@@ -28,7 +31,7 @@ from stages.learn.statistics import leak_rate
 from stages.llm.roles import NO_ROOM, Roles, ask, check_student, history_text, load_roles, mix, policy_text
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
 from stages.play.environment import read_action
-from stages.play.transitions import Transition, transitions
+from stages.play.transitions import Transition, known_losses, transitions
 from stages.rethink import LEAK, LOST, Unthought, think_again
 
 UNREADABLE = "unreadable action"
@@ -38,8 +41,19 @@ UNREADABLE = "unreadable action"
 class RefineConfig(Config):
     """How many states are refined, and how far the critic is trusted."""
 
-    states: int = Field(128, ge=1, description="States drawn from the replay an iteration. [ours]")
+    states: int = Field(128, ge=1, description="States with an action to be learned, an iteration. [ours]")
+    tries: int = Field(
+        6,
+        ge=1,
+        description="Most times that states are drawn: first all, then further ones in the place of those that left no row. [ours]",
+    )
     replay_size: int = Field(4000, ge=1, description="Newest transitions whose states can be drawn. [ours]")
+    alpha: float = Field(
+        0.6,
+        ge=0,
+        description="States by the critic's priorities, p ~ (loss + eps)^alpha; 0 = uniform. [paper: its replay is; exponent ours]",
+    )
+    eps: float = Field(0.01, gt=0, description="So that no state is ever given up. [ours]")
     warmup: int = Field(
         0,
         ge=0,
@@ -63,7 +77,10 @@ class RefineConfig(Config):
         description="Successive words of a critique or a future that a new thought may not repeat; else the row is dropped. [ours]",
     )
     yes_frac_max: float = Field(
-        0.5, ge=0, le=1, description='Largest share of rows whose action was kept because of "Yes". [ours]'
+        1.0,
+        ge=0,
+        le=1,
+        description='Largest share of rows whose action was kept because of "Yes". [ours; paper: no limit]',
     )
     critique: Literal["full", "verdict", "none"] = Field(
         "full",
@@ -110,27 +127,48 @@ def run(context: Context) -> Outputs:
     pool = transitions(context.replay, context.inputs["collect"], newest=config.replay_size)
     if not pool:
         raise MissingInput("refine needs states from collect, found none; collect more episodes")
-    rng = random.Random(context.seed)
-    drawn = rng.sample(pool, min(config.states, len(pool)))
-    bar = context.progress("refine actions, role by role", 3)
-    fresh = fresh_actions(context, roles, drawn)
-    bar.advance()
-    judged = judge_all(context, roles, fresh)
-    bar.advance()
-    refined = refine_all(context, roles, judged)
-    bar.advance()
+    losses = known_losses(context.replay, context.inputs.get("critic", ()))
+    order = by_priority(pool, losses, config.alpha, config.eps, np.random.default_rng(context.seed))
+    wanted = min(config.states, len(pool))
+    tries = until_enough(
+        order, wanted, config.tries, partial(attempt, context, roles), partial(to_learn, context), too_long
+    )
+    refined = [r for rows in tries for r in rows]
     if all(r.dropped == OUT_OF_CONTEXT for r in refined):
         raise nothing_fits("refine", len(refined), context.engine.context)
-    if config.gate != "none":
-        refined = gated(context, roles, refined)
-    kept = cap_yes(refined, config.yes_frac_max, rng)
+    kept = cap_yes(refined, config.yes_frac_max, random.Random(context.seed))
     return Outputs(
-        metrics(judged, refined, kept),
+        metrics(refined, kept) | drawn_again(tries, kept, wanted),
         {
             "judgements": [judgement_row(r) for r in refined],
             "targets": [target_row(context, roles, r, n) for n, r in enumerate(kept)],
         },
     )
+
+
+def attempt(context: Context, roles: Roles, drawn: Sequence[Transition], number: int) -> list[Refinement]:
+    """What comes of these states: an action to be learned each, m of them where the critic said No, or why there is
+    none.
+    """
+    again = replace(context, seed=mix(context.seed, "again", number)) if number else context
+    bar = context.progress("refine actions, role by role", 3)
+    fresh = fresh_actions(again, roles, drawn)
+    bar.advance()
+    judged = judge_all(again, roles, fresh)
+    bar.advance()
+    refined = refine_all(again, roles, judged)
+    bar.advance()
+    return gated(again, roles, refined) if context.config.gate != "none" else refined
+
+
+def to_learn(context: Context, refined: Sequence[Refinement]) -> set[tuple[str, int]]:
+    """Keys of the states that leave a row."""
+    return {r.state.key for r in cap_yes(refined, context.config.yes_frac_max, random.Random(context.seed))}
+
+
+def too_long(refined: Sequence[Refinement]) -> set[tuple[str, int]]:
+    """Keys of the states that have no room in the model's context, however often they are drawn."""
+    return {r.state.key for r in refined if r.dropped == OUT_OF_CONTEXT}
 
 
 def fresh_actions(context: Context, roles: Roles, drawn: Sequence[Transition]) -> list[Refinement]:
@@ -283,16 +321,20 @@ def cap_yes(refined: Sequence[Refinement], most: float, rng: random.Random) -> l
     return no + (rng.sample(yes, allowed) if allowed < len(yes) else yes)
 
 
-def metrics(
-    judged: Sequence[Refinement], refined: Sequence[Refinement], kept: Sequence[Refinement]
-) -> dict[str, float]:
-    verdicts = [r.judgement.verdict for r in judged if r.judgement]
+def by_action(refined: Sequence[Refinement]) -> dict[object, Refinement]:
+    """One entry for every state and try, however often its action was rewritten."""
+    return {(r.state.key, id(r.action)): r for r in refined}
+
+
+def metrics(refined: Sequence[Refinement], kept: Sequence[Refinement]) -> dict[str, float]:
+    actions = by_action(refined).values()
+    verdicts = [r.judgement.verdict for r in actions if r.judgement]
     new = [r for r in kept if not r.kept_action and r.raw and r.learned]
     told = [r.judgement.critique if r.judgement else "" for r in new]
     known = [history_text(r.state.state) for r in new]
     before, after = ([c.text for r in new if (c := getattr(r, part))] for part in ("raw", "learned"))
     return {
-        "refine/states": float(len(judged)),
+        "refine/states": float(len(actions)),
         "refine/rows": float(len(kept)),
         "refine/dropped": float(sum(bool(r.dropped) for r in refined)),
         "refine/unreadable": float(sum(r.dropped == UNREADABLE for r in refined)),
@@ -306,6 +348,19 @@ def metrics(
         # Words of the critique that the state lacks: what is to be learned is among them, so compare before with after.
         "refine/leak_before": leak_rate(before, told, known)[1],
         "refine/leak_after": leak_rate(after, told, known)[1],
+    }
+
+
+def drawn_again(tries: Sequence[Sequence[Refinement]], kept: Sequence[Refinement], wanted: int) -> dict[str, float]:
+    """How many states were drawn in the place of dropped ones, in how many tries, and how many are missing all the
+    same.
+    """
+    first, *others = [len(by_action(rows)) for rows in tries]
+    return {
+        "refine/tries": float(len(tries)),
+        "refine/drawn_again": float(sum(others)),
+        "refine/drawn_again_frac": sum(others) / (first + sum(others)),
+        "refine/missing": float(wanted - len({r.state.key for r in kept})),
     }
 
 
@@ -332,6 +387,6 @@ def target_row(context: Context, roles: Roles, r: Refinement, number: int) -> Ro
 
 
 STAGE = Stage(
-    "refine", 4, RefineConfig, inputs=("collect", "critic"), roles=("policy", "successor", "evaluator", "refiner", "corrector", "thinker"), run=run,
+    "refine", 5, RefineConfig, inputs=("collect", "critic"), roles=("policy", "successor", "evaluator", "refiner", "corrector", "thinker"), run=run,
     outputs=("judgements", "targets"),
 )  # fmt: skip

@@ -29,7 +29,7 @@ from stages.learn.statistics import leak_rate
 from stages.llm.roles import NO_ROOM, Roles, ask, check_student, complete_future, history_text, load_roles, mix
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
 from stages.play.environment import read_action
-from stages.play.transitions import Transition, transitions
+from stages.play.transitions import Transition, known_losses, transitions
 
 UNREADABLE = "next action"
 """Why a target is dropped whose a' the environment could not read."""
@@ -95,7 +95,12 @@ def run(context: Context) -> Outputs:
         raise MissingInput(
             f"targets needs transitions from collect, found none in its {len(context.inputs['collect'])} runs; collect more episodes"
         )
-    drawn = draw(pool, known_losses(context), config, np.random.default_rng(context.seed))
+    drawn = draw(
+        pool,
+        known_losses(context.replay, context.inputs.get("critic", ())),
+        config,
+        np.random.default_rng(context.seed),
+    )
     backups = bellman_backup(context, roles, drawn)
     kept, too_long = [b for b in backups if not b.dropped], sum(b.dropped == OUT_OF_CONTEXT for b in backups)
     if too_long == len(backups):
@@ -136,13 +141,7 @@ def nothing_readable(backups: Sequence[Backup]) -> TurnwiseError:
 
 def usable(pool: Sequence[Transition]) -> list[Transition]:
     """Transitions that a critic can learn from: every one but a reply that was unreadable and then mended."""
-    return [t for t in pool if t.terminal or not t.malformed]
-
-
-def known_losses(context: Context) -> dict[tuple[str, int], float]:
-    """The newest loss of every transition the critic has trained on."""
-    rows = context.replay.rows("priorities", context.inputs["critic"]) if context.inputs.get("critic") else []
-    return {(row["episode_id"], row["turn"]): row["loss"] for row in rows}
+    return [t for t in pool if t.has_target]
 
 
 def draw(
@@ -199,7 +198,7 @@ def bellman_backup(context: Context, roles: Roles, drawn: Sequence[Backup]) -> l
 def sampled_futures(context: Context, roles: Roles, drawn: Sequence[Backup]) -> list[Backup]:
     """a' ~ pi(.|s'), f' ~ M_target(.|s', a') of every chain that does not end its episode."""
     s, seed = context.run.roles, context.seed
-    policy, target = context.adapter("distill"), context.adapter("critic", "target")
+    policy, target = context.adapter("distill"), context.adapter("distill", "target")
     backups = list(drawn)
     open_ends = [i for i, b in enumerate(backups) if not b.chain[-1].terminal]
     prompts = [roles.policy(backups[i].chain[-1].next_state) for i in open_ends]
@@ -245,7 +244,7 @@ def dropped(b: Backup, reply: Completion, what: str) -> Backup:
 def merged(context: Context, roles: Roles, backups: Sequence[Backup], depth: int) -> list[Backup]:
     """The future of transition `depth` of every chain that is so long, from what followed it and the future after that."""
     s = context.run.roles
-    judge = None if s.frozen == "base" else context.adapter("critic", "target")
+    judge = None if s.frozen == "base" else context.adapter("distill", "target")
     found = list(backups)
 
     def told(prompts: Sequence[list[Message]], what: str) -> list[tuple[tuple[int, ...], Completion]]:
@@ -275,13 +274,20 @@ def successor_prompt(roles: Roles, state: Sequence[Message], action: str) -> lis
 
 
 def teacher_prompt(roles: Roles, t: Transition, future: str) -> list[Message]:
-    """The teacher's prompt x+: the real next observation, the reward where the episode ended, the future after it where
-    it did not.
+    """The teacher's prompt x+: the real next observation, the reward of the step, the future after it where the episode
+    did not end.
     """
     return roles.prompt(
         "combine", history=history_text(t.state), action=t.action or "unreadable", thought=t.thought, observation=t.observation,
-        reward=f"{t.reward:g}" if t.terminal else "none", future=future,
+        reward=reward_text(t), future=future,
     )  # fmt: skip
+
+
+def reward_text(t: Transition) -> str:
+    """The field `reward` of combine: the number where the episode ended, "<number> now" where it goes on and the step
+    was paid, else "none".
+    """
+    return f"{t.reward:g}" if t.terminal else f"{t.reward:g} now" if t.reward else "none"
 
 
 def checked(b: Backup) -> Backup:

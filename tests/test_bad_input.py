@@ -200,7 +200,9 @@ def test_a_training_that_diverges_is_one_sentence_and_no_weights_of_it_are_ever_
     assert titles_by_status(fresh)["FAILED"] == {"distill 0": 2, "pipeline": 2}
 
 
-def test_a_missing_file_is_found_by_its_stage_and_costs_no_other_stage(fresh: Path, command: Commands) -> None:
+def test_missing_general_rows_are_told_before_any_stage_and_broken_ones_by_theirs(
+    fresh: Path, command: Commands
+) -> None:
     asked = (
         *RUN,
         "--set",
@@ -211,9 +213,18 @@ def test_a_missing_file_is_found_by_its_stage_and_costs_no_other_stage(fresh: Pa
         "distill.general_path=rows.jsonl",
     )
     done = command(fresh, *asked)
-    assert (done.status, done.told) == (
-        2, ["turnwise: wanted a JSONL file of role rows at 'rows.jsonl', found none; make it with: turnwise pretrain"],
-    )  # fmt: skip
+    assert (done.status, len(done.told)) == (2, 1)
+    assert done.told[0].startswith(
+        "turnwise: distill.general_path: wanted a JSONL file of general instruction rows at 'rows.jsonl', found none;"
+    )
+    assert done.told[0].endswith("or mix none: --set distill.general_rows=0.")
+    assert not titles_by_status(fresh)
+    (fresh / "rows.jsonl").write_text("broken\n")
+    assert (
+        command(fresh, *asked)
+        .told[0]
+        .startswith("turnwise: rows.jsonl, line 1: wanted an object with role, messages and reply")
+    )
     (fresh / "rows.jsonl").write_text(
         json.dumps({"role": "policy", "messages": [{"role": "user", "content": "photo"}], "reply": "photo"}) + "\n"
     )

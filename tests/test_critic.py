@@ -31,7 +31,9 @@ TURNS = [("Action: check photo", "photo done."), ("mumble", "what?"), ("Action: 
 
 @pytest.fixture
 def bench(base: Path, tmp_path: Path) -> models.Bench:
-    """Targets, refinements, own episodes, and the adapters of a policy and a critic that have learned something."""
+    """Targets, refinements, own episodes, and the adapter of a policy and the target network that have learned
+    something.
+    """
     bench = models.Bench(base, tmp_path)
     bench.memory.keep("targets0", Outputs({}, {"targets": TARGETS}))
     bench.memory.keep("refine0", Outputs({}, {"targets": POLICY}))
@@ -41,7 +43,7 @@ def bench(base: Path, tmp_path: Path) -> models.Bench:
     bench.memory.keep("collect0", Outputs({}, episode_rows(episodes[:1], 0)))
     bench.memory.keep("collect1", Outputs({}, episode_rows(episodes[1:], 1)))
     context = bench.context(Config(), {})
-    for seed, (run_id, folder) in enumerate((("distill0", "adapter"), ("critic0", "target"))):
+    for seed, (run_id, folder) in enumerate((("distill0", "adapter"), ("distill0", "target"))):
         save_adapter(
             models.shake(trainable(context, None), seed, 0.1), tmp_path / run_id / folder, bench.engine.model_hash
         )
@@ -50,7 +52,7 @@ def bench(base: Path, tmp_path: Path) -> models.Bench:
 
 
 FIRST = {"targets": ["targets0"], "collect": ["collect0", "collect1"]}
-LATER = FIRST | {"distill": ["distill0"], "critic": ["critic0"], "refine": ["refine0"]}
+LATER = FIRST | {"distill": ["distill0"], "refine": ["refine0"]}
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -180,7 +182,7 @@ def test_the_target_after_n_steps_equals_the_formula(
     n = len(states) - 1
     assert n == 4
     found = weights(bench.memory.files["critic1", "target"])
-    start = weights(bench.memory.files["critic0", "target"]) if "critic" in inputs else None
+    start = weights(bench.memory.files["distill0", "target"]) if "distill" in inputs else None
     live = weights(bench.memory.files["critic1", "adapter"])
     for name, value in found.items():
         steps = [state[name.replace(".weight", ".default.weight")] for state in states]
@@ -201,8 +203,8 @@ def test_training_starts_from_the_policy_s_adapter(bench: models.Bench, monkeypa
 
 def test_0_epochs_freeze_the_successor_and_its_target(bench: models.Bench) -> None:
     outputs = bench.run(critic.STAGE, CriticConfig(epochs=0), LATER, name="critic1")
-    for folder, old in (("adapter", "distill0"), ("target", "critic0")):
-        one, other = weights(bench.memory.files["critic1", folder]), weights(bench.memory.files[old, folder])
+    for folder in ("adapter", "target"):
+        one, other = weights(bench.memory.files["critic1", folder]), weights(bench.memory.files["distill0", folder])
         assert all(torch.equal(one[name], other[name]) for name in one)
     assert outputs.rows["priorities"] == []
     assert outputs.metrics == {"critic/steps": 0.0}

@@ -30,10 +30,13 @@ def bench(base: Path, tmp_path: Path) -> models.Bench:
     bench = models.Bench(base, tmp_path)
     bench.memory.keep("refine0", Outputs({}, {"targets": REFINED}))
     bench.memory.keep("targets0", Outputs({}, {"targets": TARGETS}))
-    save_adapter(
-        models.shake(trainable(bench.context(Config(), {}), None), 0, 0.1), tmp_path / "critic", bench.engine.model_hash
-    )
-    bench.memory.files["critic0", "adapter"] = tmp_path / "critic"
+    for seed, folder in enumerate(("adapter", "target")):
+        save_adapter(
+            models.shake(trainable(bench.context(Config(), {}), None), seed, 0.1),
+            tmp_path / folder,
+            bench.engine.model_hash,
+        )
+        bench.memory.files["critic0", folder] = tmp_path / folder
     return bench
 
 
@@ -41,8 +44,8 @@ def run(bench: models.Bench, seed: int = 0, inputs: Any = INPUTS, **config: Any)
     return bench.run(distill.STAGE, DistillConfig(**config), inputs, seed=seed)
 
 
-def weights(bench: models.Bench, name: str = "distill0") -> dict[str, torch.Tensor]:
-    return dict(load_file(bench.memory.files[name, "adapter"] / "adapter_model.safetensors"))
+def weights(bench: models.Bench, name: str = "distill0", folder: str = "adapter") -> dict[str, torch.Tensor]:
+    return dict(load_file(bench.memory.files[name, folder] / "adapter_model.safetensors"))
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -82,15 +85,17 @@ def test_training_starts_from_the_critic_s_adapter(bench: models.Bench) -> None:
     assert all(torch.allclose(one[name], other[name], atol=1e-9) for name in one)
 
 
-@pytest.mark.parametrize(
-    ("curve", "best"), [([3.0, 1.0, 2.0], 2), ([1.0, 2.0, 3.0], 1), ([3.0, 2.0, 1.0], 3), ([2.0, 1.0, 1.0], 2)]
-)
-def test_the_peak_rule_keeps_the_weights_of_the_best_epoch(
-    bench: models.Bench, monkeypatch: pytest.MonkeyPatch, curve: list[float], best: int
-) -> None:
-    """The held-out NLL is planted; the first of equals is kept."""
+def test_one_epoch_holds_no_rows_out(bench: models.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing to choose among, so all rows are trained on."""
+    trained = models.capture(monkeypatch)
+    outputs = run(bench, held_out=0.5, successor_rows=0, epochs=1)
+    assert len(set(trained)) == 20
+    assert outputs.metrics["distill/held_out_rows"] == 0
+
+
+def watch(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
+    """The adapter's tensors after each step of the next run."""
     states: list[dict[str, torch.Tensor]] = []
-    told = iter(curve)
 
     def watched(model: Any, *args: Any, after_step: Any, **options: Any) -> Any:
         def also(done: Any) -> None:
@@ -100,6 +105,49 @@ def test_the_peak_rule_keeps_the_weights_of_the_best_epoch(
         return fit(model, *args, after_step=also, **options)
 
     monkeypatch.setattr(distill, "fit", watched)
+    return states
+
+
+def averaged(
+    start: dict[str, torch.Tensor], states: list[dict[str, torch.Tensor]], rate: float
+) -> dict[str, torch.Tensor]:
+    """(1 - rate)^n start + sum_k rate (1 - rate)^(n - k) state_k, with the names of a saved adapter."""
+    n, found = len(states), {}
+    for name, value in start.items():
+        steps = [state[name.replace(".weight", ".default.weight")] for state in states]
+        found[name] = (1 - rate) ** n * value
+        found[name] = found[name] + sum(rate * (1 - rate) ** (n - k) * step for k, step in enumerate(steps, 1))
+    return found
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 1.0])
+def test_the_target_follows_every_step_from_where_the_critic_left_it(
+    bench: models.Bench, monkeypatch: pytest.MonkeyPatch, rate: float
+) -> None:
+    states = watch(monkeypatch)
+    run(bench, lr=0.01, batch=6, ema_rate=rate)
+    assert len(states) == 4
+    found, expected = weights(bench, folder="target"), averaged(weights(bench, "critic0", "target"), states, rate)
+    assert all(torch.allclose(found[name], value, atol=1e-6) for name, value in expected.items())
+    assert (rate == 0.0) == same(found, weights(bench, "critic0", "target"))
+
+
+def test_the_peak_rule_keeps_the_target_of_the_best_epoch(bench: models.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    states, told = watch(monkeypatch), iter([3.0, 1.0, 2.0])
+    monkeypatch.setattr(distill, "mean_nll", lambda model, rows, **options: next(told))
+    run(bench, epochs=3, batch=6, lr=0.01, ema_rate=0.1)  # 18 rows: 3 steps an epoch
+    found, expected = weights(bench, folder="target"), averaged(weights(bench, "critic0", "target"), states[:6], 0.1)
+    assert all(torch.allclose(found[name], value, atol=1e-6) for name, value in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("curve", "best"), [([3.0, 1.0, 2.0], 2), ([1.0, 2.0, 3.0], 1), ([3.0, 2.0, 1.0], 3), ([2.0, 1.0, 1.0], 2)]
+)
+def test_the_peak_rule_keeps_the_weights_of_the_best_epoch(
+    bench: models.Bench, monkeypatch: pytest.MonkeyPatch, curve: list[float], best: int
+) -> None:
+    """The held-out NLL is planted; the first of equals is kept."""
+    states, told = watch(monkeypatch), iter(curve)
     monkeypatch.setattr(distill, "mean_nll", lambda model, rows, **options: next(told))
     outputs = run(bench, epochs=3, batch=6, lr=0.01)  # 18 rows: 3 steps an epoch
     found = weights(bench)
@@ -175,7 +223,8 @@ def test_where_refine_left_nothing_the_critic_s_adapter_is_passed_on(bench: mode
     """A critic that says Yes to everything, capped, leaves no rows: the run goes on, to the bit where it was."""
     bench.memory.keep("refine1", Outputs({}, {"targets": []}))
     outputs = run(bench, inputs=INPUTS | {"refine": ["refine1"]})
-    assert same(weights(bench), dict(load_file(bench.memory.files["critic0", "adapter"] / "adapter_model.safetensors")))
+    for folder in ("adapter", "target"):
+        assert same(weights(bench, folder=folder), weights(bench, "critic0", folder))
     assert outputs.metrics == {"distill/steps": 0.0, "distill/rows": 0.0, "distill/held_out_rows": 0.0}
 
 

@@ -204,10 +204,10 @@ def test_targets_drop_the_row_whose_prompt_is_too_long(
 @pytest.mark.parametrize("role", ["policy", "successor", "evaluator", "refiner", "corrector"])
 def test_refine_drops_the_rows_whose_prompts_are_too_long(base: Path, tmp_path: Path, role: str) -> None:
     bench = refine_bench(base, tmp_path, Seeing())
-    free, _, _ = run_refine(bench)
+    free, _, _ = run_refine(bench, tries=1)
     engine = bench.engine = Long(Seeing(), of_role(role))
     engine.load_adapter("critic0-adapter", tmp_path)
-    rows, judgements, metrics = run_refine(bench)
+    rows, judgements, metrics = run_refine(bench, tries=1)
     lost = [j for j in judgements if j["info"]["dropped"]]
     assert {j["info"]["dropped"] for j in lost} == {"out of context"}
     assert len(lost) == metrics["refine/dropped"] == metrics["refine/out_of_context"] == len(engine.padded)

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import models
+import numpy as np
 import pytest
 from refine_play import INPUTS, OPTIONS, Play, Seeing, asked, bench_of, run
 
 from stages import collect, refine
 from stages.collect import CollectConfig
+from stages.drawing import by_priority
 from stages.frame.types import Completion, MissingInput, Outcome, Request, UsageError
 from stages.llm.roles import Roles, load_roles
 from stages.llm.scripted import GARBAGE
@@ -242,6 +245,113 @@ def test_states_are_of_the_newest_transitions(base: Path, tmp_path: Path) -> Non
     newest = {t.key for t in transitions(bench.memory, ["collect0"])[-5:]}
     _, judgements, _ = run(bench, replay_size=5)
     assert {(j["episode_id"], j["turn"]) for j in judgements} == newest
+
+
+class Often(Seeing):
+    """The same, but so many of ten replies of the policy cannot be read; which ones hangs on the request's seed."""
+
+    def __init__(self, unreadable: int) -> None:
+        super().__init__()
+        self.unreadable = unreadable
+
+    def __call__(self, prompt: str, request: Request) -> str:
+        lost = (
+            models.role_of(prompt) == "policy"
+            and request.adapter == "critic0-adapter"
+            and request.seed % 10 < self.unreadable
+        )
+        return GARBAGE if lost else super().__call__(prompt, request)
+
+
+def test_what_is_dropped_is_drawn_again_from_further_states(base: Path, tmp_path: Path) -> None:
+    """Without drawing again about a third of the 20 states would leave no row, and the steps of distill would be as
+    many fewer.
+    """
+    once, _, lost = run(bench_of(base, tmp_path / "once", Often(3)), tries=1)
+    rows, judgements, metrics = run(bench_of(base, tmp_path / "again", Often(3)))
+    missing = 20 - len(once)
+    assert 0 < missing == lost["refine/missing"] == lost["refine/dropped"]
+    assert (lost["refine/tries"], lost["refine/drawn_again"]) == (1, 0)
+    assert len({(r["episode_id"], r["turn"]) for r in rows}) == len(rows) == 20
+    assert metrics["refine/missing"] == 0 and metrics["refine/tries"] > 1
+    assert (
+        metrics["refine/states"]
+        == len(judgements)
+        == 20 + metrics["refine/dropped"]
+        == 20 + metrics["refine/drawn_again"]
+    )
+    assert metrics["refine/drawn_again_frac"] == metrics["refine/drawn_again"] / metrics["refine/states"]
+    drawn = [(j["episode_id"], j["turn"]) for j in judgements]
+    assert len(set(drawn)) == len(drawn), "there are further states, so none is drawn twice"
+
+
+def test_where_all_states_were_drawn_the_dropped_ones_are_asked_for_another_action(base: Path, tmp_path: Path) -> None:
+    bench = bench_of(base, tmp_path, Often(5))
+    pool = {t.key for t in transitions(bench.memory, ["collect0"])}
+    rows, judgements, metrics = run(bench, states=1000, tries=20)
+    assert {(r["episode_id"], r["turn"]) for r in rows} == pool
+    assert len(judgements) == metrics["refine/states"] > len(rows) == len(pool)
+
+
+@pytest.mark.parametrize("tries", [1, 2, 3])
+def test_states_are_drawn_at_most_so_often(base: Path, tmp_path: Path, tries: int) -> None:
+    rows, _, metrics = run(bench_of(base, tmp_path, Often(8)), tries=tries)
+    assert metrics["refine/tries"] == tries
+    assert metrics["refine/missing"] == 20 - len(rows) > 0
+
+
+@pytest.mark.parametrize("yes_frac_max", [1.0, 0.5])
+def test_as_many_rows_as_states_at_a_yes_rate_of_four_fifths(base: Path, tmp_path: Path, yes_frac_max: float) -> None:
+    """With a cap, further states are judged until the rewritten actions allow the rest."""
+
+    class Pleased(Seeing):
+        def verdict(self, prompt: str) -> str:
+            lucky = int(prompt.rsplit("RIGHT ", 1)[-1].rsplit("BROKEN ", 1)[-1].split(".")[0]) % 10 < 8
+            return "Optimality: Yes. fine." if lucky else "Optimality: No. another may be needed."
+
+    rows, _, metrics = run(
+        bench_of(base, tmp_path, Pleased(), episodes=96), states=40, yes_frac_max=yes_frac_max, tries=50
+    )
+    assert 0.6 < metrics["refine/yes_rate"] < 0.95
+    assert len(rows) == 40
+    assert sum(r["info"]["kept"] for r in rows) <= yes_frac_max * 40
+    assert (metrics["refine/drawn_again"] == 0) == (yes_frac_max == 1.0)
+
+
+def known(bench: models.Bench, loss: float) -> set[tuple[str, int]]:
+    """Half of the states have been met by two critics: the older one found all of them hard, the newer one `loss`. The
+    rest has a loss of 1e-6.
+    """
+    keys = [t.key for t in transitions(bench.memory, ["collect0"])]
+    for run_id, low, high in (("critic0", 9.0, 9.0), ("critic1", 1e-6, loss)):
+        rows = [
+            {"episode_id": e, "turn": n, "loss": high if i % 2 else low, "step": 0} for i, (e, n) in enumerate(keys)
+        ]
+        bench.memory.tables["priorities", run_id] = rows
+    bench.memory.files["critic1", "adapter"] = bench.memory.files["critic0", "adapter"]
+    return set(keys[1::2])
+
+
+@pytest.mark.parametrize(("alpha", "least", "most"), [(2.0, 0.95, 1.0), (0.0, 0.3, 0.7)])
+def test_states_are_drawn_by_the_critic_s_newest_losses_and_uniformly_at_alpha_0(
+    base: Path, tmp_path: Path, alpha: float, least: float, most: float
+) -> None:
+    bench = bench_of(base, tmp_path, Seeing(), episodes=40)
+    hard = known(bench, 5.0)
+    inputs = INPUTS | {"critic": ["critic0", "critic1"]}
+    rows = bench.run(refine.STAGE, RefineConfig(states=40, alpha=alpha), inputs).rows["judgements"]
+    assert least <= sum((r["episode_id"], r["turn"]) in hard for r in rows) / 40 <= most
+
+
+def test_a_state_whose_reply_was_never_readable_is_not_new_for_ever(base: Path, tmp_path: Path) -> None:
+    """No target is made of it, so no critic ever has a loss of it: it counts with the mean, not with the largest."""
+    pool = transitions(bench_of(base, tmp_path, Seeing(), episodes=40).memory, ["collect0"])
+    mended = [replace(t, malformed=True, terminal=False) for t in pool[:5]]
+    losses = {t.key: 9.0 if i < 20 else 1.0 for i, t in enumerate(pool[5:])}
+    order = by_priority([*mended, *pool[5:]], losses, 20.0, 0.01, np.random.default_rng(0))
+    assert {t.key for t in order[:20]} == {t.key for t in pool[5:25]}
+    assert {t.key for t in order[20:25]} == {t.key for t in mended}
+    assert len({t.key for t in order}) == len(pool)
 
 
 def test_nothing_is_asked_or_rewritten_in_the_warm_up(base: Path, tmp_path: Path) -> None:

@@ -65,6 +65,14 @@ def qwens(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], str]:
     return folders.__getitem__
 
 
+@pytest.fixture(autouse=True)
+def general(home: Path) -> None:
+    """A file of general rows where the presets of NLAC look for it."""
+    (home / "data").mkdir(exist_ok=True)
+    row = {"role": "general", "messages": [{"role": "user", "content": "Name a colour."}], "reply": "Blue."}
+    (home / "data" / "general.jsonl").write_text((json.dumps(row) + "\n") * 3)
+
+
 def script(env: str, agent: str, thinks: bool) -> Callable[[str, str, random.Random], str]:
     """Readable replies of every role for the most part; of twenty one is none, and of twenty thoughts one has no end."""
 
@@ -158,6 +166,7 @@ def check_metrics(summary: dict[str, Any], run: Any) -> None:
     assert found["collect/simulator_failed"] == found["collect/env_failed"] == 0
     if run.method == "nlac":
         assert found["targets/rows"] > 0 and found["refine/rows"] > 0 and found["distill/rows"] > 0
+        assert found["critic/nll/general"] > 0 and found["distill/nll/general"] > 0
     elif run.method == "self_ac":
         assert found["self_ac/rows"] == 4 and found["self_ac/split"] == found["self_ac/dropped"] == 0
         assert found["self_ac/gap_max_first"] < 0.1  # of a bfloat16 model's log-probs, around -7

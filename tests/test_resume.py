@@ -30,7 +30,7 @@ from stages.store.replay import Replay
 from stages.store.tracking import Tracking
 
 MOMENTS = ("inside", "committed")
-ADAPTERS = (("critic", "adapter"), ("critic", "target"), ("distill", "adapter"))
+ADAPTERS = (("critic", "adapter"), ("critic", "target"), ("distill", "adapter"), ("distill", "target"))
 KILLS = [(title, moment) for title in TITLES for moment in MOMENTS]
 
 pytestmark = pytest.mark.slow

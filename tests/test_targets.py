@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from stages.frame.contract import Config, Outputs
 from stages.frame.sections import RolesConfig, TaskConfig
 from stages.frame.types import MissingInput, Outcome, Request, TurnwiseError
 from stages.llm.roles import Roles, history_text, load_roles
-from stages.play.transitions import episode_rows, transitions
+from stages.play.transitions import episode_rows, known_losses, transitions
 from stages.targets import TargetsConfig, target_row
 
 CHECK, CLOSE = (
@@ -61,13 +62,13 @@ def bench_of(base: Path, tmp_path: Path, reply: Any = role_play, **roles: Any) -
     for i, (name, turns, outcome, reward, malformed) in enumerate(EPISODES):
         episode = models.make_episode(bench.engine, name, turns, outcome, reward=reward, malformed=malformed)
         bench.memory.keep(f"collect{i}", Outputs({}, episode_rows([episode], 0)))
-    for run_id, folder in (("critic0", "target"), ("critic0", "adapter"), ("distill0", "adapter")):
+    for run_id, folder in (("distill0", "target"), ("critic0", "adapter"), ("distill0", "adapter")):
         bench.memory.files[run_id, folder] = tmp_path / run_id / folder
     return bench
 
 
 INPUTS = {"collect": [f"collect{i}" for i in range(5)], "critic": ["critic0"], "distill": ["distill0"]}
-LATER = "Future: F(give discount after 2 by critic0-target)"
+LATER = "Future: F(give discount after 2 by distill0-target)"
 TABLE = {
     ("Lost", 0): f"Future: B(check photo | photo done. | none | {LATER})",
     ("Lost", 1): "Future: B(close phone | phone done. Mia audits: fail. gold needs close email. | 0 | none)",
@@ -97,6 +98,18 @@ def test_targets_equal_the_table(base: Path, tmp_path: Path) -> None:
     assert {row["role"] for row in rows.values()} == {"successor"}
 
 
+def test_combine_is_told_what_a_step_was_paid_before_the_end(base: Path, tmp_path: Path) -> None:
+    """Three steps, cut short: the first one paid, the second not, the last paid. With no pay the words are what they
+    always were.
+    """
+    bench = bench_of(base, tmp_path)
+    episode = models.make_episode(bench.engine, "Paid", [CHECK] * 3, Outcome.TRUNCATED)
+    turns = tuple(replace(turn, reward=reward) for turn, reward in zip(episode.turns, (0.25, 0.0, 1.0), strict=True))
+    bench.memory.keep("paid", Outputs({}, episode_rows([replace(episode, turns=turns)], 0)))
+    rows = made(bench, {**INPUTS, "collect": ["paid"]})
+    assert [rows["Paid", i]["raw"].split(" | ")[2] for i in range(3)] == ["0.25 now", "none", "1 now"]
+
+
 def test_without_correction_the_combined_future_is_the_target(base: Path, tmp_path: Path) -> None:
     rows = made(bench_of(base, tmp_path), correct=False)
     assert {key: row["completion"] for key, row in rows.items()} == TABLE
@@ -118,10 +131,10 @@ def test_real_steps_are_merged_from_the_last_to_the_first(base: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("steps", "wanted"),
     [
-        (1, "B(check photo | photo done. | none | Future: F(give discount after 2 by critic0-target))"),
+        (1, "B(check photo | photo done. | none | Future: F(give discount after 2 by distill0-target))"),
         (
             2,
-            "B(check photo | photo done. | none | Future: B(check photo | photo done. | none | Future: F(give discount after 3 by critic0-target)) corrected)",
+            "B(check photo | photo done. | none | Future: B(check photo | photo done. | none | Future: F(give discount after 3 by distill0-target)) corrected)",
         ),
     ],
 )
@@ -160,15 +173,15 @@ def test_the_bootstrapped_action_is_fresh_and_not_the_stored_one(base: Path, tmp
     engine: Any = bench.engine
     asked = [
         field(engine.decode(r.prompt_ids), "Action")
-        for r, _ in engine.produced(adapter="critic0-target", head="Predict.")
+        for r, _ in engine.produced(adapter="distill0-target", head="Predict.")
     ]
     assert len(asked) == 2
-    prompts = [engine.decode(r.prompt_ids) for r, _ in engine.produced(adapter="critic0-target", head="Predict.")]
+    prompts = [engine.decode(r.prompt_ids) for r, _ in engine.produced(adapter="distill0-target", head="Predict.")]
     assert all(p.rsplit("Action: ", 1)[1].startswith("give discount") and "close phone" not in p for p in prompts)
     assert {row["info"]["next_action"] for key, row in rows.items() if not row["terminal"]} == {"give discount"}
 
 
-@pytest.mark.parametrize(("frozen", "judge"), [("adapter", "critic0-target"), ("base", None)])
+@pytest.mark.parametrize(("frozen", "judge"), [("adapter", "distill0-target"), ("base", None)])
 def test_each_role_is_played_by_its_own_adapter(base: Path, tmp_path: Path, frozen: str, judge: str | None) -> None:
     """a' by the policy, f' by the target network; combine and corrector by the target's parameters or by the base."""
     bench = bench_of(
@@ -187,7 +200,7 @@ def test_each_role_is_played_by_its_own_adapter(base: Path, tmp_path: Path, froz
         "Rewrite": 5,
     }
     assert {r.adapter for r in by_role["policy"]} == {"distill0-adapter"}
-    assert {r.adapter for r in by_role["Predict"]} == {"critic0-target"}
+    assert {r.adapter for r in by_role["Predict"]} == {"distill0-target"}
     assert {r.adapter for r in [*by_role["Merge"], *by_role["Rewrite"]]} == {judge}
     assert {role: {r.temperature for r in asked} for role, asked in by_role.items()} == {
         "policy": {0.9},
@@ -202,7 +215,7 @@ def test_before_the_first_critic_all_roles_are_the_base(base: Path, tmp_path: Pa
     bench = bench_of(base, tmp_path)
     rows = made(bench, {"collect": INPUTS["collect"]})
     assert {r.adapter for r in bench.engine.requests} == {None}  # type: ignore[attr-defined]
-    assert rows["Cut", 0]["raw"] == TABLE["Cut", 0].replace("critic0-target", "None")
+    assert rows["Cut", 0]["raw"] == TABLE["Cut", 0].replace("distill0-target", "None")
 
 
 @pytest.mark.parametrize(
@@ -343,9 +356,8 @@ def test_the_newest_loss_of_a_transition_counts(base: Path, tmp_path: Path) -> N
         bench.memory.keep(
             f"critic{i}", Outputs({}, {"priorities": [{"episode_id": "Cut", "turn": 0, "loss": loss, "step": 0}]})
         )
-    context = bench.context(TargetsConfig(), {"critic": ["critic0", "critic1"]})
-    assert targets.known_losses(context) == {("Cut", 0): 0.5}
-    assert targets.known_losses(bench.context(TargetsConfig(), {})) == {}
+    assert known_losses(bench.memory, ["critic0", "critic1"]) == {("Cut", 0): 0.5}
+    assert known_losses(bench.memory, []) == {}
 
 
 def test_old_transitions_leave_the_replay(base: Path, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from flows import presets
 from flows.cost.lengths import Lengths, assumed
 from flows.cost.shapes import GIB, KNOWN, Device, Shape, device_of, shape_of
 from flows.cost.workload import Prompts, Rows, Work, workload
+from flows.orchestration.launch import missing_rows
 from stages.frame.types import UsageError
 
 # Shares of the peak that are assumed: of arithmetic in training and in reading prompts, of bandwidth in decoding.
@@ -38,8 +39,8 @@ MOST_DEVICES = 100_000
 SPARE = 0.9  # of the rest: the allocator's pieces never fit together wholly
 COPIES = {
     "critic": 3,
-    "distill": 1,
-}  # of the adapter beside the trained one: target network, its start, the step's; best epoch
+    "distill": 5,
+}  # of the adapter beside the trained one: target network, its next, the step's; of the best epoch both
 
 
 @dataclass(frozen=True)
@@ -280,7 +281,7 @@ def estimate(run: Any, device: str, n: int, changes: Sequence[str] = ()) -> dict
     return {
         "preset": run.preset, "model": run.model.path, "parameters": m.shape.parameters, "adapter": m.lora, "dtype": run.model.dtype,
         "method": run.method, "engine": run.model.engine, "iterations": run.iterations, "device": device, "devices": n, "assumed": asdict(lengths),
-        "stages": [asdict(one) for one in costs], "memory_gib": memory, "verdict": verdicts(m, memory),
+        "stages": [asdict(one) for one in costs], "memory_gib": memory, "verdict": [*verdicts(m, memory), *missing_rows(run)],
     }  # fmt: skip
 
 

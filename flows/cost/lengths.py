@@ -36,6 +36,7 @@ class Lengths:
     future: float  # a future, critique or correction
     template: float  # words of a role's prompt around its fields
     critic: float  # self_ac's critic prompt
+    general: float  # a row of general instruction data, of which half is the reply
     yes: float  # share of actions that the critic keeps
     win: float  # share of episodes won, over the whole run
     asked: float  # share of replies that somebody inside the environment answers
@@ -85,7 +86,7 @@ def assumed(run: Any, changes: Sequence[str] = ()) -> Lengths:
     action = roles.max_action_tokens / 2
     found = Lengths(
         turns=min(turns, run.task.max_turns), system=system, first=first, observation=observation, action=action, act=act * action,
-        thought=roles.max_thought_tokens / 2, future=roles.max_future_tokens / 2, template=20 if run.task.env == "service_desk" else 250, critic=16,
+        thought=roles.max_thought_tokens / 2, future=roles.max_future_tokens / 2, template=20 if run.task.env == "service_desk" else 250, critic=16, general=400,
         yes=0.5, win=0.3, asked=asked if run.task.oracle != "rule" else 0.0, told=told,
     )  # fmt: skip
     limits = dict.fromkeys([one.name for one in fields(Lengths)], (0.0, MOST_TOKENS))

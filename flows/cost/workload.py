@@ -147,6 +147,10 @@ def policy_rows(at: At, n: float, thought: float) -> Rows:
     return Rows(n, size.state(size.middle) + size.action + thought, size.action + thought)
 
 
+def general_rows(at: At, n: float) -> Rows:
+    return Rows(n, at.lengths.general, at.lengths.general / 2)
+
+
 def n_targets(at: At) -> int:
     return int(min(at.run.targets.transitions, at.pool, at.run.targets.replay_size))
 
@@ -156,7 +160,8 @@ def critic(at: At) -> Work:
     steps = config.epochs * math.ceil(n / config.batch)
     kept = at.lengths.yes if at.iteration and not at.run.refine.rethink else 1
     beside = policy_rows(at, steps * config.policy_rows, at.lengths.thought * kept)
-    return Work("critic", trained=(successor_rows(at, config.epochs * n), beside), steps=steps)
+    trained = (successor_rows(at, config.epochs * n), beside, general_rows(at, steps * config.general_rows))
+    return Work("critic", trained=trained, steps=steps)
 
 
 def n_states(at: At) -> int:
@@ -196,11 +201,12 @@ def refine(at: At) -> Work:
 def distill(at: At) -> Work:
     config, (no, yes) = at.run.distill, kept_rows(at)
     n = math.floor(no + yes + 1e-9)
-    n -= int(n * config.held_out)
+    n -= int(n * config.held_out) if config.epochs > 1 else 0
     steps = config.epochs * math.ceil(n / config.batch)
     thinking = 1 if at.run.refine.rethink else yes / max(no + yes, 1)
     rows = policy_rows(at, config.epochs * n, at.lengths.thought * thinking)
-    return Work("distill", trained=(rows, successor_rows(at, steps * config.successor_rows)), steps=steps)
+    beside = (successor_rows(at, steps * config.successor_rows), general_rows(at, steps * config.general_rows))
+    return Work("distill", trained=(rows, *beside), steps=steps)
 
 
 def rft(at: At) -> Work:

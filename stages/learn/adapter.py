@@ -114,5 +114,18 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def tensors_of(model: Any, path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of the adapter in folder `path` under the names that `trainable_state(model)` has. The model stays as
+    it is.
+    """
+    from peft import set_peft_model_state_dict
+
+    before = trainable_state(model)
+    set_peft_model_state_dict(model, read_tensors(path))
+    found = trainable_state(model)
+    load_state(model, before)
+    return found
+
+
 def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     save_file(tensors, path / WEIGHTS)

@@ -38,6 +38,11 @@ class Transition:
     def key(self) -> tuple[str, int]:
         return self.episode_id, self.turn
 
+    @property
+    def has_target(self) -> bool:
+        """A critic can learn from it: every one but a reply that was unreadable and then mended."""
+        return self.terminal or not self.malformed
+
 
 def episode_rows(episodes: Sequence[Episode], iteration: int) -> dict[str, list[Row]]:
     """Rows of tables `episodes` and `turns`; token ids and log-probs as the engine produced them."""
@@ -103,3 +108,9 @@ def _transition(row: Row, episode: Row, past: tuple[str, ...]) -> Transition:
         observation=row["observation"], reward=row["reward"], terminal=row["terminated"], malformed=row["malformed"],
         prompt_ids=tuple(row["prompt_ids"]), action_ids=tuple(row["action_ids"]), total_reward=episode["total_reward"], past_actions=past,
     )  # fmt: skip
+
+
+def known_losses(replay: Reader, critics: Sequence[str]) -> dict[tuple[str, int], float]:
+    """The newest loss of every transition that the critic has trained on, by key. critics: its runs, oldest first."""
+    rows = replay.rows("priorities", critics) if critics else []
+    return {(row["episode_id"], row["turn"]): row["loss"] for row in rows}

@@ -55,9 +55,12 @@ def test_each_stage_is_handed_the_runs_that_nlac_prescribes(workspace: Workspace
     }  # fmt: skip
     assert stages.inputs["critic", 2] == {
         "targets": [third["targets"]], "collect": [one["collect"] for one in runs], "refine": [second["refine"]],
-        "distill": [second["distill"]], "critic": [second["critic"]],
+        "distill": [second["distill"]],
     }  # fmt: skip
-    assert stages.inputs["refine", 2] == {"collect": [one["collect"] for one in runs], "critic": [third["critic"]]}
+    assert stages.inputs["refine", 2] == {
+        "collect": [one["collect"] for one in runs],
+        "critic": [one["critic"] for one in runs],
+    }
     assert stages.inputs["distill", 2] == {
         "refine": [third["refine"]],
         "targets": [third["targets"]],

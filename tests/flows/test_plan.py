@@ -100,10 +100,32 @@ def test_counts_of_a_run_are_those_by_hand() -> None:
     assert targets.generated == pytest.approx(open_ends * (10 + 24) + 32 * (24 + 24))
     assert critic.steps == 1  # 32 targets in batches of 48
     assert critic.predicted == 32 * 24 + 16 * 10
-    # 24 actions are rewritten, 8 kept; the cap of one half lets all of them through.
+    # 24 actions are rewritten, 8 kept.
     assert refine.prompts[0].n == 3 * 32 + 2 * 24
-    assert distill.steps == 1 and distill.predicted == 29 * 10 + 16 * 24  # 3 of 32 are held out
+    assert distill.steps == 1 and distill.predicted == 32 * 10 + 16 * 24  # one epoch: none are held out
+    several = [work for work in workload(presets.load("tiny", ["distill.epochs=2"]), size) if work.stage == "distill"]
+    assert several[0].predicted == 2 * 29 * 10 + 2 * 16 * 24  # 3 of 32 are
     assert works[8].prompts[0].n == 48
+
+
+def test_general_rows_are_counted_and_that_they_are_missing_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60 iterations of 512 steps with 2 rows of 300 tokens each, half of them replies."""
+    monkeypatch.chdir(tmp_path)
+    none = ["critic.general_rows=0", "distill.general_rows=0"]
+    found, bare = (estimate(presets.load("qwen7b_math", sets), "h100", 1, ["general=300"]) for sets in ([], none))
+    more = [
+        sum(one[name] for one in found["stages"]) - sum(one[name] for one in bare["stages"])
+        for name in ("trained", "predicted")
+    ]
+    assert more == pytest.approx([60 * 512 * 2 * 300, 60 * 512 * 2 * 150])
+    missing = [line for line in found["verdict"] if "general_path" in line]
+    assert [line.partition(":")[0] for line in missing] == ["critic.general_path", "distill.general_path"]
+    assert not any("general_path" in line for line in bare["verdict"])
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "general.jsonl").touch()
+    assert not any("general_path" in line for line in estimate(presets.load("qwen7b_math"), "h100", 1)["verdict"])
 
 
 def test_grpo_is_planned_in_passes_and_its_adapter_in_16_bits() -> None:

@@ -51,7 +51,12 @@ PAPER = [
 @pytest.mark.parametrize("name", PAPER)
 def test_the_paper_s_presets_take_its_gradient_steps_with_its_settings(name: str) -> None:
     run: Any = presets.load(name)
-    assert sum(work.steps for work in workload(run, assumed(run, ["yes=0.5"]))) == 30_720
+    for yes in (0.0, 0.5, 0.8, 1.0):
+        assert sum(work.steps for work in workload(run, assumed(run, [f"yes={yes}"]))) == 30_720
+    for stage in (run.critic, run.distill):
+        assert (
+            stage.general_rows > 0 and stage.general_path == "data/general.jsonl"
+        )  # the embedded model's rows are no general ones
     assert (run.refine.futures, run.refine.refinements, run.targets.steps, run.refine.gate, run.distill.kl_coef) == (
         1,
         1,
@@ -62,6 +67,12 @@ def test_the_paper_s_presets_take_its_gradient_steps_with_its_settings(name: str
     assert run.roles.frozen == "adapter"
     assert run.model.path == ("Qwen/QwQ-32B" if name.startswith("qwq") else "Qwen/Qwen2.5-7B-Instruct")
     assert (run.roles.max_thought_tokens > 0) == name.startswith("qwq")
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_the_target_network_follows_the_steps_of_critic_and_distill_alike(name: str) -> None:
+    run: Any = presets.load(name)
+    assert run.critic.ema_rate == run.distill.ema_rate
 
 
 def test_the_paper_s_presets_are_all_there() -> None:
@@ -161,7 +172,7 @@ def test_a_set_wins_over_the_toml_and_the_toml_over_the_default(tmp_path: Path) 
     [
         (["critic.lrr=1"], r"no key 'critic.lrr'; did you mean 'lr'\?"),
         (["crtic.lr=1"], r"no section or key 'crtic'; did you mean 'critic'\?"),
-        (["ema_rate=1"], r"did you mean critic.ema_rate\?"),
+        (["ema_rate=1"], r"did you mean critic.ema_rate or distill.ema_rate\?"),
         (["critic.learning_rate=1"], r"no key 'critic.learning_rate'; did you mean 'lr'\?"),
         (["self_ac.learning_rate=1"], r"did you mean 'lr' or 'head_lr'\?"),
         (["critic.xyzzy=1"], r"no key 'critic.xyzzy'; it has lr, .*\.$"),
@@ -217,5 +228,5 @@ def test_every_config_key_says_what_it_is_and_where_its_default_is_from() -> Non
 
 def test_stages_are_described_from_their_code() -> None:
     described = describe("critic")["stages"]["critic"]
-    assert described["inputs"] == ["targets", "collect", "refine", "distill", "critic"]
+    assert described["inputs"] == ["targets", "collect", "refine", "distill"]
     assert next(one for one in described["config"] if one["key"] == "ema_rate")["source"].startswith("paper")

@@ -11,10 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from stages.critic import tensors_of
 from stages.frame.contract import Config
 from stages.frame.types import UsageError
-from stages.learn.adapter import load_state, new_adapter, open_adapter, read_tensors, save_adapter, trainable_state
+from stages.learn.adapter import (
+    load_state,
+    new_adapter,
+    open_adapter,
+    read_tensors,
+    save_adapter,
+    tensors_of,
+    trainable_state,
+)
 from stages.learn.ema import ema_update
 from stages.llm.hf import check_adapter
 from stages.train.training import trainable
@@ -85,7 +92,7 @@ def test_ema_of_saved_adapters_equals_the_formula_by_hand(base: Path, tmp_path: 
     for seed, name in enumerate(("target", "source")):
         save_adapter(models.shake(trainable(context, None), seed), tmp_path / name, context.engine.model_hash)
     model = trainable(context, tmp_path / "source")
-    target = tensors_of(context, model, tmp_path / "target")
+    target = tensors_of(model, tmp_path / "target")
     for _ in range(3):
         target = ema_update(target, trainable_state(model), 0.1)
     load_state(model, target)
@@ -104,7 +111,7 @@ def test_reading_a_target_leaves_the_model_as_it_was(base: Path, tmp_path: Path)
     save_adapter(model, tmp_path / "target", "x")
     models.shake(model, 1)
     before = trainable_state(model)
-    found = tensors_of(context, model, tmp_path / "target")
+    found = tensors_of(model, tmp_path / "target")
     assert all(torch.equal(before[name], value) for name, value in trainable_state(model).items())
     assert any(not torch.equal(before[name], found[name]) for name in before)
     assert len(found) == len(read_tensors(tmp_path / "target"))

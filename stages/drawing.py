@@ -1,0 +1,60 @@
+"""Which transitions of the replay come next, and others in the place of what was dropped.
+
+Source: NLAC (arXiv 2512.04601), "Replay": the critic's loss says what is drawn. Drawing again is ours: every reply that
+cannot be read would otherwise cost gradient steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from stages.learn.priorities import priorities, sample_without_replacement
+from stages.play.transitions import Transition
+
+Key = tuple[str, int]
+R = TypeVar("R")
+
+
+def by_priority(
+    pool: Sequence[Transition], losses: Mapping[Key, float], alpha: float, eps: float, rng: np.random.Generator
+) -> list[Transition]:
+    """The whole pool in a random order, each next one drawn from those left with p ~ (loss + eps)^alpha. alpha = 0: all
+    orders alike.
+
+    A transition that the critic has not met counts with the largest loss. One that it never will, since no target is
+    made of it, with the mean: it would be new for ever.
+    """
+    mean = sum(losses.values()) / len(losses) if losses else math.nan
+    known = [losses.get(t.key, math.nan if t.has_target else mean) for t in pool]
+    order = sample_without_replacement(rng, priorities(np.array(known), alpha, eps), len(pool))
+    return [pool[i] for i in order]
+
+
+def until_enough(
+    order: Sequence[Transition], wanted: int, tries: int, ask: Callable[[Sequence[Transition], int], list[R]], done: Callable[[Sequence[R]], set[Key]],
+    lost: Callable[[Sequence[R]], set[Key]],
+) -> list[list[R]]:  # fmt: skip
+    """What `ask` made of the first `wanted` of `order`, then of as many further ones as are missing, and so on: one
+    list a try.
+
+    ask: (transitions, number of the try from 0) -> results. done and lost, of all results so far: keys of transitions
+    that brought what was wanted, and of those that never can. Where the order is used up, it goes on with those that
+    did neither. It ends when enough are done, after `tries`, when nothing is left, or where the first try brought
+    nothing: an engine that talks garbage is not asked again.
+    """
+    found: list[list[R]] = []
+    queue, n_done = list(order), 0
+    while queue and len(found) < tries and n_done < wanted:
+        drawn, queue = queue[: wanted - n_done], queue[wanted - n_done :]
+        found.append(ask(drawn, len(found)))
+        every = [one for results in found for one in results]
+        settled, never = done(every), lost(every)
+        if not settled:
+            break
+        n_done = len(settled)
+        queue += [t for t in drawn if t.key not in settled | never]
+    return found
