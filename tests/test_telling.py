@@ -172,7 +172,7 @@ def test_the_win_rate_is_drawn_before_every_other_group(workspace: Workspace, st
 def test_process_tags_are_hidden_from_the_page_and_read_as_before(workspace: Workspace) -> None:
     run_id = workspace.tracking.start("critic", "c", {"stage": "critic"})
     stored = data_of(workspace, run_id).tags
-    assert {key for key in stored if not key.startswith("mlflow.")} == {"stage"}
+    assert {key for key in stored if not key.startswith("mlflow.")} == {"stage", "sequence"}
     assert workspace.tracking.tags(run_id).keys() >= {"host", "pid", "process_start"}
     assert workspace.tracking.info(run_id).tags.keys() >= {"host", "pid", "process_start"}
 

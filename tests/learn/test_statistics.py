@@ -219,9 +219,8 @@ def test_a_bootstrap_over_clusters_covers_a_correlation_and_one_over_rows_does_n
     for i in range(200):
         x, y, clusters = pairs(np.random.default_rng(100 + i), 32)
         for kind, groups in enumerate((clusters, range(len(x)))):
-            low, high = bootstrap_interval(
-                lambda rows, x=x, y=y: spearman(x[rows], y[rows]), cluster_draws(groups, 150, i)
-            )  # type: ignore[misc]
+            draws = cluster_draws(groups, 150, i)
+            low, high = bootstrap_interval(lambda rows, x=x, y=y: spearman(x[rows], y[rows]), draws)  # type: ignore[misc]
             hits[kind] += low <= truth <= high
     assert hits[0] / 200 >= 0.88
     assert hits[1] / 200 < 0.8
