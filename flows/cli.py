@@ -119,12 +119,8 @@ def _add_running(commands: Any) -> None:
         metavar="NAME=NUMBER",
         help="what only a run can tell, like turns=10 (repeatable)",
     )
-    rerun = _command(
-        commands,
-        "rerun",
-        "Run one stage again from its stored inputs.",
-        "turnwise rerun critic --of 3f9c --set critic.lr=1e-4",
-    )
+    what = "Run one stage again from its stored inputs; with what follows it, as a pipeline run of its own."
+    rerun = _command(commands, "rerun", what, "turnwise rerun critic --of 3f9c --set critic.lr=1e-4 --through evaluate")
     rerun.add_argument("stage", metavar="STAGE", help=STAGE_NAMES)
     rerun.add_argument(
         "--of", metavar="RUN", required=True, help="pipeline run, or run of the stage; the start of its id is enough"
@@ -132,6 +128,13 @@ def _add_running(commands: Any) -> None:
     rerun.add_argument(
         "--iteration", type=int, metavar="N", help="of a pipeline run: this iteration instead of the last"
     )
+    extent = rerun.add_mutually_exclusive_group()
+    extent.add_argument(
+        "--through",
+        metavar="LAST",
+        help="run what follows in the same iteration, too, up to this stage, as in --through evaluate",
+    )
+    extent.add_argument("--downstream", action="store_true", help="run all that follows, later iterations included")
     _add_set(rerun)
     _add_run_options(rerun)
     pretrain = _command(

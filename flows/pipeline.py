@@ -37,6 +37,8 @@ WIN_RATE = "evaluate/win_rate"
 CURVE = "agent"
 """Before the slash in the names of the two curves that a reader wants first. MLflow groups charts by what stands before a metric's last slash, in the order
 of the alphabet, and within a group likewise; the names of stages come later."""
+LAST = "evaluate"
+"""The stage that ends an iteration, and a run."""
 TOTALS = (
     "stages_s",
     "cpu_s",
@@ -137,15 +139,12 @@ def evaluate_base(run: RunConfig, step: Step) -> tuple[StageRun, StageRun]:
     return base, step(Call(stage, run, {}, -1, "start"))
 
 
-def iterate(run: RunConfig, step: Step) -> Iterator[Iteration]:
-    """The iterations of the run's method, one after the other."""
+def iterate(run: RunConfig, step: Step, through: str = LAST) -> Iterator[Iteration]:
+    """The iterations of the run's method, one after the other; the last one ends with the stage `through`."""
     history: dict[str, list[str]] = {}
     for i in range(run.iterations):
-        names = list(METHODS[run.method])
-        if (i + 1) % run.evaluate_every == 0 or i == run.iterations - 1:
-            names.append("evaluate")
         done: dict[str, StageRun] = {}
-        for name in names:
+        for name in _stages_of(i, run, through):
             stage = load_stage(name)
             done[name] = step(Call(stage, run, _inputs(stage, history), i))
             history.setdefault(name, []).append(done[name].run_id)
@@ -167,6 +166,13 @@ def evaluate_final(run: RunConfig, step: Step, best: Iteration) -> StageRun:
     return step(Call(stage, changed, _inputs(stage, history), best.iteration, "final"))
 
 
+def _stages_of(iteration: int, run: RunConfig, through: str) -> tuple[str, ...]:
+    names = (*METHODS[run.method], LAST)
+    if iteration == run.iterations - 1:
+        return names[: names.index(through) + 1]
+    return names if (iteration + 1) % run.evaluate_every == 0 else names[:-1]
+
+
 def best_of(rows: Sequence[Iteration]) -> Iteration | None:
     """The evaluated iteration with the highest validation win rate; the earliest of equals."""
     evaluated = [row for row in rows if row.win_rate is not None]
@@ -184,8 +190,10 @@ def run_pipeline(
     watch: Watcher = lambda row: None,
     *,
     asked: Asked | None = None,
+    through: str = LAST,
 ) -> Summary:
     """The whole run. make_step: from the id of the parent run to how stages are run. asked: how it was asked for.
+    through: the last stage of the last iteration.
 
     Finished stages are reused, so after a kill the same call goes on from the last one that finished. Raises what a
     stage raises; the parent run is then marked FAILED, or KILLED on Ctrl-C, with what had been done by then.
@@ -206,11 +214,11 @@ def run_pipeline(
         book.add(rows[0])
         book.put(base={**_outcome(base), "run_id": base.run_id})
         watch(rows[0])
-        for row in iterate(run, step):
+        for row in iterate(run, step, through):
             rows.append(row)
             book.add(row)
             watch(row)
-        if best := best_of(rows[1:]):
+        if through == LAST and (best := best_of(rows[1:])):
             final = evaluate_final(run, step, best)
             adapter = best.runs[METHODS[run.method][-1]]
             book.put(final={**_outcome(final), "run_id": final.run_id, "iteration": best.iteration, "adapter": adapter})
@@ -227,7 +235,7 @@ def _open_book(run: RunConfig, workspace: Workspace, asked: Asked) -> _Book:
     """Start the parent run, which tells from now on what it is."""
     from stages.store.execute import code_version
 
-    name, commit = telling.run_name(run, asked.changed), code_version()
+    name, commit = telling.run_name(run, asked), code_version()
     source = {
         "mlflow.source.name": asked.command,
         "mlflow.source.type": "LOCAL",
@@ -240,6 +248,7 @@ def _open_book(run: RunConfig, workspace: Workspace, asked: Asked) -> _Book:
         "seed": str(run.seed),
         **commit,
         **(source if asked.command else {}),
+        **asked.tags,
         NOTE: note,
     }
     run_id = workspace.tracking.start(EXPERIMENT, name, tags)

@@ -189,6 +189,20 @@ def ending(summary: Summary) -> list[str]:
     return lines
 
 
+def metrics_table(old: str, new: str, before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
+    """The metrics of a run beside those of the run that it was made from."""
+    lines = [f"{key:<32}{before.get(key, math.nan):>14.5g}{value:>14.5g}" for key, value in sorted(after.items())]
+    return [f"{'metric':<32}{old:>14}{new:>14}", *lines]
+
+
+def comparison(old: str, new: str, compared: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What two pipeline runs came to, side by side: win rates, or the metrics of a stage before them."""
+    if compared and "win_rate" not in {**compared[0]["old"], **compared[0]["new"]}:
+        return [line for row in compared for line in (row["what"], *metrics_table(old, new, row["old"], row["new"]))]
+    lines = [f"{row['what']:<20}{rate_text(row['old']):<20}{rate_text(row['new'])}".rstrip() for row in compared]
+    return [f"{'win rate, 95 %':<20}{'old ' + old:<20}{'new ' + new}", *lines]
+
+
 def rate_text(outcome: Mapping[str, Any]) -> str:
     """Win rate with its interval, as far as they are known."""
     if outcome.get("win_rate") is None:

@@ -1,4 +1,5 @@
-"""Runs one stage again from what is stored, with another config where `--set` says so.
+"""Runs one stage again from what is stored, with another config where `--set` says so; `flows/branch.py` runs what
+follows, too.
 
     turnwise rerun critic --of RUN --set critic.lr=1e-4
 
@@ -14,14 +15,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flows import presets
-from flows.pipeline import EXPERIMENT, SUMMARY, Call
-from flows.registry import STAGES, load_stage
+from flows.pipeline import EXPERIMENT, LAST, SUMMARY, Call
+from flows.registry import METHODS, STAGES, load_stage
 from flows.telling import changes_named, changes_told
 from stages.envs import nearest
 from stages.frame.types import MissingInput, UsageError
 from stages.store.runs import differences
 
 if TYPE_CHECKING:
+    from flows.presets import RunConfig
     from stages.store.execute import Workspace
 
 
@@ -59,16 +61,21 @@ def prepare(
     if stage not in STAGES:
         raise UsageError(f"There is no stage {stage!r}{nearest(stage, list(STAGES))} Stages: {', '.join(STAGES)}.")
     old = find_stage_run(stage, of, workspace, iteration)
-    stored = json.loads(workspace.tracking.artifact(old, "config.json").read_text(encoding="utf-8"))
     loaded = load_stage(stage)
     read = {stage, *loaded.shared, "seed"}
     for item in sets:
         if (section := item.split("=")[0].split(".")[0]) not in read:
             raise UsageError(f"--set {item}: {stage} does not read {section!r}. It reads {', '.join(sorted(read))}.")
-    values: dict[str, Any] = {**stored["config"], "seed": stored["seed"], "preset": f"rerun of {old[:8]}"}
-    before, run = presets.resolve(values), presets.resolve(values, sets)
+    before, run = stored_config(old, workspace), stored_config(old, workspace, sets)
     changed = differences(before.model_dump(mode="json"), run.model_dump(mode="json"))
-    return Rerun(old, Call(loaded, run, lineage_inputs(workspace, old), stored["iteration"], "rerun"), changed)
+    at = int(workspace.tracking.tags(old)["iteration"])
+    return Rerun(old, Call(loaded, run, lineage_inputs(workspace, old), at, "rerun"), changed)
+
+
+def stored_config(run_id: str, workspace: Workspace, sets: Sequence[str] = ()) -> RunConfig:
+    """The config that a stage run had, with `sets` over it; sections that the stage does not read have their defaults."""
+    stored = json.loads(workspace.tracking.artifact(run_id, "config.json").read_text(encoding="utf-8"))
+    return presets.resolve({**stored["config"], "seed": stored["seed"], "preset": f"rerun of {run_id[:8]}"}, sets)
 
 
 def find_stage_run(stage: str, of: str, workspace: Workspace, iteration: int | None = None) -> str:
@@ -76,15 +83,23 @@ def find_stage_run(stage: str, of: str, workspace: Workspace, iteration: int | N
     run_id = workspace.tracking.find(of)
     experiment = workspace.tracking.experiment(run_id)
     if experiment not in (stage, EXPERIMENT):
-        raise UsageError(
-            f"--of {of}: wanted a pipeline run or a run of {stage}, found a run of {experiment}. See: turnwise runs"
-        )
+        wanted = f"--of {of}: wanted a pipeline run or a run of {stage}, found"
+        if "rerun_of" in workspace.tracking.tags(run_id) and follows(stage, experiment):
+            told = f"a rerun of {experiment}, and {stage} needs what comes between. Run: turnwise rerun {experiment} --of {run_id[:8]} --through {stage}"
+            raise UsageError(f"{wanted} {told}")
+        raise UsageError(f"{wanted} a run of {experiment}. See: turnwise runs")
     if found := stage_run_of(stage, run_id, workspace, iteration):
         return found
     where = "no finished iteration" if iteration is None else f"no finished iteration {iteration}"
     raise UsageError(
         f"--of {of}: this pipeline run has {where} with the stage {stage}. See: turnwise show {run_id[:8]}"
     )
+
+
+def follows(stage: str, other: str) -> bool:
+    """Whether `stage` comes after `other` in an iteration of some method."""
+    orders = [(*names, LAST) for names in METHODS.values()]
+    return any(other in names and stage in names[names.index(other) + 1 :] for names in orders)
 
 
 def stage_run_of(stage: str, run_id: str, workspace: Workspace, iteration: int | None = None) -> str | None:

@@ -27,12 +27,14 @@ LISTED, LONG = 20, 60  # changes that the description tells, and characters of a
 
 @dataclass(frozen=True)
 class Asked:
-    """How a run was asked for. changed: what differs from the preset, `section.key` -> the preset's value and the
-    run's.
+    """How a run was asked for. changed: what differs from the preset, or from the run that this one leaves,
+    `section.key` -> the value there and the run's.
     """
 
     command: str = ""
     changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    leaves: str = ""  # "rerun critic 1 of 3f9c0a1b", where it leaves another run
+    tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def params(self) -> dict[str, Any]:
@@ -49,9 +51,10 @@ def asked(preset: str, run: RunConfig, sets: Sequence[str]) -> Asked:
     )
 
 
-def run_name(run: RunConfig, changed: Mapping[str, tuple[Any, Any]]) -> str:
+def run_name(run: RunConfig, how: Asked) -> str:
     """Preset, seed, and what else was changed, in few words: "tiny seed 0, critic.lr 0.0005"."""
-    return f"{run.preset} seed {run.seed}{changes_named({key: pair for key, pair in changed.items() if key != 'seed'})}"
+    changed = changes_named({key: pair for key, pair in how.changed.items() if key != "seed"})
+    return f"{run.preset} seed {run.seed}{f', {how.leaves}' if how.leaves else ''}{changed}"
 
 
 def changes_named(changed: Mapping[str, tuple[Any, Any]], section: str = "") -> str:
@@ -81,7 +84,8 @@ def note(
             for key, (old, new) in how.changed.items()
         ]
         more = f" and {len(differ) - LISTED} more, which are params `{SET}*`" if len(differ) > LISTED else ""
-        parts.append(f"Differs from the preset {run.preset} in: {', '.join(differ[:LISTED]) or 'nothing'}{more}.")
+        there = f"the run that it leaves ({how.leaves})" if how.leaves else f"the preset {run.preset}"
+        parts.append(f"Differs from {there} in: {', '.join(differ[:LISTED]) or 'nothing'}{more}.")
     if model is not None:
         parts.append(f"Its adapter is registered as [{model.name}, version {model.number}]({model.link}).")
     if how.command:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from flows import pipeline
 
 if TYPE_CHECKING:
+    from flows.branch import Branch
     from flows.pipeline import Call
     from flows.presets import RunConfig
     from stages.store.execute import StageRun, Workspace
@@ -16,15 +17,18 @@ PENDING = (
 )
 
 
-def plan(run: RunConfig, workspace: Workspace) -> list[dict[str, Any]]:
-    """The stages of a run in order, each with `reuse`: the id of the run that would be reused, or None."""
+def plan(
+    run: RunConfig, workspace: Workspace, *, force: bool = False, branch: Branch | None = None
+) -> list[dict[str, Any]]:
+    """The stages of a run in order, each with `reuse`: the id of the run that would be reused, or None. force, branch:
+    as of the run itself.
+    """
     from stages.store.execute import StageRun
 
     planned: list[dict[str, Any]] = []
 
-    def step(call: Call) -> StageRun:
-        found = reusable(call, workspace)
-        planned.append({"stage": call.stage.name, "part": call.part, "iteration": call.iteration, "reuse": found})
+    def look(call: Call) -> StageRun:
+        found = None if force else reusable(call, workspace)
         return StageRun(
             call.stage.name,
             found or PENDING,
@@ -34,8 +38,25 @@ def plan(run: RunConfig, workspace: Workspace) -> list[dict[str, Any]]:
             0.0,
         )
 
+    inner = branch.step(look, workspace) if branch else look
+
+    def step(call: Call) -> StageRun:
+        found = inner(call)
+        planned.append(
+            {
+                "stage": call.stage.name,
+                "part": call.part,
+                "iteration": call.iteration,
+                "reuse": found.run_id if found.reused else None,
+            }
+        )
+        return found
+
+    through = branch.through if branch else pipeline.LAST
     pipeline.evaluate_base(run, step)
-    rows = list(pipeline.iterate(run, step))
+    rows = list(pipeline.iterate(run, step, through))
+    if through != pipeline.LAST:
+        return planned
     if rows and all(PENDING not in row.runs.values() for row in rows) and (best := pipeline.best_of(rows)):
         pipeline.evaluate_final(run, step, best)
     elif rows:  # which adapter is the best is known only when all are evaluated

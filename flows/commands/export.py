@@ -131,7 +131,8 @@ def _adapter_run(workspace: Workspace, run_id: str) -> str:
         return run_id
     final = stored_summary(workspace, run_id)["final"]
     if not final:
+        told = "that run is not finished, or ends before an evaluation. Run the same command again, or export the run of a stage"
         raise MissingInput(
-            f"the adapter of pipeline run {run_id[:8]} was wanted, but that run is not finished. Run the same preset again."
+            f"the adapter of pipeline run {run_id[:8]} was wanted, but {told}. See: turnwise show {run_id[:8]}"
         )
     return str(final["adapter"])

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from argparse import Namespace
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flows import presets, registry, telling
 from flows.orchestration import launch
-from flows.report import Display, duration, emit, ending, rate_text
+from flows.report import Display, comparison, duration, emit, ending, metrics_table, rate_text
 from flows.workspace import find_home, open_workspace
 from stages.envs import nearest
 from stages.frame.types import UsageError
 from stages.store.runs import SET, RunInfo
+
+if TYPE_CHECKING:
+    from flows.presets import RunConfig
 
 
 def run(args: Namespace) -> int:
@@ -47,8 +49,11 @@ def _dry_run(args: Namespace, home: Path) -> int:
     config = presets.load(args.preset, args.set)
     workspace = open_workspace(home)  # the folder that the paths of the config count from
     launch.check_data(config)
-    planned = plan(config, workspace)
-    if args.json:
+    return _print_plan(config, plan(config, workspace, force=args.force), as_json=args.json)
+
+
+def _print_plan(config: RunConfig, planned: list[dict[str, Any]], *, as_json: bool) -> int:
+    if as_json:
         emit({"config": config.model_dump(mode="json"), "stages": planned})
         return 0
     print(json.dumps(config.model_dump(mode="json"), indent=1))
@@ -65,9 +70,11 @@ def _dry_run(args: Namespace, home: Path) -> int:
 def rerun(args: Namespace) -> int:
     """turnwise rerun STAGE --of RUN"""
     from flows.commands.dry_run import reusable
-    from flows.rerun import prepare
+    from flows.rerun import follows, prepare
 
     home = find_home(args.home, to_write=not args.dry_run)
+    if args.through is not None or args.downstream:
+        return _rerun_on(args, home)
     with launch.launcher(home, plain=args.plain or args.dry_run) as launcher:
         workspace = open_workspace(home)
         again = prepare(args.stage, args.of, workspace, sets=args.set, iteration=args.iteration)
@@ -92,13 +99,39 @@ def rerun(args: Namespace) -> int:
             }
         )
         return 0
-    print(f"{'metric':<32}{again.old[:8]:>14}{done.run_id[:8]:>14}")
-    for key, value in sorted(done.metrics.items()):
-        print(f"{key:<32}{before.get(key, math.nan):>14.5g}{value:>14.5g}")
+    old, new = again.old[:8], done.run_id[:8]
+    print("\n".join(metrics_table(old, new, before, done.metrics)))
     verb = "reused" if done.reused else "made"
-    print(
-        f"run {done.run_id[:8]} {verb} from the inputs of {again.old[:8]}, which is unchanged. Look: turnwise show {done.run_id[:8]}"
+    further = (
+        f"; its win rate: turnwise rerun {args.stage} --of {new} --through evaluate"
+        if follows("evaluate", args.stage)
+        else ""
     )
+    print(f"run {new} {verb} from the inputs of {old}, which is unchanged. Look: turnwise show {new}{further}")
+    return 0
+
+
+def _rerun_on(args: Namespace, home: Path) -> int:
+    """turnwise rerun STAGE --of RUN --through LAST, or --downstream"""
+    from flows.branch import compare, prepare
+    from flows.commands.dry_run import plan
+
+    with launch.launcher(home, plain=args.plain or args.dry_run) as launcher:
+        workspace = open_workspace(home)
+        branch = prepare(args.stage, args.of, workspace, sets=args.set, iteration=args.iteration, through=args.through)
+        if args.dry_run:
+            return _print_plan(
+                branch.run, plan(branch.run, workspace, force=args.force, branch=branch), as_json=args.json
+            )
+        with Display(quiet=args.quiet, rows_to=None if args.quiet else "stderr" if args.json else "stdout") as display:
+            summary = launch.launch_run(
+                branch.run, workspace, launcher, display, sets=args.set, force=args.force, branch=branch
+            )
+    compared = compare(branch, summary, workspace)
+    if args.json:
+        emit({**asdict(summary), "rerun_of": branch.of, "compared": compared})
+    else:
+        print("\n".join([*comparison(branch.of[:8], summary.run_id[:8], compared), *ending(summary)]))
     return 0
 
 

@@ -218,7 +218,12 @@ def _pipeline(workspace: Workspace, run_id: str, summary: Mapping[str, Any]) -> 
     from flows.pipeline import Summary
 
     info = workspace.tracking.info(run_id)
-    lines = [f"run {run_id}  {info.name}  {info.status}", header()]
+    lines = [f"run {run_id}  {info.name}  {info.status}"]
+    if old := info.tags.get("rerun_of"):
+        lines.append(
+            f"stages before {info.tags['rerun_from']} are those of run {old[:8]}; changed from there on: {info.tags['rerun_set'] or 'nothing'}"
+        )
+    lines.append(header())
     rows = [
         Iteration(one["iteration"], one["runs"], one["metrics"], one["seconds"], tuple(one["reused"]))
         for one in summary["iterations"]

@@ -2,7 +2,8 @@
 
     turnwise serve
     prefect deployment run turnwise/demo -p 'sets=["seed=1"]'
-    prefect deployment run turnwise-rerun/rerun -p stage=critic -p of=3f9c -p 'sets=["critic.lr=1e-4"]'
+    prefect deployment run turnwise-rerun/rerun -p stage=critic -p of=3f9c -p 'sets=["critic.lr=1e-4"]' -p
+        through=evaluate
 
 A preset never overlaps with itself: a run that falls due while the one before goes on is cancelled, not queued. The
 process that serves them works in the project folder, and each run is a process of its own.
@@ -26,6 +27,7 @@ from flows.orchestration.launch import Launcher, launch_rerun, launch_run
 from flows.report import Display
 from flows.telling import asked
 from flows.workspace import open_workspace
+from stages.frame.types import UsageError
 
 
 @flow(name=FLOW_NAME, flow_run_name="{preset}", persist_result=False)
@@ -47,11 +49,29 @@ def pipeline(preset: str = "demo", sets: list[str] = []) -> dict[str, Any]:  # n
 
 
 @flow(name=f"{FLOW_NAME}-rerun", flow_run_name="{stage} of {of}", persist_result=False)
-def rerun(stage: str, of: str, sets: list[str] = [], iteration: int | None = None) -> dict[str, Any]:  # noqa: B006
-    """Run one stage again from its stored inputs."""
+def rerun(
+    stage: str,
+    of: str,
+    sets: list[str] = [],  # noqa: B006
+    iteration: int | None = None,
+    through: str | None = None,
+    downstream: bool = False,
+) -> dict[str, Any]:
+    """Run one stage again from its stored inputs; with what follows it, up to the stage `through` or all of it, as a
+    pipeline run of its own.
+    """
+    from flows import branch
     from flows.rerun import prepare
 
+    if through is not None and downstream:
+        raise UsageError("rerun: wanted `through` or `downstream`, found both.")
     workspace = open_workspace(Path.cwd())
+    if through is not None or downstream:
+        new = branch.prepare(stage, of, workspace, sets=sets, iteration=iteration, through=through)
+        with Display(quiet=True) as display:
+            return asdict(
+                launch_run(new.run, workspace, Launcher.inside_flow(workspace.home), display, sets=sets, branch=new)
+            )
     again = prepare(stage, of, workspace, sets=sets, iteration=iteration)
     with Display(quiet=True) as display:
         return asdict(

@@ -17,6 +17,7 @@ from flows.registry import METHODS
 from stages.frame.types import UsageError
 
 if TYPE_CHECKING:
+    from flows.branch import Branch
     from flows.orchestration.server import Server
     from flows.pipeline import Step, Summary
     from flows.presets import RunConfig
@@ -90,24 +91,29 @@ def launch_run(
     sets: list[str],
     force: bool = False,
     asked: Asked | None = None,
+    branch: Branch | None = None,
 ) -> Summary:
-    """A whole pipeline run. asked: how it was asked for, which its page tells."""
-    from flows.pipeline import plain_step, run_pipeline
+    """A whole pipeline run. asked: how it was asked for, which its page tells. branch: where it leaves another run, if
+    it does.
+    """
+    from flows.pipeline import LAST, plain_step, run_pipeline
     from flows.telling import Asked, run_name
 
     workspace.replay.check()
     check_data(run)
-    asked = asked or Asked()
-    name = run_name(run, asked.changed)
+    asked = asked or (branch.asked(sets) if branch else Asked())
+    name = run_name(run, asked)
 
     def make_step(parent: str) -> Step:
-        step = plain_step(workspace, display.bar, parent, force=force, of=name, say=display.say)
-        return display.watched(launch.step(step))
+        step = launch.step(plain_step(workspace, display.bar, parent, force=force, of=name, say=display.say))
+        return display.watched(branch.step(step, workspace) if branch else step)
 
     def body() -> Summary:
-        return run_pipeline(run, workspace, make_step, display.row, asked=asked)
+        return run_pipeline(
+            run, workspace, make_step, display.row, asked=asked, through=branch.through if branch else LAST
+        )
 
-    return launch.flow(body, name, {"preset": run.preset, "sets": sets})
+    return launch.flow(body, name, {**(branch.parameters if branch else {"preset": run.preset}), "sets": sets})
 
 
 def check_data(run: RunConfig) -> None:

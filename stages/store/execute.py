@@ -111,12 +111,12 @@ def execute(
     key = stage_fingerprint(stage, run=run, inputs=inputs, iteration=iteration, workspace=workspace)
     tracking, checkpoints = workspace.tracking, workspace.checkpoints(key)
     if not force and (done := tracking.finished(key, stage.name)):
-        return _reused(stage, done, iteration, tracking)
+        return stored_run(stage, done, iteration, tracking)
     with held(workspace.lock(key), lambda: say(_same_work(key, stage.name, tracking))):
         if force:  # from the start, too
             shutil.rmtree(checkpoints, ignore_errors=True)
         elif done := tracking.finished(key, stage.name):  # by the one that was waited for
-            return _reused(stage, done, iteration, tracking)
+            return stored_run(stage, done, iteration, tracking)
         own = {
             "stage": stage.name,
             "fingerprint": key,
@@ -290,7 +290,8 @@ def _save(stage: Stage, run_id: str, outputs: Outputs, times: Mapping[str, float
     tracking.write_json(run_id, "outputs.json", {"stage": stage.name, "metrics": dict(outputs.metrics), **times})
 
 
-def _reused(stage: Stage, run_id: str, iteration: int, tracking: Tracking) -> StageRun:
+def stored_run(stage: Stage, run_id: str, iteration: int, tracking: Tracking) -> StageRun:
+    """A finished run as one that is reused. Raises MissingInput where its files are gone."""
     # From the file, not from MLflow's table: that also holds the curves' last values, and cannot hold an infinity.
     outputs = json.loads(tracking.artifact(run_id, "outputs.json").read_text(encoding="utf-8"))
     return StageRun(

@@ -182,6 +182,7 @@ def test_a_plan_runs_nothing_and_tells_what_would_be_reused(workspace: Workspace
     assert stages.calls == []
     go(workspace)
     assert all(one["reuse"] for one in plan(config, workspace))
+    assert not any(one["reuse"] for one in plan(config, workspace, force=True))
 
 
 def test_a_changed_key_is_planned_from_its_stage_on(workspace: Workspace, stages: Stages) -> None:
