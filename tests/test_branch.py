@@ -248,10 +248,10 @@ def test_it_is_a_pipeline_run_like_any_other(turnwise: Turnwise, stages: Stages,
     ]
     assert curves[0] == curves[1] == [(0, 0.1), (1, 0.3), (2, 0.5), (3, 0.5)]
     tags = tracking.tags(run_id)
-    assert [tags[key] for key in ("rerun_of", "rerun_from", "rerun_set", "seed")] == [
+    assert [tags[key] for key in ("rerun_of", "rerun_from", "changed", "seed")] == [
         old["run_id"],
         "critic 2",
-        "critic.lr=0.5",
+        "critic.lr 0.001 -> 0.5",
         "0",
     ]
     assert tracking.info(run_id).name != tracking.info(old["run_id"]).name

@@ -93,8 +93,8 @@ def test_a_value_that_equals_the_preset_is_no_change(preset: str) -> None:
 def test_a_name_stays_short() -> None:
     run = presets.load("tiny")
     changed = {f"critic.key{i}": (0, "x" * 500) for i in range(9)}
-    assert len(telling.run_name(run, changed)) < 200
-    assert telling.run_name(run, changed).endswith(", 6 more")
+    assert len(telling.run_name(run, telling.Asked(changed=changed))) < 200
+    assert telling.run_name(run, telling.Asked(changed=changed)).endswith(", 6 more")
 
 
 def test_the_description_says_what_where_and_what_came_of_it(workspace: Workspace, stages: Stages, preset: str) -> None:

@@ -221,7 +221,8 @@ def _pipeline(workspace: Workspace, run_id: str, summary: Mapping[str, Any]) -> 
     lines = [f"run {run_id}  {info.name}  {info.status}"]
     if old := info.tags.get("rerun_of"):
         lines.append(
-            f"stages before {info.tags['rerun_from']} are those of run {old[:8]}; changed from there on: {info.tags['rerun_set'] or 'nothing'}"
+            f"stages before {info.tags['rerun_from']} are those of run {old[:8]}; changed from there on: "
+            f"{info.tags['changed']}"
         )
     lines.append(header())
     rows = [
