@@ -197,7 +197,9 @@ def _add_serving(commands: Any) -> None:
         "turnwise ui --port 5001",
         module="orchestration.services",
     )
-    ui.add_argument("--port", type=int, default=5000, metavar="N", help="port of MLflow's page (default: 5000)")
+    ui.add_argument(
+        "--port", type=int, default=5000, metavar="N", help="port of MLflow's page; 0 for any free one (default: 5000)"
+    )
     what = "Serve the presets as Prefect deployments, with their schedules, until Ctrl-C."
     serve = _command(commands, "serve", what, "turnwise serve", module="orchestration.services")
     serve.add_argument("--preset", action="append", metavar="PRESET", help="only these (repeatable; default: all)")

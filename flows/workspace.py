@@ -7,6 +7,7 @@ so that configs, and with them fingerprints, hold no path of one machine.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -57,6 +58,13 @@ def _home(given: Path | None) -> Path:
     return next(
         (folder for folder in (here, *here.parents) if all(os.path.isdir(folder / name) for name in STORES)), here
     )
+
+
+def project_name(home: Path) -> str:
+    """The project folder's name, of letters, digits, "_", "." and "-" alone, as it stands in names that others give
+    meaning to.
+    """
+    return re.sub(r"[^\w.-]+", "-", home.resolve().name, flags=re.ASCII).strip("-.") or "project"
 
 
 def open_workspace(home: Path) -> Workspace:

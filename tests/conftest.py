@@ -56,6 +56,23 @@ def home(tmp_path: Path, empty_store: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="session")
+def prefect_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a new database of Prefect's. Making one costs a start of its server, copying it milliseconds."""
+    from flows.orchestration.server import make_database
+
+    root = tmp_path_factory.mktemp("prefect")
+    make_database(root)
+    return root / "data" / "prefect"
+
+
+@pytest.fixture
+def prefect_home(home: Path, prefect_store: Path) -> Path:
+    """A project folder with empty stores of MLflow and Prefect."""
+    shutil.copytree(prefect_store, home / "data" / "prefect")
+    return home
+
+
 @pytest.fixture
 def workspace(home: Path) -> Workspace:
     """Stores in `home`, no engine, one base model named "base" and no prompts."""

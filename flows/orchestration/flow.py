@@ -15,6 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import State, StateType, TaskRun
+from prefect.context import TagsContext
 from prefect.events.worker import EventsWorker
 from prefect.logging import get_run_logger
 from prefect.logging.handlers import APILogHandler
@@ -65,7 +66,10 @@ def run_as_flow(body: Callable[[], T], name: str, parameters: dict[str, Any]) ->
     """Run `body` as one run of the flow `turnwise`, shown with the parameters that started it."""
 
     def pipeline(parameters: dict[str, Any]) -> T:
-        return body()
+        # Tasks would take over the tags of their flow, and Prefect asks for the limits of each before a task starts:
+        # often a wait of 2 s.
+        with TagsContext(current_tags=set()):
+            return body()
 
     crash_dead_runs()
     with tags(OURS, *(f"{key}={value}" for key, value in process_tags().items())):

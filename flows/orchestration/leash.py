@@ -24,7 +24,16 @@ GRACE_S = 5.0  # between the request to stop and the kill
 class Leashed:
     """A command on a leash, seen from its owner. Its output goes to the file `log`, which is kept if anything was said."""
 
-    def __init__(self, command: Sequence[str], *, log: Path, env: Mapping[str, str], cwd: Path | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+        hands: Sequence[int] = (),
+    ) -> None:
+        """hands: open file descriptors that the command gets, under the same numbers."""
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as output:
@@ -35,6 +44,7 @@ class Leashed:
                 stderr=subprocess.STDOUT,
                 env=dict(env),
                 cwd=cwd,
+                pass_fds=hands,
                 # Ctrl-C reaches the whole foreground group: the owner decides when its servers go, after its last
                 # report to them.
                 start_new_session=True,
@@ -68,7 +78,9 @@ class Leashed:
 
 def main(command: Sequence[str]) -> int:
     """Run the command until it ends or standard input closes; its exit status, or 0 where it was stopped."""
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    # Open files are left open: all that this process has, beside the standard ones, is what it was handed for the
+    # command.
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, close_fds=False)
     stopper = threading.Thread(target=_stop_group, args=(child,))
     once = threading.Lock()
 

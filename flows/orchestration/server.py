@@ -1,18 +1,22 @@
-"""Finds a Prefect server that is running, or starts one that ends with its owner.
+"""Finds the Prefect server of a project folder, or starts one that ends with its owner.
 
-Order: PREFECT_API_URL; the server that `turnwise ui` or `turnwise serve` keeps up for this folder; a healthy one on
-Prefect's own loopback port; else one is started on a free port, for this run alone. Starting it takes 4-20 s of its own
-process, so it is begun first and waited for last, after the run's imports. All of them are bound to 127.0.0.1.
+Order: PREFECT_API_URL; the server that `turnwise ui` or `turnwise serve` keeps up for this folder; else one is started
+for this run alone, on any free port. A kept server has the folder's own port, chosen once and written in the folder;
+whoever answers there is asked whose it is, so that no run lands among another folder's. Starting takes 4-20 s of the
+server's own process, so it is begun first and waited for last, after the run's imports. All of them are bound to
+127.0.0.1.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import socket
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,9 +25,10 @@ from pathlib import Path
 
 from flows.orchestration.leash import Leashed
 from stages.frame.types import TurnwiseError
+from stages.store import sqlite
 
-DEFAULT_PORT = 4200
 HEALTH_TIMEOUT_S = 1.0
+ANSWER_TIMEOUT_S = 10.0  # of a server that has a run's work to do beside our question
 START_TIMEOUT_S = 180.0  # 4 s on an idle machine, over a minute on a busy one that makes the database too
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback is never asked for through a proxy
 
@@ -73,58 +78,79 @@ def find_server(home: Path) -> str | None:
                 f"PREFECT_API_URL names {url}, but nothing answers there. Start it, unset the variable, or run with --plain."
             )
         return url
-    return next((url for url in [*_kept(home), api_url(DEFAULT_PORT)] if healthy(url)), None)
+    url = api_url(_own_port(home))
+    return url if serves(url, home) else None
+
+
+def serves(url: str, home: Path) -> bool:
+    """Whether what answers at `url` is a Prefect server of this project folder, by its own word."""
+    key = os.environ.get(
+        "PREFECT_API_AUTH_STRING"
+    )  # as Prefect's client sends it, where the server was told to ask for one
+    headers = {"Authorization": f"Basic {base64.b64encode(key.encode()).decode()}"} if key else {}
+    try:
+        with _DIRECT.open(
+            urllib.request.Request(f"{url}/admin/settings", headers=headers), timeout=ANSWER_TIMEOUT_S
+        ) as answer:
+            return bool(json.load(answer)["home"] == str(_folder(home)))
+    except (OSError, ValueError, KeyError, TypeError):  # nothing there, or something else than a Prefect server
+        return False
 
 
 def begin_server(home: Path) -> Server:
     """A server for one run: one that is found, or one that begins to start and has to be waited for and stopped."""
     found = find_server(home)
-    return Server(found) if found else start_server(home, free_port())
+    return Server(found) if found else start_server(home)
 
 
 @contextmanager
 def keep_server(home: Path) -> Iterator[Server]:
     """A server with its page and its scheduler, which other commands of this folder find while the context lasts."""
-    if found := find_server(home):
-        yield Server(found)
-        return
-    server = start_server(home, DEFAULT_PORT if is_free(DEFAULT_PORT) else free_port(), full=True)
-    state = _state_file(home)
+    with sqlite.exclusive(
+        _port_file(home), START_TIMEOUT_S
+    ):  # of two commands that begin at once, the second finds the first's
+        found = find_server(home)
+        server = Server(found) if found else start_server(home, _own_port(home), full=True)
+        try:
+            server.wait()
+            if not found:
+                _port_file(home).write_text(json.dumps({"port": urllib.parse.urlsplit(server.url).port}))
+        except BaseException:
+            server.stop()
+            raise
     try:
-        server.wait()
-        state.write_text(json.dumps({"url": server.url, "pid": os.getpid()}))
         yield server
     finally:
-        state.unlink(missing_ok=True)
         server.stop()
 
 
-def start_server(home: Path, port: int, *, full: bool = False) -> Server:
-    """Begin to start a server. full: with its page, scheduler and late-run services; without, only what records runs."""
-    folder = _folder(home)
-    folder.mkdir(parents=True, exist_ok=True)
-    env = {**os.environ, **_environment(home), "PREFECT_LOGGING_LEVEL": "WARNING"}
-    if not full:
-        env |= {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_UI_ENABLED": "0"}
-    command = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app"]
-    command += [
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--log-level",
-        "error",
-        "--lifespan",
-        "on",
-        "--timeout-graceful-shutdown",
-        "2",
-    ]
-    return Server(api_url(port), Leashed(command, log=folder / f"server-{port}.log", env=env))
+def start_server(home: Path, port: int = 0, *, full: bool = False) -> Server:
+    """Begin to start a server, on a free port where `port` is 0 or taken.
+
+    full: with its page, scheduler and late-run services; without, only what records runs.
+    """
+    with _listen(port) as listening:
+        port = listening.getsockname()[1]
+        url = api_url(port)
+        # The page calls port 4200 unless it is told another one.
+        env = {
+            **os.environ,
+            **_environment(home),
+            "PREFECT_API_URL": url,
+            "PREFECT_SERVER_UI_API_URL": url,
+            "PREFECT_LOGGING_LEVEL": "WARNING",
+        }
+        if not full:
+            env |= {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_UI_ENABLED": "0"}
+        command = [sys.executable, "-m", "flows.prefect_server", str(listening.fileno())]
+        return Server(
+            url, Leashed(command, log=_folder(home) / f"server-{port}.log", env=env, hands=[listening.fileno()])
+        )
 
 
 def make_database(home: Path) -> None:
     """Create or upgrade Prefect's database by starting a server once: the slow part of a first start."""
-    server = start_server(home, free_port())
+    server = start_server(home)
     try:
         server.wait()
     finally:
@@ -133,7 +159,8 @@ def make_database(home: Path) -> None:
 
 def use_server(url: str, home: Path) -> None:
     """Point this process, before it imports Prefect, at a server; keep Prefect's own log lines off the terminal."""
-    os.environ.update(_environment(home))
+    for name, value in _environment(home).items():
+        os.environ.setdefault(name, value)
     os.environ["PREFECT_API_URL"] = url
     # The page still gets every line; the terminal gets our own, and a failure is told in one sentence.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
@@ -176,7 +203,7 @@ def _answers(url: str) -> bool:
 
 
 def _environment(home: Path) -> dict[str, str]:
-    folder = Path(os.environ.get("PREFECT_HOME") or _folder(home))
+    folder = _folder(home)
     return {
         "PREFECT_HOME": str(folder),
         "PREFECT_MEMO_STORE_PATH": str(folder / "memo_store.toml"),
@@ -185,16 +212,27 @@ def _environment(home: Path) -> dict[str, str]:
     }
 
 
-def _kept(home: Path) -> list[str]:
+def _listen(port: int) -> socket.socket:
+    """A loopback socket that listens on `port`, or on a free one: held from here on, no other server can come to have
+    it.
+    """
     try:
-        return [str(json.loads(_state_file(home).read_text())["url"])]
-    except (OSError, ValueError, KeyError):  # none is kept, or one is being written down just now
-        return []
+        return socket.create_server(("127.0.0.1", port))
+    except OSError:  # taken since it was chosen
+        return socket.create_server(("127.0.0.1", 0))
+
+
+def _own_port(home: Path) -> int:
+    """The port of this folder's kept server, whether it is up or not; 0 where none was ever kept."""
+    try:
+        return int(json.loads(_port_file(home).read_text())["port"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def _folder(home: Path) -> Path:
-    return home / "data" / "prefect"
+    return home.resolve() / "data" / "prefect"
 
 
-def _state_file(home: Path) -> Path:
+def _port_file(home: Path) -> Path:
     return _folder(home) / "server.json"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from flows import presets
 from flows.orchestration.leash import Leashed
-from flows.orchestration.server import Server, healthy, is_free, keep_server, use_server
+from flows.orchestration.server import Server, free_port, healthy, is_free, keep_server, use_server
 from flows.pipeline import EXPERIMENT
 from flows.report import emit
 from flows.workspace import find_home, open_workspace
@@ -23,30 +23,43 @@ from stages.frame.types import TurnwiseError, UsageError
 POLL_S = 1.0
 RESTART_S = 5.0  # between the end of a service and its next start, so that one that cannot start does not spin
 START_TIMEOUT_S = 180.0
+LAST_PORT = 65535
 
 
 def ui(args: Namespace) -> int:
     """turnwise ui"""
     home = find_home(args.home, to_write=True)
-    if not is_free(args.port):
-        raise UsageError(f"ui: port {args.port} is taken. Name another one: turnwise ui --port {args.port + 1}")
+    port = _page_port(args.port)
     workspace = open_workspace(home)
     experiment = workspace.tracking.experiment_id(EXPERIMENT)
 
     def start_page() -> Leashed:
         command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", workspace.tracking.uri]
-        command += ["--host", "127.0.0.1", "--port", str(args.port), "--workers", "1"]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
         # Its job runners (seven processes, for scoring traces) have nothing to do here.
         env = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
         return Leashed(command, log=home / "mlflow" / "page.log", env=env)
 
-    page = f"http://127.0.0.1:{args.port}"
+    page = f"http://127.0.0.1:{port}"
     with keep_server(home) as server:
         # Without the last part MLflow opens in its GenAI mode, which hides the charts and the registered models.
         runs = f"{page}/#/experiments/{experiment}/runs?compareRunsMode=CHART&workflowType=machine_learning"
         links = {"runs": runs, "prefect": server.url.removesuffix("/api")}
         _supervise(server, start_page, until=lambda: healthy(page, b"OK"), ready=lambda: _tell(args, links))
     return 0
+
+
+def _page_port(wanted: int) -> int:
+    """The port for MLflow's page; any free one for 0."""
+    if not 0 <= wanted <= LAST_PORT:
+        raise UsageError(
+            f"ui: --port wants a number from 1 to {LAST_PORT}, or 0 for any free port, but found {wanted}."
+        )
+    if not is_free(wanted):
+        raise UsageError(
+            f"ui: port {wanted} is taken or not open to this user. Name another one, or let one be found: turnwise ui --port 0"
+        )
+    return wanted or free_port()
 
 
 def serve(args: Namespace) -> int:

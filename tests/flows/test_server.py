@@ -4,59 +4,76 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
+import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import until
 
+from flows import cli
 from flows.orchestration import server
 from flows.orchestration.leash import Leashed
+from flows.workspace import project_name
 from stages.frame.types import TurnwiseError
 
 ROOT = Path(__file__).parents[2]
-SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 
 
 @pytest.fixture(autouse=True)
 def no_other_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever this machine has set or running is not to be found."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.setattr(server, "DEFAULT_PORT", server.free_port())
 
 
-@pytest.fixture
-def answering() -> Iterator[str]:
-    """The API address of something that answers as a healthy Prefect server does."""
+@contextmanager
+def answers(home: Path | None = None, port: int = 0) -> Iterator[str]:
+    """The API address of something that answers as a healthy Prefect server does, of the project folder `home` where
+    one is given.
+    """
 
     class Healthy(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(b"true")
+            settings = {"home": str(home / "data" / "prefect")} if home else True
+            self.wfile.write(json.dumps(settings if self.path == "/api/admin/settings" else True).encode())
 
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    http = HTTPServer(("127.0.0.1", 0), Healthy)
+    http = HTTPServer(("127.0.0.1", port), Healthy)
     threading.Thread(target=http.serve_forever, daemon=True).start()
     yield server.api_url(http.server_port)
     http.shutdown()
     http.server_close()
 
 
-def until(true: Callable[[], bool], timeout_s: float = 20.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not true() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return true()
+@pytest.fixture
+def answering() -> Iterator[str]:
+    with answers() as url:
+        yield url
+
+
+def port_of(url: str) -> int:
+    port = urllib.parse.urlsplit(url).port
+    assert port
+    return port
+
+
+def note_port(home: Path, said: str) -> None:
+    """Write what a folder says of its server."""
+    (home / "data" / "prefect").mkdir(parents=True, exist_ok=True)
+    (home / "data" / "prefect" / "server.json").write_text(said)
 
 
 def test_the_server_of_the_environment_comes_first(
@@ -76,16 +93,34 @@ def test_a_server_of_the_environment_that_does_not_answer_is_an_error(
         server.find_server(tmp_path)
 
 
-def test_a_kept_server_and_one_on_the_default_port_are_found(
-    tmp_path: Path, answering: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kept_server_of_a_folder_is_found_through_it(tmp_path: Path) -> None:
     assert server.find_server(tmp_path) is None
-    (tmp_path / "data" / "prefect").mkdir(parents=True)
-    (tmp_path / "data" / "prefect" / "server.json").write_text(json.dumps({"url": answering, "pid": 1}))
-    assert server.find_server(tmp_path) == answering
-    (tmp_path / "data" / "prefect" / "server.json").unlink()
-    monkeypatch.setattr(server, "DEFAULT_PORT", int(answering.rsplit(":", 1)[1].removesuffix("/api")))
-    assert server.find_server(tmp_path) == answering
+    with answers(tmp_path) as url:
+        note_port(tmp_path, json.dumps({"port": port_of(url)}))
+        assert server.find_server(tmp_path) == url
+    assert server.find_server(tmp_path) is None  # it is gone, what the folder says of it is stale
+
+
+def test_a_healthy_server_of_another_folder_is_never_used(tmp_path: Path) -> None:
+    with answers(tmp_path / "other") as url:
+        note_port(tmp_path, json.dumps({"port": port_of(url)}))  # as in a copy of that folder
+        assert server.find_server(tmp_path) is None
+        own = server.start_server(tmp_path, port_of(url))
+        own.stop()
+        assert own.url != url
+
+
+def test_a_healthy_server_on_prefects_usual_port_is_never_used(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        with suppress(OSError):  # taken: then what is there is not to be used
+            stack.enter_context(answers(port=4200))
+        assert server.find_server(tmp_path) is None
+
+
+@pytest.mark.parametrize("said", ["", "{", "[]", '{"port": "x"}', '{"url": "http://127.0.0.1:4200/api"}'])
+def test_a_port_file_that_says_nothing_is_none(tmp_path: Path, said: str) -> None:
+    note_port(tmp_path, said)
+    assert server.find_server(tmp_path) is None
 
 
 def test_a_server_that_was_found_is_left_running(
@@ -104,29 +139,30 @@ def test_a_server_that_cannot_start_is_told_with_its_last_words(tmp_path: Path) 
         server.Server(server.api_url(server.free_port()), dying).wait(30)
 
 
-def test_a_command_on_the_leash_ends_when_it_is_stopped(tmp_path: Path) -> None:
-    leashed = Leashed(SLEEP, log=tmp_path / "log", env=os.environ)
-    assert until(lambda: "up" in leashed.tail())
-    (child,) = psutil.Process(leashed.pid).children()
-    leashed.stop()
-    assert not leashed.running()
-    assert not child.is_running()
-
-
-def test_a_command_on_the_leash_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
-    code = (
-        "import os, sys, time; from pathlib import Path; from flows.orchestration.leash import Leashed\n"
-        f"Leashed({SLEEP!r}, log=Path({str(tmp_path / 'log')!r}), env=os.environ); time.sleep(600)"
+@pytest.mark.parametrize("port", ["-1", "65536", "99999"])
+def test_a_port_that_no_page_can_have_is_wrong_usage(
+    tmp_path: Path, port: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["ui", "--home", str(tmp_path), "--port", port]) == 2
+    assert (
+        capsys.readouterr().err
+        == f"turnwise: ui: --port wants a number from 1 to 65535, or 0 for any free port, but found {port}.\n"
     )
-    owner = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
-    try:
-        assert until(lambda: (tmp_path / "log").is_file() and "up" in (tmp_path / "log").read_text())
-        below = psutil.Process(owner.pid).children(recursive=True)
-        assert len(below) == 2  # the leash and the command
-    finally:
-        os.kill(owner.pid, signal.SIGKILL)
-        owner.wait()
-    assert until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in below))
+
+
+def test_a_port_that_is_taken_is_wrong_usage(
+    tmp_path: Path, answering: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["ui", "--home", str(tmp_path), "--port", str(port_of(answering))]) == 2
+    assert f"port {port_of(answering)} is taken" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("turnwise", "turnwise"), ("my clone (2)", "my-clone-2"), ("a/b.c_d-e", "b.c_d-e"), ("äé", "project")],
+)
+def test_a_project_is_named_by_its_folder_in_safe_letters(tmp_path: Path, folder: str, name: str) -> None:
+    assert project_name(tmp_path / folder) == name
 
 
 UNDER_PREFECT = """
@@ -136,13 +172,13 @@ import fakes, pytest
 from flows import cli
 from flows.orchestration import server
 home, how = Path(sys.argv[1]), sys.argv[2]
-server.DEFAULT_PORT = server.free_port()
 stop = server.Server.stop
 def ask_then_stop(self):
     from prefect.client.orchestration import get_client
     with get_client(sync_client=True) as client:
         flows = {run.id: run for run in client.read_flow_runs()}
         found = {"flows": sorted((run.name, run.state_name) for run in flows.values()), "url": self.url,
+                 "tags": [tag for one in client.read_task_runs() for tag in one.tags],
                  "tasks": sorted((one.name, one.state_name, flows[one.flow_run_id].name) for one in client.read_task_runs()),
                  "logs": [log.message for log in client.read_logs()]}
     (home / "found.json").write_text(json.dumps(found))
@@ -160,7 +196,6 @@ with pytest.MonkeyPatch.context() as patch, fakes.fake_stages(patch) as stages:
 
 
 def run_under_prefect(home: Path, how: str) -> subprocess.CompletedProcess[str]:
-    (home / "data").mkdir(exist_ok=True)
     (home / f"{how}.toml").write_text("iterations = 1\n")
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
@@ -169,7 +204,8 @@ def run_under_prefect(home: Path, how: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_runs_are_shown_by_a_server_that_ends_with_them_however_they_end(home: Path) -> None:
+def test_runs_are_shown_by_a_server_that_ends_with_them_however_they_end(prefect_home: Path) -> None:
+    home = prefect_home
     assert run_under_prefect(home, "kill").returncode == -signal.SIGKILL
 
     interrupted = run_under_prefect(home, "interrupt")
@@ -196,16 +232,84 @@ def test_runs_are_shown_by_a_server_that_ends_with_them_however_they_end(home: P
     assert [(name, state) for name, state, flow in found["tasks"] if flow == "done seed 0"] == [
         (name, "Completed") for name in stages
     ]
+    assert found["tags"] == []  # a tag would be asked for at the server before the task starts
     assert any("collect 0: run" in message for message in found["logs"])
     assert not server.healthy(found["url"])
 
 
+KEEP = """
+import json, sys
+from pathlib import Path
+from flows.orchestration.server import keep_server
+with keep_server(Path(sys.argv[1])) as server:
+    print(json.dumps([server.url, server.owned is not None]), flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def kept(*homes: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """A process for each folder, started at once, that keeps the folder's server until its input closes."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")} | {
+        "PYTHONPATH": str(ROOT)
+    }
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", KEEP, str(home)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env=env,
+                )
+            )
+            for home in homes
+        ]
+
+
+def told(keeper: subprocess.Popen[str]) -> tuple[str, bool]:
+    """The server's address, and whether this keeper started it."""
+    assert keeper.stdout is not None
+    url, own = json.loads(keeper.stdout.readline())
+    return url, own
+
+
+def flows_seen_at(url: str) -> list[str]:
+    request = urllib.request.Request(
+        f"{url}/flow_runs/filter", data=b"{}", headers={"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as answer:
+        return [run["name"] for run in json.load(answer)]
+
+
 @pytest.mark.slow
-def test_the_pages_are_on_loopback_and_end_with_ctrl_c(home: Path) -> None:
-    (home / "data").mkdir(exist_ok=True)
-    port = server.free_port()
-    code = f"import sys; from flows import cli, server; server.DEFAULT_PORT = {server.free_port()}; sys.exit(cli.main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, "ui", "--home", str(home), "--port", str(port), "--json"]
+def test_a_server_belongs_to_one_project_folder(prefect_home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    here, there = prefect_home, tmp_path_factory.mktemp("there")
+    shutil.copytree(here / "data", there / "data")
+    with kept(here, here, there) as (first, second, third):
+        (url, first_owns), (same, second_owns), (other, third_owns) = told(first), told(second), told(third)
+        assert url == same != other
+        assert (first_owns != second_owns, third_owns) == (True, True)
+        for own in (url, other):
+            with urllib.request.urlopen(f"{own.removesuffix('/api')}/ui-settings") as answer:
+                assert json.load(answer)["api_url"] == own
+
+        done = run_under_prefect(here, "done")
+        assert done.returncode == 0, done.stderr
+        assert flows_seen_at(url) == ["done seed 0"]
+        assert flows_seen_at(other) == []
+
+        third.kill()
+        assert until(lambda: server.find_server(there) is None)
+        with kept(there) as (again,):
+            assert told(again) == (other, True)  # the folder's own port, for whoever has the page open
+
+
+@pytest.mark.slow
+def test_the_pages_are_on_loopback_and_end_with_ctrl_c(prefect_home: Path) -> None:
+    home = prefect_home
+    command = [sys.executable, "-m", "flows.cli", "ui", "--home", str(home), "--port", "0", "--json"]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")} | {
         "PYTHONPATH": str(ROOT)
     }
@@ -213,9 +317,9 @@ def test_the_pages_are_on_loopback_and_end_with_ctrl_c(home: Path) -> None:
     try:
         assert page.stdout is not None
         links = json.loads(page.stdout.readline())
-        assert links["runs"].startswith(f"http://127.0.0.1:{port}/#/experiments/")
+        assert "/#/experiments/" in links["runs"]
         assert server.find_server(home) == f"{links['prefect']}/api"
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as answer:
+        with urllib.request.urlopen(links["runs"].partition("#")[0]) as answer:
             assert answer.status == 200
         below = psutil.Process(page.pid).children(recursive=True)
         assert {address for process in below for address in _listens_on(process)} == {"127.0.0.1"}

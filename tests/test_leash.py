@@ -1,0 +1,55 @@
+"""A command on a leash ends with its owner, however that one ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+from waiting import until
+
+from flows.orchestration.leash import Leashed
+
+ROOT = Path(__file__).parents[1]
+SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+
+
+def test_a_command_on_the_leash_ends_when_it_is_stopped(tmp_path: Path) -> None:
+    leashed = Leashed(SLEEP, log=tmp_path / "log", env=os.environ)
+    assert until(lambda: "up" in leashed.tail())
+    (child,) = psutil.Process(leashed.pid).children()
+    leashed.stop()
+    assert not leashed.running()
+    assert not child.is_running()
+
+
+def test_a_command_on_the_leash_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, time; from pathlib import Path; from flows.orchestration.leash import Leashed\n"
+        f"Leashed({SLEEP!r}, log=Path({str(tmp_path / 'log')!r}), env=os.environ); time.sleep(600)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    try:
+        assert until(lambda: (tmp_path / "log").is_file() and "up" in (tmp_path / "log").read_text())
+        below = psutil.Process(owner.pid).children(recursive=True)
+        assert len(below) == 2  # the leash and the command
+    finally:
+        os.kill(owner.pid, signal.SIGKILL)
+        owner.wait()
+    assert until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in below))
+
+
+def test_a_command_on_the_leash_gets_the_files_that_it_is_handed(tmp_path: Path) -> None:
+    code = "import os, sys; os.write(int(sys.argv[1]), b'handed on')"
+    with (tmp_path / "written").open("wb") as written:
+        leashed = Leashed(
+            [sys.executable, "-c", code, str(written.fileno())],
+            log=tmp_path / "log",
+            env=os.environ,
+            hands=[written.fileno()],
+        )
+    assert until(lambda: not leashed.running())
+    assert (tmp_path / "written").read_text() == "handed on"

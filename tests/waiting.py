@@ -1,0 +1,13 @@
+"""For tests of processes and servers, which take their time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def until(true: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return true()
