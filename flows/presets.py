@@ -25,6 +25,7 @@ from stages.frame.types import UsageError
 
 FOLDER = Path(__file__).parent / "presets"
 SHOWN = 80  # letters of a name or value that is quoted in an error
+EachRun = Literal["new_seed", "further", "force"]
 
 
 class RunConfig(Config):
@@ -43,6 +44,11 @@ class RunConfig(Config):
     )
     cron: str = Field(
         "", description="When `turnwise serve` starts the preset, like '0 3 * * *'; empty = by hand only. [ours]"
+    )
+    each_run: EachRun = Field(
+        "new_seed",
+        description="What each run of its deployment is: new_seed (the time it was due, in Unix seconds), further (`iterations` more of the same run) "
+        "or force (everything once more). [ours]",
     )
     task: TaskConfig = Field(default_factory=TaskConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flows.locks import device, hold_device
 from stages.frame.types import Engine, UsageError
 from stages.store.machine import disk_full
 
@@ -60,11 +61,14 @@ def _home(given: Path | None) -> Path:
     )
 
 
+def safe_name(text: str) -> str:
+    """The text with "-" for what the name of a deployment cannot hold; "" where nothing is left."""
+    return re.sub(r"[^\w.-]+", "-", text, flags=re.ASCII).strip("-.")
+
+
 def project_name(home: Path) -> str:
-    """The project folder's name, of letters, digits, "_", "." and "-" alone, as it stands in names that others give
-    meaning to.
-    """
-    return re.sub(r"[^\w.-]+", "-", home.resolve().name, flags=re.ASCII).strip("-.") or "project"
+    """Name of the project, for servers and pages: that of its folder, made safe."""
+    return safe_name(home.resolve().name) or "project"
 
 
 def open_workspace(home: Path) -> Workspace:
@@ -78,7 +82,7 @@ def open_workspace(home: Path) -> Workspace:
         home=home,
         tracking=Tracking(home / "mlflow"),
         replay=Replay(home / "data" / "turnwise.duckdb"),
-        engine=engine_cache(),
+        engine=engine_cache(home),
         prompt_hashes=prompt_hashes,
         model_hash=model_hash,
     )
@@ -86,9 +90,12 @@ def open_workspace(home: Path) -> Workspace:
     return workspace
 
 
-def engine_cache() -> Callable[[RunConfig], Engine]:
+def engine_cache(home: Path) -> Callable[[RunConfig], Engine]:
     """A function that makes the engine of a config, and keeps the last one made: loading a model is slow and takes
     memory.
+
+    The first one waits until no other run is on this machine's GPU, where there is one. A run that reuses all its
+    stages asks for none.
     """
     kept: dict[str, Engine] = {}
 
@@ -96,6 +103,8 @@ def engine_cache() -> Callable[[RunConfig], Engine]:
         key = run.model.model_dump_json()
         if key not in kept:
             kept.clear()
+            if run.model.engine != "scripted" and (gpu := device()):
+                hold_device(gpu, f"process {os.getpid()}, {run.preset} seed {run.seed} in {home}")
             kept[key] = make_engine(run)
         return kept[key]
 

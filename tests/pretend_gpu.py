@@ -40,6 +40,7 @@ def pretended_gpu() -> Iterator[None]:
     with (
         mock.patch("torch.cuda.is_available", return_value=True),
         mock.patch("torch.cuda.empty_cache"),
+        mock.patch("flows.workspace.device", return_value=""),  # nobody else wants it
         mock.patch("torch.autocast", lambda device_type, *args, **options: autocast("cpu", *args, **options)),
         _Gpu(),
     ):

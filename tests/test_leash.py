@@ -26,6 +26,29 @@ def test_a_command_on_the_leash_ends_when_it_is_stopped(tmp_path: Path) -> None:
     assert not child.is_running()
 
 
+def test_what_a_command_on_the_leash_started_has_time_to_end_well_and_does_not_outlive_it(tmp_path: Path) -> None:
+    # The command ends at the first signal, and what it started a moment later, after a last word.
+    last = "import signal, sys, time\ndef end(*_): time.sleep(1); print('ended well', flush=True); sys.exit()\nsignal.signal(signal.SIGTERM, end)"
+    below = f"{last}\nprint('up', flush=True); time.sleep(600)"
+    code = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {below!r}]); time.sleep(600)"
+    leashed = Leashed([sys.executable, "-c", code], log=tmp_path / "log", env=os.environ)
+    assert until(lambda: "up" in leashed.tail())
+    children = psutil.Process(leashed.pid).children(recursive=True)
+    leashed.stop()
+    assert "ended well" in leashed.tail()
+    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+
+
+def test_what_a_command_on_the_leash_started_ends_with_it_when_it_is_killed(tmp_path: Path) -> None:
+    code = f"import subprocess, time; subprocess.Popen({SLEEP!r}); time.sleep(600)"
+    leashed = Leashed([sys.executable, "-c", code], log=tmp_path / "log", env=os.environ)
+    assert until(lambda: "up" in leashed.tail())
+    command, below = psutil.Process(leashed.pid).children(recursive=True)
+    command.kill()
+    assert until(lambda: not leashed.running())
+    assert not below.is_running() or below.status() == psutil.STATUS_ZOMBIE
+
+
 def test_a_command_on_the_leash_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
     code = (
         "import os, sys, time; from pathlib import Path; from flows.orchestration.leash import Leashed\n"

@@ -7,19 +7,22 @@ and reads the address of its server when it does.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prefect import Flow, Task, tags
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowRunFilter
-from prefect.client.schemas.objects import State, StateType, TaskRun
+from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
+from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
 from prefect.context import TagsContext
 from prefect.events.worker import EventsWorker
 from prefect.logging import get_run_logger
 from prefect.logging.handlers import APILogHandler
-from prefect.states import Crashed
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Crashed
 
 from stages.frame.types import EngineUnavailable, SimulatorError
 from stages.store.machine import is_dead, process_tags
@@ -33,6 +36,7 @@ OURS = "turnwise-command"  # on flow runs that live in a command's own process, 
 RETRIES = 2
 RETRY_DELAY_S = 10
 FLUSH_TIMEOUT_S = 5.0
+OPEN = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]  # that hold a slot of their deployment
 
 T = TypeVar("T")
 
@@ -77,14 +81,76 @@ def run_as_flow(body: Callable[[], T], name: str, parameters: dict[str, Any]) ->
 
 
 def crash_dead_runs() -> None:
-    """Mark as crashed the flow runs whose process was killed: nobody else would, and they would be shown as running for
+    """End the flow runs of commands whose process was killed: nobody else would, and they would be shown as running for
     ever.
     """
-    running = FlowRunFilter(state={"type": {"any_": [StateType.RUNNING]}}, tags={"all_": [OURS]})
+    _end_runs(
+        [OURS], "Its process is gone.", lambda run: is_dead(dict(tag.split("=", 1) for tag in run.tags if "=" in tag))
+    )
+
+
+def serving_tags(project: str) -> list[str]:
+    """Tags of a project's deployments on this machine, which their flow runs carry as well."""
+    return [f"project={project}", f"host={socket.gethostname()}"]
+
+
+def settle(project: str) -> None:
+    """End what an earlier `turnwise serve` of this project left: its process went with it, but the server knows nothing
+    of that.
+
+    A run that is not ended keeps its deployment's one slot, so that no later one would start. To be called while
+    nothing serves the project here.
+    """
+    tags = serving_tags(project)
+    _end_runs(tags, "The process that served it is gone.")
+    # The schedule of one that was killed goes on as long as the server: what fell due meanwhile would be run now, one
+    # after the other.
+    _cancel_missed(
+        FlowRunFilter(state={"type": {"any_": [StateType.SCHEDULED]}}, tags={"all_": tags}),
+        "It fell due while nothing served it.",
+    )
+
+
+def retire(project: str) -> None:
+    """As `settle`, and the schedules are paused until the project is served again."""
     with get_client(sync_client=True) as client:
-        for run in client.read_flow_runs(flow_run_filter=running):
-            if is_dead(dict(tag.split("=", 1) for tag in run.tags if "=" in tag)):
-                client.set_flow_run_state(run.id, Crashed(message="Its process is gone."), force=True)
+        for deployment in client.read_deployments(
+            deployment_filter=DeploymentFilter(tags={"all_": serving_tags(project)})
+        ):
+            if deployment.schedules and not deployment.paused:
+                client.pause_deployment(deployment.id)
+    settle(project)
+
+
+def stand_for_missed() -> None:
+    """Within a deployment's run: cancel those that fell due by its schedule while it waited for its turn. Those that a
+    person started stay.
+    """
+    if flow_run.parent_deployment_id:
+        of = {"any_": [flow_run.parent_deployment_id]}
+        _cancel_missed(
+            FlowRunFilter(state={"type": {"any_": [StateType.SCHEDULED]}}, deployment_id=of),
+            "A run that waited as long stands for it.",
+        )
+
+
+def _end_runs(tags: list[str], why: str, gone: Callable[[FlowRun], bool] = lambda run: True) -> None:
+    with get_client(sync_client=True) as client:
+        for run in client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(state={"type": {"any_": OPEN}}, tags={"all_": tags})
+        ):
+            if gone(run):
+                wanted = run.state is not None and run.state.is_cancelling()
+                client.set_flow_run_state(
+                    run.id, Cancelled(message=why) if wanted else Crashed(message=why), force=True
+                )
+
+
+def _cancel_missed(scheduled: FlowRunFilter, why: str) -> None:
+    with get_client(sync_client=True) as client:
+        for run in client.read_flow_runs(flow_run_filter=scheduled):
+            if run.auto_scheduled and run.expected_start_time and run.expected_start_time < datetime.now(UTC):
+                client.set_flow_run_state(run.id, Cancelled(message=why))
 
 
 def _run_and_flush(pipeline: Callable[[dict[str, Any]], T], name: str, parameters: dict[str, Any]) -> T:

@@ -14,11 +14,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 GRACE_S = 5.0  # between the request to stop and the kill
+POLL_S = 0.05
 
 
 class Leashed:
@@ -97,18 +99,20 @@ def main(command: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: stop())
     threading.Thread(target=watch, daemon=True).start()
     status = child.wait()
-    if once.locked():
-        stopper.join()
-        return 0
-    return status
+    asked = once.locked()
+    stop()  # what it started goes with it, however it ended
+    stopper.join()
+    return 0 if asked else status
 
 
 def _stop_group(child: subprocess.Popen[bytes]) -> None:
-    """Ask the command's process group to stop, then kill what is left of it."""
+    """Ask the command's process group to stop, all of it, then kill what is left."""
+    deadline = time.monotonic() + GRACE_S
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=GRACE_S)
+        while time.monotonic() < deadline:
+            os.killpg(child.pid, 0)  # raises once nobody is left
+            time.sleep(POLL_S)
         os.killpg(child.pid, signal.SIGKILL)
 
 

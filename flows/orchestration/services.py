@@ -6,18 +6,20 @@ All of them listen on 127.0.0.1 only, and end with this process, however it ends
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from flows import presets
+from flows.locks import lock
 from flows.orchestration.leash import Leashed
 from flows.orchestration.server import Server, free_port, healthy, is_free, keep_server, use_server
 from flows.pipeline import EXPERIMENT
 from flows.report import emit
-from flows.workspace import find_home, open_workspace
+from flows.workspace import find_home, open_workspace, project_name, safe_name
 from stages.frame.types import TurnwiseError, UsageError
 
 POLL_S = 1.0
@@ -65,33 +67,66 @@ def _page_port(wanted: int) -> int:
 def serve(args: Namespace) -> int:
     """turnwise serve"""
     home = find_home(args.home, to_write=True)
-    chosen = args.preset or presets.names()
-    crons = {preset: presets.load(preset).cron for preset in chosen}
-    workspace = open_workspace(home)
+    if args.limit < 1:
+        raise UsageError(f"serve: --limit: wanted at least 1 run at once, found {args.limit}.")
+    chosen = _by_name(args.preset or presets.names())
+    crons = {name: presets.load(preset).cron for name, preset in chosen.items()}
+    workspace, project = open_workspace(home), project_name(home)
+    workspace.tracking.initialise()
+    folder = home / "data" / "prefect"
+    folder.mkdir(parents=True, exist_ok=True)
+    if holder := lock(folder / "serve.lock", f"process {os.getpid()}"):
+        raise UsageError(f"serve: {home} is served already, by {holder}. Stop that one first.")
     with keep_server(home) as server:
         use_server(server.url, home)
+        from flows.orchestration import flow as orchestrate
 
         def start_worker() -> Leashed:
-            log = home / "data" / "prefect" / "deployments.log"
+            orchestrate.settle(project)
             # Not `-m`: the flows would then belong to `__main__`, where a run in a process of its own does not find
             # them.
-            command = [
-                sys.executable,
-                "-c",
-                "import sys; from flows.orchestration.deployments import work; work(sys.argv[1:])",
-                *chosen,
-            ]
-            return Leashed(command, log=log, env=os.environ, cwd=home)
+            code = "import json, sys; from flows.orchestration.deployments import work; work(**json.loads(sys.argv[1]))"
+            job = json.dumps({"chosen": chosen, "project": project, "limit": args.limit})
+            return Leashed([sys.executable, "-c", code, job], log=folder / "deployments.log", env=os.environ, cwd=home)
 
-        schedule = {f"turnwise/{preset}": cron or "by hand" for preset, cron in crons.items()}
-        workspace.tracking.initialise()
-        _supervise(
-            server,
-            start_worker,
-            until=lambda: True,
-            ready=lambda: _tell(args, {"prefect": server.url.removesuffix("/api"), **schedule}),
-        )
+        def registered() -> bool:
+            from flows.orchestration.deployments import READY
+
+            return READY in (folder / "deployments.log").read_text(errors="replace")
+
+        schedule = {f"turnwise/{project}.{name}": cron or "by hand" for name, cron in crons.items()}
+        try:
+            _supervise(
+                server,
+                start_worker,
+                until=registered,
+                ready=lambda: _tell(args, {"prefect": server.url.removesuffix("/api"), **schedule}),
+            )
+        finally:
+            if healthy(server.url):  # else the next `serve` does it
+                orchestrate.retire(project)
     return 0
+
+
+def _by_name(given: Sequence[str]) -> dict[str, str]:
+    """Name of a deployment -> its preset, a file by its absolute path, since runs work elsewhere. Raises UsageError
+    where it cannot be served.
+    """
+    found: dict[str, str] = {}
+    for one in dict.fromkeys(given):
+        path = presets.check_exists(one)
+        name = safe_name(path.stem)
+        taken = found | {"rerun": "the deployment that reruns a stage"}
+        if name in taken:
+            raise UsageError(
+                f"serve: --preset {one}: its deployment would be named {name!r}, as that of {taken[name]} is. Rename the file."
+            )
+        if not name or name.startswith("_"):
+            raise UsageError(
+                f"serve: --preset {one}: wanted a preset that runs, found one that is only there to be extended. Rename the file to serve it."
+            )
+        found[name] = str(path.resolve()) if one.endswith(".toml") else one
+    return found
 
 
 def _supervise(

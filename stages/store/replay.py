@@ -166,6 +166,12 @@ class Replay:
                 connection.close()  # an open transaction is rolled back
         except (duckdb.Error, OSError) as error:
             raise _sentence(error, self.path) from error
+        except RuntimeError as error:
+            if str(error) != "Query interrupted":
+                raise
+            # DuckDB looks for signals while it works, and makes this of whatever a handler raised: Ctrl-C, or a flow
+            # that is being cancelled.
+            raise KeyboardInterrupt from error
 
     def _create(self) -> None:
         """Make the file under another name first: one that a kill or a full disk left half-made never opens again."""

@@ -342,18 +342,3 @@ def _listens_on(process: psutil.Process) -> set[str]:
 def _take_interrupts() -> None:
     """A shell may have told its background jobs, and so this one, to ignore Ctrl-C."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def test_every_preset_is_a_deployment_that_does_not_overlap_with_itself() -> None:
-    from flows.orchestration.deployments import deployments
-
-    tiny, rerun = deployments(["tiny"])
-    assert (tiny.name, tiny.parameters, tiny.entrypoint) == (
-        "tiny",
-        {"preset": "tiny", "sets": []},
-        "flows.orchestration.deployments.pipeline",
-    )
-    assert tiny.concurrency_limit == 1
-    assert tiny.concurrency_options is not None
-    assert tiny.concurrency_options.collision_strategy == "CANCEL_NEW"
-    assert (rerun.name, rerun.entrypoint) == ("rerun", "flows.orchestration.deployments.rerun")

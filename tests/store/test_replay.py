@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -128,6 +130,20 @@ def test_an_error_inside_the_transaction_leaves_no_row(replay: Replay, monkeypat
     with pytest.raises(duckdb.Error):
         replay.commit("r2", "critic", {"priorities": [priority(1)]})
     assert replay.count("priorities", ["r1", "r2"]) == replay.count("commits", ["r1", "r2"]) == 1
+
+
+def test_a_signal_in_the_middle_of_a_query_is_an_interrupt_and_no_error(replay: Replay) -> None:
+    def terminated(number: int, frame: object) -> None:
+        raise SystemExit
+
+    replay.commit("r1", "collect", {"priorities": [priority(0)]})
+    before = signal.signal(signal.SIGUSR1, terminated)
+    try:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+        with pytest.raises(KeyboardInterrupt), replay._open(write=False) as connection:
+            connection.execute("select count(*) from range(1000000000) a, range(1000) b").fetchall()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_verify_names_the_runs_that_have_rows_but_did_not_finish(replay: Replay) -> None:

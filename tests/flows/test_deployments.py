@@ -1,0 +1,90 @@
+"""Deployments: what each preset becomes, and what cannot be served."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows import cli
+from flows.orchestration import services
+from stages.frame.types import UsageError
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_preset_is_a_deployment_of_the_project_that_does_not_overlap_with_itself(tmp_path: Path) -> None:
+    from flows.orchestration.deployments import deployments
+
+    (tmp_path / "nightly.toml").write_text("extends = 'tiny'\ncron = '0 3 * * *'\neach_run = 'further'\n")
+    tiny, nightly, rerun = deployments({"tiny": "tiny", "nightly": str(tmp_path / "nightly.toml")}, "desk")
+    assert (tiny.name, tiny.parameters) == ("desk.tiny", {"preset": "tiny", "sets": [], "each_run": "new_seed"})
+    assert (nightly.name, nightly.parameters["preset"], nightly.parameters["each_run"]) == (
+        "desk.nightly",
+        str(tmp_path / "nightly.toml"),
+        "further",
+    )
+    assert tiny.entrypoint == "flows.orchestration.deployments.pipeline"
+    assert not tiny.schedules
+    assert [one.schedule.cron for one in nightly.schedules or []] == ["0 3 * * *"]  # type: ignore[union-attr]
+    assert tiny.concurrency_limit == 1
+    assert tiny.concurrency_options is not None
+    assert tiny.concurrency_options.collision_strategy == "CANCEL_NEW"
+    assert (rerun.name, rerun.entrypoint) == ("desk.rerun", "flows.orchestration.deployments.rerun")
+
+
+def test_a_schedule_that_is_none_is_refused_with_its_preset(tmp_path: Path) -> None:
+    from flows.orchestration.deployments import deployments
+
+    (tmp_path / "bad.toml").write_text("cron = 'every night'\n")
+    with pytest.raises(
+        UsageError,
+        match=r"bad\.toml cannot be served: cron: wanted five fields like '0 3 \* \* \*', found 'every night'",
+    ):
+        deployments({"bad": str(tmp_path / "bad.toml")}, "desk")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--preset", "demo", "--preset", "my/demo.toml"], "its deployment would be named 'demo', as that of demo is"),
+        (["--preset", "my/rerun.toml"], "named 'rerun', as that of the deployment that reruns a stage is"),
+        (["--preset", "_paper"], "found one that is only there to be extended"),
+        (["--preset", "my/nothing.toml"], "There is no preset file my/nothing.toml"),
+        (["--limit", "0"], "--limit: wanted at least 1 run at once, found 0"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_anything_starts(
+    home: Path, arguments: list[str], why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(home)
+    (home / "my").mkdir()
+    for name in ("demo", "rerun"):
+        (home / "my" / f"{name}.toml").write_text("iterations = 1\n")
+    assert cli.main(["serve", "--home", str(home), *arguments]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_a_file_is_served_by_its_name_and_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my own.v2.toml").write_text("iterations = 1\n")
+    assert services._by_name(["tiny", "my own.v2.toml"]) == {
+        "tiny": "tiny",
+        "my-own.v2": str(tmp_path / "my own.v2.toml"),
+    }
+
+
+def test_a_folder_that_is_served_is_not_served_twice(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = home / "data" / "prefect" / "serve.lock"
+    path.parent.mkdir(parents=True)
+    code = f"from pathlib import Path; from flows.locks import lock; lock(Path({str(path)!r}), 'process 7'); print('held', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert cli.main(["serve", "--home", str(home), "--preset", "tiny"]) == 2
+        other.kill()
+    assert "is served already, by process 7. Stop that one first." in capsys.readouterr().err

@@ -1,0 +1,153 @@
+"""A real `turnwise serve` beside a real Prefect server, seen through the server's API. For tests of schedules,
+cancellation and what a stop leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from flows.orchestration.server import start_server
+
+ROOT = Path(__file__).parents[1]
+BASE = """
+extends = "tiny"
+iterations = 0
+model = { engine = "scripted", path = "data/base", lora_rank = 2 }
+roles = { max_action_tokens = 400, max_future_tokens = 400 }
+collect = { first_episodes = 4, episodes = 4 }
+evaluate = { episodes = 4, audit_turns = 4 }
+"""
+PRESETS = {
+    "nightly": "cron = '* * * * *'",
+    "by hand": "",
+    "endless": "method = 'rft'\niterations = 100000",
+}
+"""File -> what differs from BASE, which only evaluates the base model and is done in seconds."""
+
+OVER = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
+
+
+@dataclass(frozen=True)
+class Api:
+    """A Prefect server's HTTP interface."""
+
+    url: str
+
+    def __call__(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The JSON answer to a POST of `body`, or to a GET where there is none."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.url}{path}", data=data, headers={"Content-Type": "application/json"})
+        for pause_s in (0.5, 1.0, 2.0, 4.0, 8.0, None):
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    return json.load(answer)
+            except urllib.error.HTTPError as error:
+                # A database that is busy, as on a slow machine; Prefect's own client tries again, too.
+                if error.code != 503 or pause_s is None:
+                    raise
+            time.sleep(pause_s)
+
+    def start(self, deployment: str, **parameters: Any) -> str:
+        """Start a run of a deployment, named "FLOW/NAME", as its page does; returns the flow run's id."""
+        found = self(f"/deployments/name/{deployment}")
+        state = {"type": "SCHEDULED", "state_details": {"scheduled_time": datetime.now(UTC).isoformat()}}
+        return str(
+            self(f"/deployments/{found['id']}/create_flow_run", {"parameters": parameters, "state": state})["id"]
+        )
+
+    def run(self, run_id: str) -> dict[str, Any]:
+        return dict(self(f"/flow_runs/{run_id}"))
+
+    def runs_of(self, deployment: str, *types: str) -> list[dict[str, Any]]:
+        """Its flow runs in states of these types, the first to be due first."""
+        found = self(f"/deployments/name/{deployment}")
+        wanted = {"id": {"any_": [found["id"]]}}
+        body = {
+            "deployments": wanted,
+            "flow_runs": {"state": {"type": {"any_": list(types)}}},
+            "sort": "EXPECTED_START_TIME_ASC",
+        }
+        return list(self("/flow_runs/filter", body))
+
+    def reaches(self, run_id: str, *types: str, timeout_s: float = 120.0) -> dict[str, Any]:
+        """Wait until the flow run is in a state of one of these types, or is over; returns it."""
+        until(lambda: self.run(run_id)["state"]["type"] in (*types, *OVER), timeout_s)
+        return self.run(run_id)
+
+    def cancel(self, run_id: str) -> None:
+        """What the page's button does."""
+        self(f"/flow_runs/{run_id}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
+
+    def slots_taken(self, deployment: str) -> int:
+        found = self(f"/deployments/name/{deployment}")
+        return int(found["global_concurrency_limit"]["active_slots"])
+
+    def said(self, run_id: str) -> list[str]:
+        """Log lines of a flow run."""
+        return [str(line["message"]) for line in self("/logs/filter", {"logs": {"flow_run_id": {"any_": [run_id]}}})]
+
+
+def until(true: Callable[[], bool], timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return true()
+
+
+@contextmanager
+def prefect_server(home: Path, port: int) -> Iterator[Api]:
+    """A whole Prefect server of this folder, scheduler included."""
+    server = start_server(home, port, full=True)
+    try:
+        yield Api(server.wait())
+    finally:
+        server.stop()
+
+
+@contextmanager
+def serve(home: Path, url: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """`turnwise serve` of all PRESETS, once it says that it serves them; stopped with SIGTERM."""
+    presets = [part for name in PRESETS for part in ("--preset", str(home / f"{name}.toml"))]
+    command = [sys.executable, "-m", "flows.cli", "serve", "--json", "--home", str(home), *presets, *options]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
+    env |= {"PYTHONPATH": str(ROOT), "PREFECT_API_URL": url, "PREFECT_RUNNER_POLL_FREQUENCY": "2"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=env, cwd=home, preexec_fn=_take_interrupts
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline() or "null"), "serve ended before it was ready"
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+def _take_interrupts() -> None:
+    """A shell may have told its background jobs, and so this one, to ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def write_presets(home: Path) -> None:
+    for name, more in PRESETS.items():
+        lines = [
+            line
+            for line in BASE.strip().splitlines()
+            if line.split(" = ")[0] not in {other.split(" = ")[0] for other in more.splitlines()}
+        ]
+        # Top-level keys come before sections; BASE has none, its sections are inline tables.
+        (home / f"{name}.toml").write_text("\n".join([*lines, more, ""]))
