@@ -1,14 +1,17 @@
-"""Which scenarios a run reads: the splits with their options, and each as a set with its size and a hash of its
-content.
+"""What data a run reads: the task's splits, each as a set with its size and a hash of its content, and whether it is
+there.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows.registry import METHODS
 from stages import envs
+from stages.frame.types import UsageError
 from stages.store.runs import ScenarioSet
 
 if TYPE_CHECKING:
@@ -42,3 +45,26 @@ def _scenario_set(env: str, split: str, options: dict[str, Any], role: str) -> S
         len(found),
         {"env": env, "split": split, "options": json.dumps(options, sort_keys=True)},
     )
+
+
+def check_data(run: RunConfig) -> None:
+    """Raises UsageError where the task's data is not there, for any split that the run needs, or the general rows: else
+    it would be told after a model was loaded, or hours later.
+    """
+    for told in missing_rows(run):
+        raise UsageError(told)
+    for split, options in splits(run).items():
+        envs.scenarios(run.task.env, options, split, 1, run.seed)
+
+
+def missing_rows(run: RunConfig) -> list[str]:
+    """One sentence for each stage of the run whose general rows are not there."""
+    found = []
+    for stage in METHODS[run.method]:
+        config = getattr(run, stage)
+        if getattr(config, "general_rows", 0) and not Path(config.general_path).is_file():
+            found.append(
+                f"{stage}.general_path: wanted a JSONL file of general instruction rows at {config.general_path!r}, found none; put one there, lines of "
+                f'{{"role", "messages", "reply"}}, or mix none: --set {stage}.general_rows=0.'
+            )
+    return found

@@ -20,15 +20,15 @@ from flows import presets, telling
 from flows.datasets import scenario_sets
 from flows.registry import METHODS, load_stage, select_inputs
 from stages.frame.types import TurnwiseError
-from stages.notes import run_link
+from stages.store.notes import run_link
 from stages.store.runs import NOTE, flat
 
 if TYPE_CHECKING:
     from flows.presets import RunConfig
     from flows.telling import Asked
     from stages.frame.contract import Stage
-    from stages.models import Version
     from stages.store.execute import Bar, StageRun, Workspace
+    from stages.store.models import Version
     from stages.store.tracking import Status
 
 EXPERIMENT = "pipeline"

@@ -23,6 +23,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from flows.telling import rate_text
+
 if TYPE_CHECKING:
     from flows.pipeline import Call, Iteration, Step, Summary
     from stages.frame import contract
@@ -201,18 +203,6 @@ def comparison(old: str, new: str, compared: Sequence[Mapping[str, Any]]) -> lis
         return [line for row in compared for line in (row["what"], *metrics_table(old, new, row["old"], row["new"]))]
     lines = [f"{row['what']:<20}{rate_text(row['old']):<20}{rate_text(row['new'])}".rstrip() for row in compared]
     return [f"{'win rate, 95 %':<20}{'old ' + old:<20}{'new ' + new}", *lines]
-
-
-def rate_text(outcome: Mapping[str, Any]) -> str:
-    """Win rate with its interval, as far as they are known."""
-    if outcome.get("win_rate") is None:
-        return "-"
-    interval = (
-        f" ({outcome['win_low']:.2f}-{outcome['win_high']:.2f})"
-        if "win_low" in outcome and "win_high" in outcome
-        else ""
-    )
-    return f"{outcome['win_rate']:.2f}{interval}"
 
 
 def duration(seconds: float | None) -> str:

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flows import presets
-from flows.report import rate_text
-from stages.notes import Link, code, run_link
+from stages.store.notes import Link, code, run_link
 from stages.store.runs import MAX_VALUE, SET, differences, without_password
 
 if TYPE_CHECKING:
     from flows.pipeline import Summary
     from flows.presets import RunConfig
-    from stages.models import Version
+    from stages.store.models import Version
 
 NAMED = 3  # changes that a run's name tells; the others are counted
 NAMED_LENGTH = 24  # characters of a changed value in a name
@@ -107,6 +106,18 @@ def figures(run: RunConfig, how: Asked, commit: Mapping[str, str], summary: Summ
         "preset": run.preset, "seed": run.seed, "iteration": summary.final["iteration"], "pipeline": summary.run_id, "run": summary.final["adapter"],
         **{key: f"{value:.4g}" for key, value in known.items() if value is not None}, **how.params, **commit,
     }  # fmt: skip
+
+
+def rate_text(outcome: Mapping[str, Any]) -> str:
+    """Win rate with its interval, as far as they are known."""
+    if outcome.get("win_rate") is None:
+        return "-"
+    interval = (
+        f" ({outcome['win_low']:.2f}-{outcome['win_high']:.2f})"
+        if "win_low" in outcome and "win_high" in outcome
+        else ""
+    )
+    return f"{outcome['win_rate']:.2f}{interval}"
 
 
 def _result(summary: Summary) -> list[str]:

@@ -21,18 +21,18 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from stages.drawing import by_priority, until_enough
 from stages.frame.contract import Config, Context, Outputs, Stage
 from stages.frame.react import parse_react, thought_of
 from stages.frame.types import Completion, Malformed, Message, MissingInput, Row, UsageError
 from stages.judge.critique import Judgement, judge
 from stages.judge.gate import no_worse
+from stages.judge.rethink import LEAK, LOST, Unthought, think_again
 from stages.learn.statistics import leak_rate
 from stages.llm.roles import NO_ROOM, Roles, ask, check_student, history_text, load_roles, mix, policy_text
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
+from stages.play.drawing import by_priority, until_enough
 from stages.play.environment import read_action
 from stages.play.transitions import Transition, known_losses, transitions
-from stages.rethink import LEAK, LOST, Unthought, think_again
 
 UNREADABLE = "unreadable action"
 """Why a row is dropped whose action the environment could not read."""

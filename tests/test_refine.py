@@ -19,10 +19,10 @@ from refine_play import INPUTS, OPTIONS, Play, Seeing, asked, bench_of, run
 
 from stages import collect, refine
 from stages.collect import CollectConfig
-from stages.drawing import by_priority
 from stages.frame.types import Completion, MissingInput, Outcome, Request, UsageError
 from stages.llm.roles import Roles, load_roles
 from stages.llm.scripted import GARBAGE
+from stages.play.drawing import by_priority
 from stages.play.transitions import transitions
 from stages.refine import RefineConfig, Refinement, cap_yes
 

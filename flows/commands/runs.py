@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows import presets, registry, telling
+from flows.datasets import check_data
 from flows.orchestration import launch
-from flows.report import Display, comparison, duration, emit, ending, metrics_table, rate_text
+from flows.report import Display, comparison, duration, emit, ending, metrics_table
+from flows.telling import rate_text
 from flows.workspace import find_home, open_workspace
 from stages.envs import nearest
 from stages.frame.types import UsageError
@@ -48,7 +50,7 @@ def _dry_run(args: Namespace, home: Path) -> int:
 
     config = presets.load(args.preset, args.set)
     workspace = open_workspace(home)  # the folder that the paths of the config count from
-    launch.check_data(config)
+    check_data(config)
     return _print_plan(config, plan(config, workspace, force=args.force), as_json=args.json)
 
 

@@ -28,7 +28,7 @@ from flows import presets
 from flows.cost.lengths import Lengths, assumed
 from flows.cost.shapes import GIB, KNOWN, Device, Shape, device_of, shape_of
 from flows.cost.workload import Prompts, Rows, Work, workload
-from flows.orchestration.launch import missing_rows
+from flows.datasets import missing_rows
 from stages.frame.types import UsageError
 
 # Shares of the peak that are assumed: of arithmetic in training and in reading prompts, of bandwidth in decoding.

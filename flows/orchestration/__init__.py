@@ -8,4 +8,6 @@ Modules:
     services     `turnwise ui` and `turnwise serve`: servers that stay up until Ctrl-C
     server       finds a Prefect server, or starts one for the run
     leash        runs a server that must not outlive the command that started it
+    recurring       what a deployment's next run is: a new seed, further iterations, or all once more
+    prefect_server  runs Prefect's server on a socket that it was handed
 """

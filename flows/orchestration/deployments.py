@@ -32,7 +32,7 @@ from prefect.types.entrypoint import EntrypointType
 from flows import presets
 from flows.orchestration.flow import FLOW_NAME, serving_tags, stand_for_missed
 from flows.orchestration.launch import Launcher, launch_rerun, launch_run
-from flows.recurring import next_sets
+from flows.orchestration.recurring import next_sets
 from flows.report import Display
 from flows.telling import asked
 from flows.workspace import open_workspace

@@ -13,8 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flows.registry import METHODS
-from stages.frame.types import UsageError
+from flows.datasets import check_data
 
 if TYPE_CHECKING:
     from flows.branch import Branch
@@ -114,32 +113,6 @@ def launch_run(
         )
 
     return launch.flow(body, name, {**(branch.parameters if branch else {"preset": run.preset}), "sets": sets})
-
-
-def check_data(run: RunConfig) -> None:
-    """Raises UsageError where the task's data is not there, for any split that the run needs, or the general rows: else
-    it would be told after a model was loaded, or hours later.
-    """
-    from flows.datasets import splits
-    from stages import envs
-
-    for told in missing_rows(run):
-        raise UsageError(told)
-    for split, options in splits(run).items():
-        envs.scenarios(run.task.env, options, split, 1, run.seed)
-
-
-def missing_rows(run: RunConfig) -> list[str]:
-    """One sentence for each stage of the run whose general rows are not there."""
-    found = []
-    for stage in METHODS[run.method]:
-        config = getattr(run, stage)
-        if getattr(config, "general_rows", 0) and not Path(config.general_path).is_file():
-            found.append(
-                f"{stage}.general_path: wanted a JSONL file of general instruction rows at {config.general_path!r}, found none; put one there, lines of "
-                f'{{"role", "messages", "reply"}}, or mix none: --set {stage}.general_rows=0.'
-            )
-    return found
 
 
 def launch_rerun(

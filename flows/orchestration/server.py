@@ -142,7 +142,7 @@ def start_server(home: Path, port: int = 0, *, full: bool = False) -> Server:
         }
         if not full:
             env |= {"PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_UI_ENABLED": "0"}
-        command = [sys.executable, "-m", "flows.prefect_server", str(listening.fileno())]
+        command = [sys.executable, "-m", "flows.orchestration.prefect_server", str(listening.fileno())]
         return Server(
             url, Leashed(command, log=_folder(home) / f"server-{port}.log", env=env, hands=[listening.fileno()])
         )

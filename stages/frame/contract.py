@@ -157,7 +157,7 @@ def fingerprint(
 
     shared: the RunConfig's sections that the stage declares, as plain JSON. inputs: upstream stage -> run ids.
     prompt_hashes: of the roles that the task has prompts for. contents: config key -> hash of what the config names
-    there (`stages.contents`).
+    there (`stages.store.contents`).
     Key order changes nothing. Source: docs/architecture.md.
     """
     content: dict[str, Any] = {

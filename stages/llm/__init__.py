@@ -12,4 +12,5 @@ Modules:
     endpoint  one server: retries, and what went wrong without the key
     tokens    what engines over a model folder share: the tokenizer, which keeps what it has read, and the room in the context
     scripted  engine without a model, for tests
+    pieces    long common pieces of two texts: what a student's prompt must not hold
 """

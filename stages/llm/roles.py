@@ -1,7 +1,7 @@
 """Roles are prompts: one folder a task, one file a role, with named fields.
 
 policy, successor, combine, evaluator, refiner and corrector are the roles of NLAC (arXiv 2512.04601, section 4 and its
-prompts); thinker thinks again before a rewritten action, where the model thinks (stages/rethink.py); value is what
+prompts); thinker thinks again before a rewritten action, where the model thinks (stages/judge/rethink.py); value is what
 Self-AC's critic is asked, as a system message after the state. Every task has policy.md and value.md; one that NLAC is
 not run on needs no other. A prompt file is hashed into the fingerprint of every stage that uses the role: a changed
 word is a new run.

@@ -8,4 +8,5 @@ Modules:
     jobs         calls in threads while the engine goes on: environments that wait for a server
     tally        episodes counted: metrics, and whether any of them says something
     transitions  between episodes and rows
+    drawing      which transitions are drawn, and others in the place of what was dropped
 """

@@ -10,4 +10,8 @@ Modules:
     runs       one run as the store knows it
     sqlite     the tracking database: created once, errors told in a sentence
     machine    whether a process still lives, whether the disk is full
+    contents    the code and files that a config names, as hashes for the fingerprint
+    equal_work  equal work at once: one process works, the others wait for it
+    notes       descriptions and links of stage runs, for MLflow's page
+    models      adapters as versions of registered models
 """

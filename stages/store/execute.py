@@ -21,13 +21,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stages.contents import contents
 from stages.frame.contract import Context, Outputs, Progress, Stage, check_roles, fingerprint
 from stages.frame.types import Engine, MissingInput, Row, TurnwiseError
 from stages.llm.metered import Metered
-from stages.locks import held
-from stages.notes import stage_note
+from stages.store.contents import contents
+from stages.store.equal_work import held
 from stages.store.machine import disk_full
+from stages.store.notes import stage_note
 from stages.store.replay import Replay
 from stages.store.runs import NOTE, flat
 from stages.store.tables import export_rows

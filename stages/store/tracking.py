@@ -17,9 +17,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stages import models
 from stages.frame.types import MissingInput, UsageError
-from stages.store import artifacts, sqlite
+from stages.store import artifacts, models, sqlite
 from stages.store.machine import first_line, is_dead, process_tags
 from stages.store.runs import NOTE, RunInfo, ScenarioSet, clip, clipped, hidden, run_info, shown
 from stages.store.sqlite import told

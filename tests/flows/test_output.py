@@ -16,7 +16,7 @@ from fake_turnwise import TURNWISE, shell
 from flows.output import lasting
 from stages.store.tracking import Tracking
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 RUN = f"{TURNWISE} run preset.toml --plain"
 FULL = "turnwise: what was printed could not be written (No space left on device).\n"
 

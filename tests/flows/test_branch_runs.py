@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from commands import ITERATIONS, NLAC, RUN, TITLES, Commands, Ended, seen, stage_runs, titles_by_status
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CHANGE = ("--set", "critic.lr=0.01")  # a hundred times the preset's
 LAST = ITERATIONS - 1
 AGAIN = tuple(

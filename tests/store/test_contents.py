@@ -16,12 +16,12 @@ import pytest
 from toys import ToyConfig, ToyRun
 
 from flows import presets, registry
-from stages import contents as named
 from stages import envs
-from stages.contents import code_hash, contents, path_hash
 from stages.frame.contract import Config, FromPath, Outputs, Stage
 from stages.frame.sections import TaskConfig
 from stages.frame.types import UsageError
+from stages.store import contents as named
+from stages.store.contents import code_hash, contents, path_hash
 from stages.store.execute import Workspace, stage_fingerprint
 
 STAGE = Stage("source", 1, ToyConfig, inputs=(), roles=(), run=lambda context: Outputs({}), shared=("task", "model"))

@@ -14,8 +14,8 @@ from fakes import Stages, fake_stages
 
 from flows import presets
 from flows.orchestration.launch import Launcher, launch_run
+from flows.orchestration.recurring import next_sets
 from flows.pipeline import Summary
-from flows.recurring import next_sets
 from flows.report import Display
 from stages.store.execute import Workspace
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from toys import toy_workspace
 
-from stages.locks import held
+from stages.store.equal_work import held
 from stages.store.execute import recover
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 LIMIT_S = 60.0  # far more than any of these waits takes
 Start = Callable[..., int]
 

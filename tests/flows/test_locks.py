@@ -17,7 +17,7 @@ import pytest
 from flows import locks, presets, workspace
 from flows.locks import device, hold_device, lock
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Runs Prefect's server on a socket that it was handed, so that its port is held from before it starts.
 
-python -m flows.prefect_server FILE_DESCRIPTOR
+python -m flows.orchestration.prefect_server FILE_DESCRIPTOR
 """
 
 from __future__ import annotations

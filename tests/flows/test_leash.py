@@ -13,7 +13,7 @@ from waiting import until
 
 from flows.orchestration.leash import Leashed
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 
 
