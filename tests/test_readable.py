@@ -60,7 +60,7 @@ def bench(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         monkeypatch.setattr(
             module, "environment", lambda c: envs.make_env(c.run.task.env, c.run.task.options, tau_small.customer)
         )
-    for run_id, folder in (("critic0", "adapter"), ("critic0", "target"), ("distill0", "adapter")):
+    for run_id, folder in (("critic0", "adapter"), ("distill0", "target"), ("distill0", "adapter")):
         bench.memory.files[run_id, folder] = tmp_path
     bench.run(collect.STAGE, CollectConfig(episodes=2, first_episodes=2), {}, name="collect0")
     return bench
