@@ -40,14 +40,15 @@ import torch
 
 from benchmarks.passes import table_head, table_row
 from flows import presets
-from flows.pipeline import Summary, plain_step, run_pipeline
+from flows.book import Summary
+from flows.pipeline import plain_step, run_pipeline
 from flows.workspace import make_engine, open_workspace
 from stages.frame.contract import POLICY_STAGES
 from stages.frame.types import Completion, Engine, Request, Row
 from stages.learn.batches import pad_rows
 from stages.learn.losses import completion_log_probs
 from stages.llm.hf import load_base
-from stages.store.execute import Workspace, silent
+from stages.store.workspace import Workspace, silent
 
 SHIPPED = Path("data/base").resolve()
 ROLE_TOKENS = 48

@@ -53,7 +53,8 @@ from stages import self_ac
 from stages.frame.types import Completion, Request
 from stages.learn.adapter import base_of
 from stages.llm.metered import Metered
-from stages.store.execute import StageRun, Workspace, execute
+from stages.store.execute import execute
+from stages.store.workspace import StageRun, Workspace
 from stages.train import training
 
 COUNTED = ("episodes", "prompts", "read", "generated", "trained", "predicted", "steps")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows import presets
-from flows.pipeline import EXPERIMENT
+from flows.book import EXPERIMENT
 from flows.rerun import stage_run_of, stored_summary
 from flows.workspace import find_home, open_workspace
 from stages import envs
@@ -40,7 +40,7 @@ from stages.judge.search import (
 from stages.judge.values import Critic, load_critic
 from stages.learn.statistics import wilson
 from stages.llm.roles import Roles, load_roles
-from stages.store.execute import Workspace
+from stages.store.workspace import Workspace
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
 from stages.judge.values import TABLE
 from stages.learn.value_use import abort_table, abort_thresholds, choose_threshold
-from stages.store.execute import StageRun, Workspace, execute
+from stages.store.execute import execute
+from stages.store.workspace import StageRun, Workspace
 
 SHUFFLES = 20
 Judged = tuple[list[list[float]], list[list[int]], list[bool]]

@@ -14,4 +14,5 @@ Modules:
     telling    what a run says of itself: name, description, figures
     datasets   the splits of a run as MLflow datasets
     locks      locks that end with their process: the device, a folder that is served
+    book       the parent run of a pipeline: its curves and its summary, up to date at any moment
 """

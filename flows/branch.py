@@ -18,17 +18,19 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from flows import presets, rerun
-from flows.pipeline import EXPERIMENT, LAST
+from flows.book import EXPERIMENT
+from flows.pipeline import LAST
 from flows.registry import METHODS
 from flows.telling import Asked, changes_told
 from stages.frame.types import UsageError
 from stages.store.runs import differences, without_password
 
 if TYPE_CHECKING:
-    from flows.pipeline import Call, Step, Summary
+    from flows.book import Summary
+    from flows.pipeline import Call, Step
     from flows.presets import RunConfig
     from stages.frame.contract import Stage
-    from stages.store.execute import StageRun, Workspace
+    from stages.store.workspace import StageRun, Workspace
 
 FIGURES = ("win_rate", "win_low", "win_high")
 

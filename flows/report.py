@@ -26,9 +26,10 @@ from rich.progress import (
 from flows.telling import rate_text
 
 if TYPE_CHECKING:
-    from flows.pipeline import Call, Iteration, Step, Summary
+    from flows.book import Iteration, Summary
+    from flows.pipeline import Call, Step
     from stages.frame import contract
-    from stages.store.execute import StageRun
+    from stages.store.workspace import StageRun
 
 BAR_CELLS = 24
 EIGHTHS = " ▏▎▍▌▋▊▉█"

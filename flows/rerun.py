@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flows import presets
-from flows.pipeline import EXPERIMENT, LAST, SUMMARY, Call
+from flows.book import EXPERIMENT, SUMMARY
+from flows.pipeline import LAST, Call
 from flows.registry import METHODS, STAGES, load_stage
 from flows.telling import changes_named, changes_told
 from stages.envs import nearest
@@ -24,7 +25,7 @@ from stages.store.runs import differences
 
 if TYPE_CHECKING:
     from flows.presets import RunConfig
-    from stages.store.execute import Workspace
+    from stages.store.workspace import Workspace
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from stages.store.notes import Link, code, run_link
 from stages.store.runs import MAX_VALUE, SET, differences, without_password
 
 if TYPE_CHECKING:
-    from flows.pipeline import Summary
+    from flows.book import Summary
     from flows.presets import RunConfig
     from stages.store.models import Version
 

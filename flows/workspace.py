@@ -20,7 +20,7 @@ from stages.store.machine import disk_full
 
 if TYPE_CHECKING:
     from flows.presets import RunConfig
-    from stages.store.execute import Workspace
+    from stages.store.workspace import Workspace
 
 STORES = ("data", "mlflow")
 
@@ -73,9 +73,10 @@ def project_name(home: Path) -> str:
 
 def open_workspace(home: Path) -> Workspace:
     """The stores of `home`, and engines that load on first use. The process works in `home` from here on."""
-    from stages.store.execute import Workspace, recover
+    from stages.store.execute import recover
     from stages.store.replay import Replay
     from stages.store.tracking import Tracking
+    from stages.store.workspace import Workspace
 
     os.chdir(home)
     workspace = Workspace(

@@ -16,8 +16,8 @@ from commands import RUN, Commands, Done, Ended, commands, make_home, seen
 from toys import toy_workspace
 
 from stages.store import sqlite
-from stages.store.execute import Workspace
 from stages.store.tracking import Tracking
+from stages.store.workspace import Workspace
 
 if TYPE_CHECKING:
     from engines import Subject

@@ -32,7 +32,8 @@ from documents import (
 )
 from toys import run_chain
 
-from stages.store.execute import Workspace, execute
+from stages.store.execute import execute
+from stages.store.workspace import Workspace
 
 
 def test_the_generated_pages_are_what_the_code_says() -> None:

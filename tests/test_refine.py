@@ -20,11 +20,12 @@ from refine_play import INPUTS, OPTIONS, Play, Seeing, asked, bench_of, run
 from stages import collect, refine
 from stages.collect import CollectConfig
 from stages.frame.types import Completion, MissingInput, Outcome, Request, UsageError
+from stages.judge.refinement import Refinement, cap_yes
 from stages.llm.roles import Roles, load_roles
 from stages.llm.scripted import GARBAGE
 from stages.play.drawing import by_priority
 from stages.play.transitions import transitions
-from stages.refine import RefineConfig, Refinement, cap_yes
+from stages.refine import RefineConfig
 
 
 def test_no_teaches_the_refined_action_as_the_engine_produced_it(base: Path, tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 
 from stages.frame.contract import Config, Context, Outputs, Stage
 from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig
-from stages.store.execute import StageRun, Workspace, execute
+from stages.store.execute import execute
 from stages.store.replay import Replay
 from stages.store.tracking import Tracking
+from stages.store.workspace import StageRun, Workspace
 
 
 class ToyConfig(Config):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from flows.branch import Branch
     from flows.pipeline import Call
     from flows.presets import RunConfig
-    from stages.store.execute import StageRun, Workspace
+    from stages.store.workspace import StageRun, Workspace
 
 PENDING = (
     "(not yet)"  # stands for the id of a run that does not exist: no stored input equals it, so what follows runs too
@@ -23,7 +23,7 @@ def plan(
     """The stages of a run in order, each with `reuse`: the id of the run that would be reused, or None. force, branch:
     as of the run itself.
     """
-    from stages.store.execute import StageRun
+    from stages.store.workspace import StageRun
 
     planned: list[dict[str, Any]] = []
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows import presets
-from flows.pipeline import EXPERIMENT
+from flows.book import EXPERIMENT
 from flows.registry import load_stage
 from flows.rerun import stored_summary
 from stages.frame.types import MissingInput, UsageError
 
 if TYPE_CHECKING:
     from flows.presets import RunConfig
-    from stages.store.execute import Bar, StageRun, Workspace
+    from stages.store.workspace import Bar, StageRun, Workspace
 
 CRITIC_STAGE = "self_ac"
 HEAD = "head"  # its artifact, and the folder beside the merged model

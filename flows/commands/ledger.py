@@ -15,12 +15,12 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from flows.pipeline import EXPERIMENT
+from flows.book import EXPERIMENT
 from flows.rerun import stage_run_of
 from stages.frame.types import Row, UsageError
 
 if TYPE_CHECKING:
-    from stages.store.execute import Workspace
+    from stages.store.workspace import Workspace
 
 STAGE = "self_ac"
 FILE = "ledger.parquet"  # its artifact

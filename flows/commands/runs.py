@@ -139,7 +139,7 @@ def _rerun_on(args: Namespace, home: Path) -> int:
 
 def runs(args: Namespace) -> int:
     """turnwise runs"""
-    from flows.pipeline import EXPERIMENT
+    from flows.book import EXPERIMENT
     from flows.rerun import stored_summary
 
     if args.limit < 1:

@@ -21,16 +21,16 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from flows.book import EXPERIMENT, Iteration
 from flows.commands.certificate import all_clear, difference
 from flows.commands.ledger import ledger_table, read_ledger
-from flows.pipeline import EXPERIMENT, Iteration
 from flows.report import emit, ending, header, sparkline, table_row
 from flows.rerun import stored_summary
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import MissingInput, Row, UsageError
 
 if TYPE_CHECKING:
-    from stages.store.execute import Workspace
+    from stages.store.workspace import Workspace
 
 EPISODES_SHOWN = 8
 # Stages that write about an episode's turns.
@@ -215,7 +215,7 @@ def _labelled(label: str, text: str, style: str = "") -> Text:
 
 
 def _pipeline(workspace: Workspace, run_id: str, summary: Mapping[str, Any]) -> str:
-    from flows.pipeline import Summary
+    from flows.book import Summary
 
     info = workspace.tracking.info(run_id)
     lines = [f"run {run_id}  {info.name}  {info.status}"]

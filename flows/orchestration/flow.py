@@ -29,7 +29,7 @@ from stages.store.machine import is_dead, process_tags
 
 if TYPE_CHECKING:
     from flows.pipeline import Call, Step
-    from stages.store.execute import StageRun
+    from stages.store.workspace import StageRun
 
 FLOW_NAME = "turnwise"
 OURS = "turnwise-command"  # on flow runs that live in a command's own process, whose end no worker watches

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flows.datasets import check_data
 
 if TYPE_CHECKING:
+    from flows.book import Summary
     from flows.branch import Branch
     from flows.orchestration.server import Server
-    from flows.pipeline import Step, Summary
+    from flows.pipeline import Step
     from flows.presets import RunConfig
     from flows.report import Display
     from flows.rerun import Rerun
     from flows.telling import Asked
-    from stages.store.execute import StageRun, Workspace
+    from stages.store.workspace import StageRun, Workspace
 
 T = TypeVar("T")
 

@@ -11,10 +11,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from flows import presets
-from flows.pipeline import EXPERIMENT
+from flows.book import EXPERIMENT
 
 if TYPE_CHECKING:
-    from stages.store.execute import Workspace
+    from stages.store.workspace import Workspace
 
 TIMES = ("iterations", "cron", "each_run")  # say how much and when, and nothing of what a run is
 

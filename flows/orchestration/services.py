@@ -14,10 +14,10 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 
 from flows import presets
+from flows.book import EXPERIMENT
 from flows.locks import lock
 from flows.orchestration.leash import Leashed
 from flows.orchestration.server import Server, free_port, healthy, is_free, keep_server, use_server
-from flows.pipeline import EXPERIMENT
 from flows.report import emit
 from flows.workspace import find_home, open_workspace, project_name, safe_name
 from stages.frame.types import TurnwiseError, UsageError

@@ -8,4 +8,5 @@ Modules:
     values    the values of a self_ac policy on new episodes: how well they tell the return, best of n, early abort
     search    best-first search on game24: the policy proposes, V orders the frontier
     rethink   a new thought before a rewritten action, with what the policy knows
+    refinement  what came of a judged action: kept, rewritten or dropped
 """

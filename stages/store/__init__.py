@@ -14,4 +14,6 @@ Modules:
     equal_work  equal work at once: one process works, the others wait for it
     notes       descriptions and links of stage runs, for MLflow's page
     models      adapters as versions of registered models
+    workspace   what a stage run needs, and what comes of it
+    mlflow_db   MLflow's database: made whole or not at all, upgraded once
 """

@@ -12,75 +12,24 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from stages.frame.contract import Context, Outputs, Progress, Stage, check_roles, fingerprint
-from stages.frame.types import Engine, MissingInput, Row, TurnwiseError
+from stages.frame.contract import Context, Outputs, Stage, check_roles, fingerprint
+from stages.frame.types import MissingInput, Row, TurnwiseError
 from stages.llm.metered import Metered
 from stages.store.contents import contents
 from stages.store.equal_work import held
 from stages.store.machine import disk_full
-from stages.store.notes import stage_note
-from stages.store.replay import Replay
+from stages.store.notes import code_version, stage_note
 from stages.store.runs import NOTE, flat
 from stages.store.tables import export_rows
 from stages.store.tracking import Status, Tracking
-
-Bar = Callable[[str, int], Progress]
-
-
-@dataclass(frozen=True)
-class Workspace:
-    """Where runs live and what they need. A RunConfig is typed Any here: it belongs to flows, which stand above."""
-
-    home: Path  # holds data/ and mlflow/
-    tracking: Tracking
-    replay: Replay
-    engine: Callable[[Any], Engine]  # from a RunConfig; cached, and loads only when called
-    prompt_hashes: Callable[[Any], Mapping[str, str]]  # role -> hash of its prompt file
-    model_hash: Callable[[Any], str]  # hash of the base model, without loading it
-
-    def workdir(self, run_id: str) -> Path:
-        """Scratch folder of a running stage."""
-        return self.home / "data" / "tmp" / run_id
-
-    def checkpoints(self, fingerprint: str) -> Path:
-        """Where a stage that was killed left how far it had come."""
-        return self.home / "data" / "checkpoints" / fingerprint
-
-    def lock(self, fingerprint: str) -> Path:
-        """What a process holds while it does this work, its checkpoints being its own."""
-        return self.home / "data" / "locks" / f"{fingerprint}.lock"
-
-
-@dataclass(frozen=True)
-class StageRun:
-    """What came of a stage. metrics, seconds: of the run that did the work, so a reused run gives what it gave then."""
-
-    stage: str
-    run_id: str
-    iteration: int
-    metrics: Mapping[str, float]
-    reused: bool
-    seconds: float  # of the stage's own function
-    cpu_s: float = 0.0  # processor time of it, all threads: comparable between a busy machine and an idle one
-
-
-class _Silent:
-    def advance(self, n: int = 1) -> None:
-        return None
-
-
-def silent(what: str, total: int) -> Progress:
-    """A bar that shows nothing."""
-    return _Silent()
+from stages.store.workspace import Bar, StageRun, Workspace, silent
 
 
 def execute(
@@ -340,22 +289,3 @@ def _close(run_id: str, status: Status, error: BaseException, workspace: Workspa
     # process gone.
     with suppress(TurnwiseError):
         workspace.tracking.finish(run_id, status, f"{type(error).__name__}: {error}")
-
-
-@cache
-def code_version() -> dict[str, str]:
-    """Commit and dirty flag of the code that runs; "unknown" where it does not lie in a git checkout."""
-    here = Path(__file__).resolve().parent
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(here), *arguments], capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
-
-    try:
-        return {
-            "git_commit": git("rev-parse", "HEAD"),
-            "git_dirty": str(bool(git("status", "--porcelain", "--untracked-files=no"))).lower(),
-        }
-    except (OSError, subprocess.SubprocessError):
-        return {"git_commit": "unknown", "git_dirty": "unknown"}

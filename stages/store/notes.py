@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 
 Link = Callable[[str, str], str]
 """(experiment, run id) -> the run's page."""
@@ -43,3 +46,22 @@ def stage_note(
 
 def _more(runs: Sequence[str]) -> str:
     return f" and {len(runs) - INPUTS_SHOWN} older ones" if len(runs) > INPUTS_SHOWN else ""
+
+
+@cache
+def code_version() -> dict[str, str]:
+    """Commit and dirty flag of the code that runs; "unknown" where it does not lie in a git checkout."""
+    here = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(here), *arguments], capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+
+    try:
+        return {
+            "git_commit": git("rev-parse", "HEAD"),
+            "git_dirty": str(bool(git("status", "--porcelain", "--untracked-files=no"))).lower(),
+        }
+    except (OSError, subprocess.SubprocessError):
+        return {"git_commit": "unknown", "git_dirty": "unknown"}

@@ -9,7 +9,6 @@ holds absolute locations (stages/store/artifacts.py).
 from __future__ import annotations
 
 import json
-import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stages.frame.types import MissingInput, UsageError
 from stages.store import artifacts, models, sqlite
-from stages.store.machine import first_line, is_dead, process_tags
+from stages.store.machine import is_dead, process_tags
+from stages.store.mlflow_db import connect, experiment_of
 from stages.store.runs import NOTE, RunInfo, ScenarioSet, clip, clipped, hidden, run_info, shown
 from stages.store.sqlite import told
 
@@ -57,7 +57,7 @@ class Tracking:
     def _client(self) -> MlflowClient:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing leaves the machine unasked
         with told(self.db), sqlite.exclusive(self.db, STORE_LOCK_TIMEOUT_S):
-            return _connect(self.db)
+            return connect(self.db)
 
     def initialise(self) -> None:
         """Create the store, or upgrade one of an older MLflow; safe when several processes start at once."""
@@ -269,7 +269,7 @@ class Tracking:
 
     def experiment_id(self, name: str) -> str:
         if name not in self._experiments:
-            self._experiments[name] = _experiment(self._client, name, self.root / "artifacts" / name)
+            self._experiments[name] = experiment_of(self._client, name, self.root / "artifacts" / name)
         return self._experiments[name]
 
     def _run(self, run_id: str) -> Run:
@@ -300,77 +300,3 @@ class Tracking:
         if run.info.status == "FINISHED":
             self._finished.add(run_id)
         return run_id
-
-
-def _connect(db: Path) -> MlflowClient:
-    for name in ("alembic", "mlflow.store.db.utils"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # failures are told in our own sentence
-    from mlflow.exceptions import MlflowException
-
-    if not db.exists():
-        _create(db)
-    sqlite.check(db)
-    try:
-        client = _client(db)
-        client.search_experiments(max_results=1)
-    except MlflowException as error:
-        if "out-of-date database schema" not in str(error):
-            raise
-        _upgrade(db)
-        client = _client(db)
-    return client
-
-
-def _client(db: Path) -> MlflowClient:
-    from mlflow.tracking import MlflowClient
-
-    uri = f"sqlite:///{db}"
-    return MlflowClient(uri, registry_uri=uri)  # else MLFLOW_REGISTRY_URI would put our models elsewhere
-
-
-def _create(db: Path) -> None:
-    """Make the store under another name first: MLflow's migrations are no transaction, and killed halfway leave a file
-    that never opens.
-    """
-    from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
-
-    unfinished = db.with_suffix(".part")
-    for leftover in db.parent.glob(f"{unfinished.name}*"):
-        leftover.unlink()
-    sqlite.check(unfinished)
-    engine = create_sqlalchemy_engine(f"sqlite:///{unfinished}")
-    _initialize_tables(engine)
-    engine.dispose()  # the last connection to close takes the write-ahead log into the file
-    unfinished.replace(db)
-
-
-def _upgrade(db: Path) -> None:
-    from alembic.util import CommandError
-    from mlflow.store.db.utils import _upgrade_db, create_sqlalchemy_engine
-
-    backup = sqlite.copy(db, db.with_suffix(".before-upgrade.db"))
-    try:
-        _upgrade_db(create_sqlalchemy_engine(f"sqlite:///{db}"))
-    except CommandError as error:
-        backup.unlink()
-        found = f"it was written by a newer MLflow than the one installed ({first_line(error)})"
-        raise UsageError(
-            f"the store {db} was wanted, but {found}. Install the newer one, or use another folder"
-        ) from error
-
-
-def _experiment(client: MlflowClient, name: str, location: Path) -> str:
-    from mlflow.exceptions import MlflowException
-
-    known = client.get_experiment_by_name(name)
-    if known is None:
-        try:
-            return str(client.create_experiment(name, artifact_location=str(location)))
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-            known = client.get_experiment_by_name(name)  # another process was quicker
-            assert known is not None
-    if known.lifecycle_stage == "deleted":  # on MLflow's page; its runs stay deleted, new ones need it back
-        client.restore_experiment(known.experiment_id)
-    return str(known.experiment_id)

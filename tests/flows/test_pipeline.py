@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from fakes import Stages, fake_stages
 
-from flows import pipeline, presets, rerun
+from flows import book, pipeline, presets, rerun
 from flows.commands.dry_run import plan
 from flows.orchestration.launch import Launcher, launch_run
 from flows.report import Display
 from stages.frame.types import EngineUnavailable, UsageError
-from stages.store.execute import StageRun, Workspace, silent
+from stages.store.workspace import StageRun, Workspace, silent
 
 NLAC = ["collect", "targets", "critic", "refine", "distill", "evaluate"]
 
@@ -28,7 +28,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
         yield found
 
 
-def go(workspace: Workspace, **values: Any) -> pipeline.Summary:
+def go(workspace: Workspace, **values: Any) -> book.Summary:
     run = presets.resolve({"preset": "test", "iterations": 2, **values})
     return pipeline.run_pipeline(run, workspace, lambda parent: pipeline.plain_step(workspace, silent, parent))
 
@@ -266,6 +266,6 @@ def test_what_is_lost_without_an_error_is_told_beside_the_table(
     metrics: dict[str, float], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Display() as display:
-        display.row(pipeline.Iteration(-1, {}, metrics, 1.0))
+        display.row(book.Iteration(-1, {}, metrics, 1.0))
     found = " ".join(capsys.readouterr().err.split())
     assert re.match(told, found) if told else not found

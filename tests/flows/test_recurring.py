@@ -13,11 +13,11 @@ import pytest
 from fakes import Stages, fake_stages
 
 from flows import presets
+from flows.book import Summary
 from flows.orchestration.launch import Launcher, launch_run
 from flows.orchestration.recurring import next_sets
-from flows.pipeline import Summary
 from flows.report import Display
-from stages.store.execute import Workspace
+from stages.store.workspace import Workspace
 
 DUE = datetime(2026, 11, 22, 3, 0, tzinfo=UTC)
 NEXT_DAY = datetime(2026, 11, 23, 3, 0, tzinfo=UTC)

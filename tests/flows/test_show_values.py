@@ -9,7 +9,7 @@ import models
 import pytest
 
 from flows import cli
-from flows.pipeline import Summary
+from flows.book import Summary
 from flows.report import ending, sparkline
 from stages.frame.types import Outcome
 from stages.judge.values import TABLE, Judged, write_values

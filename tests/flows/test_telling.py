@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from fakes import Stages, fake_stages
 
-from flows import cli, pipeline, presets, registry, telling
+from flows import book, cli, presets, registry, telling
 from flows.datasets import scenario_sets
 from flows.orchestration.launch import Launcher, launch_run
 from flows.report import Display, duration
-from stages.store.execute import Workspace
 from stages.store.runs import MAX_VALUE, NOTE, differences
 from stages.store.tracking import Tracking
+from stages.store.workspace import Workspace
 
 LINK = re.compile(r"\]\(#/experiments/(\d+)/runs/(\w{32})\)")
 
@@ -38,7 +38,7 @@ def preset(tmp_path: Path) -> str:
     return str(tmp_path / "mine.toml")
 
 
-def ran(workspace: Workspace, preset: str, *sets: str) -> pipeline.Summary:
+def ran(workspace: Workspace, preset: str, *sets: str) -> book.Summary:
     run = presets.load(preset, sets)
     with Display(quiet=True) as display:
         return launch_run(
@@ -124,7 +124,7 @@ def test_the_description_of_a_long_run_fits_and_keeps_its_end(
     summary = ran(workspace, preset)
     rows = [{**summary.iterations[2], "iteration": i} for i in range(100)]
     long = telling.Asked("turnwise run mine", {f"critic.key{i}": (0, "x" * 500) for i in range(99)})
-    whole = pipeline.Summary(summary.run_id, "mine", "FINISHED", 1.0, summary.base, summary.final, rows)
+    whole = book.Summary(summary.run_id, "mine", "FINISHED", 1.0, summary.base, summary.final, rows)
     text = telling.note(presets.load(preset), long, {}, whole, workspace.tracking.link)
     assert len(text) <= MAX_VALUE
     assert "| 99 |" in text and "| 0 |" not in text and "earlier rows are left out" in text
@@ -157,9 +157,9 @@ def test_base_start_and_final_evaluations_are_told_apart_by_name(
 def test_the_win_rate_is_drawn_before_every_other_group(workspace: Workspace, stages: Stages, preset: str) -> None:
     metrics = workspace.tracking.metrics(ran(workspace, preset).run_id)
     groups = {key.rpartition("/")[0] for key in metrics} | set(registry.STAGES) | {"audit"}
-    assert min(groups) == pipeline.CURVE
+    assert min(groups) == book.CURVE
     assert "" not in groups  # MLflow draws these last
-    assert {key for key in metrics if key.startswith(f"{pipeline.CURVE}/")} == {
+    assert {key for key in metrics if key.startswith(f"{book.CURVE}/")} == {
         "agent/win_rate",
         "agent/win_rate_on_test",
     }

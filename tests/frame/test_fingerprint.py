@@ -10,7 +10,8 @@ from pydantic import Field
 from toys import ToyConfig, ToyRun
 
 from stages.frame.contract import Config, Outputs, Stage, fingerprint
-from stages.store.execute import Workspace, stage_fingerprint, stage_seed
+from stages.store.execute import stage_fingerprint, stage_seed
+from stages.store.workspace import Workspace
 
 
 class CriticConfig(Config):

@@ -33,7 +33,8 @@ from stages.llm.roles import (
     parse_future,
 )
 from stages.llm.scripted import ScriptedEngine
-from stages.store.execute import Workspace, execute, stage_fingerprint
+from stages.store.execute import execute, stage_fingerprint
+from stages.store.workspace import Workspace
 
 TASKS = sorted(path.name for path in FOLDER.iterdir() if path.is_dir())
 NLAC_TASKS = sorted(path.parent.name for path in FOLDER.glob("*/successor.md"))

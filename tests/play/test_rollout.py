@@ -4,83 +4,29 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import models
 import pytest
+from rollout_play import MIXED, ROLES, SETTINGS, Toy, scenario, speak, toy, without_time
 
 from stages.frame.types import (
     EngineUnavailable,
-    Env,
     Episode,
-    Malformed,
     Message,
     Outcome,
     Request,
     Scenario,
-    SimulatorError,
     Step,
     TurnwiseError,
 )
 from stages.llm.roles import Roles
-from stages.llm.scripted import ScriptedEngine, draw
-from stages.play.rollout import GIVEN_UP, RolloutSettings, rollout
+from stages.llm.scripted import ScriptedEngine
+from stages.play.rollout import GIVEN_UP, rollout
 from stages.play.tally import check_environment, summary
-
-ROLES = Roles("toy", {"policy": ""})
-SETTINGS = RolloutSettings(
-    adapter=None, temperature=1.0, max_tokens=100, max_turns=4, malformed_allowance=1, slots=8, attempts=3, seed=5
-)
-ERRORS: dict[str, Exception] = {
-    "raise": KeyError("door"), "simulator": SimulatorError("the user is silent"), "oracle down": EngineUnavailable("no oracle"),
-}  # fmt: skip
-
-
-class Toy:
-    """Plays the events of its scenario, one a turn: say, win, lose, cut, malformed, or an error; `first` events are
-    those of earlier attempts.
-    """
-
-    system = "Toy."
-    tools: Sequence[Mapping[str, Any]] = ()
-
-    def __init__(self, tries: Counter[str]) -> None:
-        self._tries = tries
-        self._events: list[str] = []
-
-    def reset(self, scenario: Scenario) -> tuple[Message, ...]:
-        earlier = scenario.data.get("earlier", [])
-        attempt = self._tries[scenario.id]
-        self._tries[scenario.id] += 1
-        self._events = list(earlier[attempt] if attempt < len(earlier) else scenario.data["events"])
-        if self._events[0].startswith("reset "):
-            raise ERRORS[self._events[0].removeprefix("reset ")]
-        return ({"role": "user", "content": f"start {scenario.id}"},)
-
-    def step(self, message: Message) -> Step:
-        event = self._events.pop(0)
-        if event in ERRORS:
-            raise ERRORS[event]
-        if event == "malformed":
-            raise Malformed("say it again")
-        answer = ({"role": "user", "content": f"{event} after {message['content'][-6:]}"},)
-        return Step(answer, float(event == "win"), terminated=event in ("win", "lose"), truncated=event == "cut")
-
-
-def toy(kind: type[Toy] = Toy) -> Callable[[], Env]:
-    tries: Counter[str] = Counter()
-    return lambda: kind(tries)
-
-
-def scenario(name: str, *events: str, earlier: Sequence[Sequence[str]] = ()) -> Scenario:
-    return Scenario("toy", "train", name, {"events": events, "earlier": earlier})
-
-
-def speak(prompt: str, request: Request) -> str:
-    return f"Thought: {request.seed % 97} Action: go {draw(request, [f'{i:02}' for i in range(90)])}"
 
 
 def one(*events: str, earlier: Sequence[Sequence[str]] = (), **changes: Any) -> Episode:
@@ -88,10 +34,6 @@ def one(*events: str, earlier: Sequence[Sequence[str]] = (), **changes: Any) -> 
         ScriptedEngine(speak), toy(), [scenario("s", *events, earlier=earlier)], ROLES, replace(SETTINGS, **changes)
     )
     return episode
-
-
-def without_time(episode: Episode) -> Episode:
-    return replace(episode, seconds=0.0, turns=tuple(replace(t, seconds=0.0) for t in episode.turns))
 
 
 @pytest.mark.parametrize(
@@ -181,17 +123,6 @@ def test_another_attempt_draws_other_replies() -> None:
 def test_a_policy_engine_that_is_down_ends_the_stage() -> None:
     with pytest.raises(EngineUnavailable):
         rollout(ScriptedEngine(speak, fail_on=[2]), toy(), [scenario("s", "say", "win")], ROLES, SETTINGS)
-
-
-MIXED = [
-    scenario("a", "say", "say", "win"),
-    scenario("b", "lose"),
-    scenario("c", "malformed", "malformed"),
-    scenario("d", *["say"] * 5),
-    scenario("e", "win", earlier=[["say", "raise"]]),
-    scenario("f", "reset raise"),
-    scenario("g", "say", "win"),
-]
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 100])

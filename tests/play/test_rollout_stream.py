@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import islice
 
 import pytest
-from test_rollout import MIXED, ROLES, SETTINGS, Toy, scenario, speak, toy, without_time
+from rollout_play import MIXED, ROLES, SETTINGS, Toy, scenario, speak, toy, without_time
 
 from stages.frame.types import EngineUnavailable, Message, More, Outcome, Replies, Request, Scenario, Step
 from stages.llm.metered import Metered

@@ -22,7 +22,8 @@ from stages.frame.sections import TaskConfig
 from stages.frame.types import UsageError
 from stages.store import contents as named
 from stages.store.contents import code_hash, contents, path_hash
-from stages.store.execute import Workspace, stage_fingerprint
+from stages.store.execute import stage_fingerprint
+from stages.store.workspace import Workspace
 
 STAGE = Stage("source", 1, ToyConfig, inputs=(), roles=(), run=lambda context: Outputs({}), shared=("task", "model"))
 MODEL_ONLY = replace(STAGE, shared=("model",))

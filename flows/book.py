@@ -1,0 +1,175 @@
+"""The parent run of a pipeline: what it says of itself, its curves, and the summary that a killed run is shown and rerun from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from flows import telling
+from flows.registry import METHODS
+from stages.frame.types import TurnwiseError
+from stages.store.notes import run_link
+from stages.store.runs import NOTE
+
+if TYPE_CHECKING:
+    from flows.presets import RunConfig
+    from flows.telling import Asked
+    from stages.store.models import Version
+    from stages.store.tracking import Status
+    from stages.store.workspace import StageRun, Workspace
+
+EXPERIMENT = "pipeline"
+SUMMARY = "summary.json"  # artifact of the parent run: what `--json` prints
+WIN_RATE = "evaluate/win_rate"
+CURVE = "agent"
+"""Before the slash in the names of the two curves that a reader wants first. MLflow groups charts by what stands before a metric's last slash, in the order
+of the alphabet, and within a group likewise; the names of stages come later."""
+TOTALS = (
+    "stages_s",
+    "cpu_s",
+    "episodes",
+    "env_steps",
+    "generated_tokens",
+)  # the four axes of cost, summed over the iterations; evaluation is left out
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What one iteration came to. win_rate and its 95 % interval are of the validation split; None where not evaluated."""
+
+    iteration: int
+    runs: Mapping[str, str]  # stage -> run id
+    metrics: Mapping[str, float]
+    seconds: float  # of the stages' own work, evaluation left out; a reused stage counts what it took when it ran
+    reused: tuple[str, ...] = ()
+    cpu_s: float = 0.0  # as seconds, but processor time
+
+    @property
+    def win_rate(self) -> float | None:
+        return self.metrics.get(WIN_RATE)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A whole run, as `turnwise run --json` prints it."""
+
+    run_id: str
+    preset: str
+    status: str
+    seconds: float
+    base: Mapping[str, Any] = field(default_factory=dict)  # the base model on the test split
+    final: Mapping[str, Any] = field(default_factory=dict)  # the best adapter on the test split
+    iterations: Sequence[Mapping[str, Any]] = ()
+
+
+def outcome(evaluated: StageRun) -> dict[str, Any]:
+    """The metrics of one evaluation, named as `--json` prints them: win_rate, win_low, win_high and the rest."""
+    return {key.removeprefix("evaluate/"): value for key, value in evaluated.metrics.items()}
+
+
+def open_book(run: RunConfig, workspace: Workspace, asked: Asked) -> Book:
+    """Start the parent run, which tells from now on what it is."""
+    from stages.store.notes import code_version
+
+    name, commit = telling.run_name(run, asked), code_version()
+    source = {
+        "mlflow.source.name": asked.command,
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.git.commit": commit["git_commit"],
+    }
+    note = telling.note(run, asked, commit, Summary("", run.preset, "RUNNING", 0.0), workspace.tracking.link)
+    tags = {
+        "preset": run.preset,
+        "method": run.method,
+        "seed": str(run.seed),
+        **commit,
+        **(source if asked.command else {}),
+        **asked.tags,
+        NOTE: note,
+    }
+    run_id = workspace.tracking.start(EXPERIMENT, name, tags)
+    return Book(run, workspace, asked, commit, Summary(run_id, run.preset, "RUNNING", 0.0))
+
+
+class Book:
+    """The parent run's curves and its summary, kept up to date so that a killed run can be shown and rerun from."""
+
+    def __init__(
+        self, run: RunConfig, workspace: Workspace, asked: telling.Asked, commit: Mapping[str, str], summary: Summary
+    ) -> None:
+        self.run, self.asked, self.commit, self.summary = run, asked, commit, summary
+        self._tracking = workspace.tracking
+        self._model: Version | None = None
+        self._started = time.perf_counter()
+        self._totals = dict.fromkeys(TOTALS, 0.0)
+
+    @property
+    def note(self) -> str:
+        return telling.note(self.run, self.asked, self.commit, self.summary, self._tracking.link, self._model)
+
+    def register(self) -> None:
+        """Make the final adapter a version of the preset's registered model."""
+        final, run_id = self.summary.final, self.summary.run_id
+        text = f"The adapter of {run_link(METHODS[self.run.method][-1], final['adapter'], self._tracking.link)}, chosen by {run_link(EXPERIMENT, run_id, self._tracking.link)}."
+        figures = telling.figures(self.run, self.asked, self.commit, self.summary)
+        self._model = self._tracking.register(
+            self.run.preset or EXPERIMENT, run_id, (final["adapter"], "adapter"), figures=figures, note=text
+        )
+
+    def put(self, **changes: Any) -> None:
+        self.summary = replace(self.summary, seconds=round(time.perf_counter() - self._started, 3), **changes)
+        self._tracking.write_json(self.summary.run_id, SUMMARY, asdict(self.summary))
+        for part, tested in ((part, changes[part]) for part in ("base", "final") if part in changes):
+            numbers = {f"{part}/{key}": value for key, value in tested.items() if isinstance(value, float)}
+            self._tracking.log(
+                self.summary.run_id,
+                {f"{CURVE}/win_rate_on_test": tested["win_rate"], **numbers},
+                tested.get("iteration", -1) + 1,
+            )
+
+    def add(self, row: Iteration) -> None:
+        """An iteration's metrics at step iteration + 1, with running totals, so that win rates can be drawn against
+        cost.
+        """
+        plain = {
+            "iteration": row.iteration,
+            **outcome_of(row),
+            "seconds": round(row.seconds, 3),
+            "reused": list(row.reused),
+            "runs": dict(row.runs),
+        }
+        self._totals["stages_s"] += row.seconds if row.iteration >= 0 else 0.0  # the base model's is an evaluation
+        self._totals["cpu_s"] += row.cpu_s
+        for key, value in row.metrics.items():
+            stage, _, what = key.partition("/")
+            if what in TOTALS and stage != "evaluate":
+                self._totals[what] += value
+        totals = {f"{EXPERIMENT}/{key}": value for key, value in self._totals.items()}
+        first = {} if row.win_rate is None else {f"{CURVE}/win_rate": row.win_rate}
+        self._tracking.log(self.summary.run_id, {**first, **row.metrics, **totals}, row.iteration + 1)
+        self.put(iterations=[*self.summary.iterations, {**plain, "metrics": {**row.metrics, **totals}}])
+
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        run_id = self.summary.run_id
+        try:
+            yield
+            self.put(status="FINISHED")
+            self._tracking.note(run_id, self.note)
+            self._tracking.finish(run_id)
+        except BaseException as error:
+            status: Status = "FAILED" if isinstance(error, Exception) else "KILLED"
+            # The disk that stopped a stage may stop this too: then the run stays RUNNING until its process is found
+            # gone.
+            with suppress(TurnwiseError, OSError):
+                self.put(status=status)
+                self._tracking.note(run_id, self.note)
+                self._tracking.finish(run_id, status, f"{type(error).__name__}: {error}")
+            raise
+
+
+def outcome_of(row: Iteration) -> dict[str, Any]:
+    return {key: row.metrics.get(f"evaluate/{key}") for key in ("win_rate", "win_low", "win_high")}
