@@ -212,6 +212,17 @@ class UsageError(TurnwiseError):
     """The command, a config key or a file that the user named is wrong (exit code 2)."""
 
 
+class ChatRefused(UsageError):
+    """The chat template of the user's model refuses messages, for the reason that it gives."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = " ".join(reason.split()) or "no reason given"
+        super().__init__(
+            f"model.path: wanted a chat template that takes a system message and turns of user and assistant, found one "
+            f"that refuses such a chat ({self.reason}); use a model with another template"
+        )
+
+
 class MissingInput(TurnwiseError):
     """A stage lacks rows or artifacts that an earlier stage should have left."""
 

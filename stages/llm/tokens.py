@@ -10,7 +10,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from stages.frame.types import EngineUnavailable, Message, Request, UsageError
+from stages.frame.types import ChatRefused, EngineUnavailable, Message, Request, UsageError
 
 
 def check_folder(path: str) -> None:
@@ -69,14 +69,12 @@ class ChatTokenizer:
 
     def encode_all(self, chats: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
         """Token ids of each chat, ready for the assistant's next reply. A fast tokenizer shares what is new out among
-        the machine's cores.
+        the machine's cores. Raises ChatRefused where the chat template does.
         """
         if not chats:
             return []
         fast = self._fast
-        rendered = self.tokenizer.apply_chat_template(
-            [list(chat) for chat in chats], add_generation_prompt=True, tokenize=fast is None, return_dict=False
-        )
+        rendered = self._rendered(chats, tokenize=fast is None)
         if fast is None:
             return [tuple(ids) for ids in rendered]
         if self._cut is None:
@@ -90,6 +88,16 @@ class ChatTokenizer:
             self.kept_ids[piece] = found.ids
             self._n_kept += len(self.kept_ids[piece])
         return [tuple(chain.from_iterable(map(self.kept_ids.__getitem__, chat))) for chat in pieces]
+
+    def _rendered(self, chats: Sequence[Sequence[Message]], *, tokenize: bool) -> Any:
+        from jinja2 import TemplateError
+
+        try:
+            return self.tokenizer.apply_chat_template(
+                [list(chat) for chat in chats], add_generation_prompt=True, tokenize=tokenize, return_dict=False
+            )
+        except TemplateError as error:
+            raise ChatRefused(str(error.message)) from None
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, without special ones."""
