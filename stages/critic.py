@@ -128,6 +128,6 @@ def priority_rows(losses: dict[tuple[Any, ...], tuple[float, int]]) -> list[Row]
 
 
 STAGE = Stage(
-    "critic", 2, CriticConfig, inputs=("targets", "collect", "refine", "distill"), roles=(), run=run,
+    "critic", 3, CriticConfig, inputs=("targets", "collect", "refine", "distill"), roles=(), run=run,
     outputs=("priorities", "adapter/", "target/"),
 )  # fmt: skip

@@ -177,7 +177,7 @@ def with_kl(coef: float, *, autocast: bool = False) -> Any:
 
 STAGE = Stage(
     "distill",
-    2,
+    3,
     DistillConfig,
     inputs=("refine", "targets", "critic"),
     roles=(),

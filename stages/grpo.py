@@ -115,8 +115,7 @@ def run(context: Context) -> Outputs:
 def clipped_loss(
     model: Any, part: Turns, config: GrpoConfig, gaps: dict[Turn, dict[str, float]]
 ) -> tuple[Tensor, dict[str, float]]:
-    """L of one pass, and its metrics with the tokens that each is a mean of; the losses of a step's passes add up to
-    that of the step.
+    """L of one pass, and its metrics; the losses of a step's passes add up to that of the step.
 
     gaps: takes in those of the turns of the stage's first step."""
     with half(part.batch.ids.device, config.autocast):
@@ -126,7 +125,7 @@ def clipped_loss(
             turn_gaps([part.first[row] for row in rows_K.tolist()], part.old_log_probs_K.tolist(), log_probs_K.tolist())
         )
     # A row is a turn; divided by the number of tokens, the sum over them is their mean.
-    value, metrics = turn_ppo_clip(
+    return turn_ppo_clip(
         log_probs_K,
         part.old_log_probs_K,
         rows_K,
@@ -135,7 +134,6 @@ def clipped_loss(
         ratio="token",
         normaliser=part.normaliser,
     )
-    return value, metrics | {f"count/{name}": float(len(log_probs_K)) for name in metrics}
 
 
 def episode_advantages(episodes: list[Row]) -> dict[str, float]:
@@ -170,5 +168,5 @@ def step_batches(
 
 
 STAGE = Stage(
-    "grpo", 2, GrpoConfig, inputs=("collect", "grpo"), roles=(), run=run, outputs=("certificates", "adapter/")
+    "grpo", 3, GrpoConfig, inputs=("collect", "grpo"), roles=(), run=run, outputs=("certificates", "adapter/")
 )

@@ -105,4 +105,4 @@ def told_ids(context: Context, lived: Sequence[Transition], drawn: Sequence[Tran
     ]
 
 
-STAGE = Stage("rft", 2, RftConfig, inputs=("collect", "rft"), roles=(), run=run, outputs=("adapter/",))
+STAGE = Stage("rft", 3, RftConfig, inputs=("collect", "rft"), roles=(), run=run, outputs=("adapter/",))

@@ -200,7 +200,7 @@ def turn_ppo_clip(
     (J,); Z = normaliser, see `loss_normaliser`. Gradients flow into log_probs_K only.
     Metrics: ratio_mean, ratio_max and clip_frac over the ratios, kl_old = mean_t (exp(l_t) - 1 - l_t), gap_mean and
     gap_max of |l_t|: before the first step of an iteration, where the weights are those that sampled, by how much the
-    engine and the trainer disagree.
+    engine and the trainer disagree. "count/<name>": how many ratios, or tokens, the mean <name> is of.
     Where a ratio overflows and A < 0, the loss is infinite, for `fit` to refuse; where A >= 0 it is clipped and the
     gradient 0, never NaN.
     Raises ValueError on shapes that do not fit, a turn without tokens, old log-probs that are not finite, Z <= 0 or
@@ -228,10 +228,14 @@ def turn_ppo_clip(
     metrics = {
         "ratio_mean": float(seen.mean()),
         "ratio_max": float(seen.max()),
-        "clip_frac": float((seen != seen.clamp(1 - clip, 1 + clip)).float().mean()),
+        "clip_frac": float((seen != seen.clamp(1 - clip, 1 + clip)).sum()) / len(seen),
         "kl_old": float((token.exp() - 1 - token).mean()),
         "gap_mean": float(token.abs().mean()),
         "gap_max": float(token.abs().max()),
+        "count/ratio_mean": float(len(seen)),
+        "count/clip_frac": float(len(seen)),
+        "count/kl_old": float(len(token)),
+        "count/gap_mean": float(len(token)),
     }
     return loss, metrics
 

@@ -30,7 +30,9 @@ from stages.learn.shadow_flex import FlexLayout, flex_layout_of
 from stages.learn.shadow_layout import Layout, layout_of
 from stages.learn.value_head import ValueHead, episode_pass
 from stages.train.training import MAX_GAP, OptimConfig, half
+from stages.train.training import of_step as means_of_step
 
+MOMENTS = ("n", "r", "rr", "e", "ee")  # see `moments`
 CRITIC = "critic"  # name of the second adapter, where actor and critic have one each
 
 
@@ -212,7 +214,9 @@ def joint_loss(
         "entropy": entropy,
     }
     metrics["kl_base"] = float(found.kl_K.detach().mean())
-    metrics |= {"tokens": float(len(found.log_probs_K)), **moments(found.values_BM.detach(), row, config)}
+    tokens = float(len(found.log_probs_K))
+    metrics |= {"tokens": tokens, "count/entropy": tokens, "count/kl_base": tokens}
+    metrics |= moments(found.values_BM.detach(), row, config)
     if not config.has_critic:
         metrics = {name: value for name, value in metrics.items() if not name.startswith("value_loss")} | {"n": 0.0}
     # By the same normaliser as the actor's sum, so that the coefficient is in units of reward.
@@ -237,19 +241,17 @@ def moments(values_BM: Tensor, row: PackedRow, config: SelfAcConfig) -> dict[str
 
 
 def of_step(parts: list[dict[str, float]]) -> dict[str, float]:
-    """Metrics of a step from those of its rows. Losses are divided by the step's counts already, so they add up; the
-    rest are means over tokens.
+    """Metrics of a step from those of its rows. Losses are divided by the step's counts already, so they add up, as
+    do tokens; the rest are means over what each counts.
     """
-    tokens = sum(part["tokens"] for part in parts)
-    losses = [name for name in parts[0] if name.startswith(("value_loss", "actor_loss"))]
-    found = {name: sum(part[name] for part in parts) for name in losses}
-    means = ("ratio_mean", "clip_frac", "kl_old", "gap_mean", "kl_base", "entropy")
-    found |= {name: sum(part["tokens"] * part[name] for part in parts) / tokens for name in means}
-    n, r, rr, e, ee = (sum(part[name] for part in parts) for name in ("n", "r", "rr", "e", "ee"))
+    sums = [name for name in parts[0] if name.startswith(("value_loss", "actor_loss")) or name == "tokens"]
+    found = {name: sum(part[name] for part in parts) for name in sums}
+    n, r, rr, e, ee = (sum(part[name] for part in parts) for name in MOMENTS)
     variance = rr / n - (r / n) ** 2 if n else 0.0
     if variance > 1e-12:
         found["explained_variance"] = 1 - (ee / n - (e / n) ** 2) / variance
-    return found | {name: max(part[name] for part in parts) for name in ("ratio_max", "gap_max")} | {"tokens": tokens}
+    rest = [{name: part[name] for name in part if name not in (*sums, *MOMENTS)} for part in parts]
+    return found | means_of_step(rest)
 
 
 def page(found: Pass, part: Part, config: SelfAcConfig, actor_loss: float) -> dict[str, list[Any]]:

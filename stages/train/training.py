@@ -287,19 +287,27 @@ def mixed_nll(
 
 
 def of_step(parts: list[dict[str, float]]) -> dict[str, float]:
-    """Metrics of a step from those of its passes; "count/<name>" weighs <name> and goes, and of names that end in
-    "_max" the largest counts.
+    """Metrics of a step from those of its passes: means, in which "count/<name>" weighs <name>, without it all alike;
+    of names that end in "_max" the largest. "count/<name>" adds up, for `fit_metrics` to weigh the step.
     """
-    names = {name: None for part in parts for name in part if not name.startswith("count/")}
-    found = {}
-    for name in names:
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
         having = [part for part in parts if name in part]
-        if len(having) == 1 or name.endswith("_max"):
-            found[name] = max(part[name] for part in having)
-            continue
-        counts = [part.get(f"count/{name}", 1.0) for part in having]
-        found[name] = sum(c * part[name] for c, part in zip(counts, having, strict=True)) / max(sum(counts), 1e-9)
+        if name.startswith("count/"):
+            found[name] = sum(part[name] for part in having)
+        else:
+            found[name] = max(part[name] for part in having) if name.endswith("_max") else weighted(name, having)
     return found
+
+
+def weighted(name: str, parts: Sequence[Mapping[str, float]]) -> float:
+    """Mean of a metric over passes or steps that all have it, each weighed by its "count/<name>", 1 where there is
+    none.
+    """
+    if len(parts) == 1:
+        return parts[0][name]  # as it is: a product with its count and back would round it
+    counts = [part.get(f"count/{name}", 1.0) for part in parts]
+    return sum(c * part[name] for c, part in zip(counts, parts, strict=True)) / max(sum(counts), 1e-9)
 
 
 @torch.no_grad()
@@ -350,9 +358,11 @@ def check_gap(stage: str, history: Sequence[Mapping[str, float]], allowed: float
 
 
 def fit_metrics(stage: str, history: list[dict[str, float]]) -> dict[str, float]:
-    """First and last values of a fit, and its number of steps; no steps, no losses."""
+    """First values of a fit, means of the last five steps, each weighed by what it counts, and the number of steps; no
+    steps, no losses.
+    """
     metrics = {f"{stage}/steps": float(len(history))}
-    for name in sorted({name for step in history for name in step}):
-        values = [step[name] for step in history if name in step]
-        metrics[f"{stage}/{name}_first"], metrics[f"{stage}/{name}"] = values[0], sum(values[-5:]) / len(values[-5:])
+    for name in sorted({name for step in history for name in step if not name.startswith("count/")}):
+        having = [step for step in history if name in step]
+        metrics[f"{stage}/{name}_first"], metrics[f"{stage}/{name}"] = having[0][name], weighted(name, having[-5:])
     return metrics
