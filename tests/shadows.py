@@ -41,9 +41,9 @@ def tiny(kind: str, **changes: Any) -> Any:
         "eos_token_id": 1,
     }
     torch.manual_seed(0)
-    return getattr(transformers, f"{kind}ForCausalLM")(
-        getattr(transformers, f"{kind}Config")(**(config | changes))
-    ).eval()
+    # Of a family that also sees, the config of its text part.
+    shape = getattr(transformers, f"{kind}TextConfig", None) or getattr(transformers, f"{kind}Config")
+    return getattr(transformers, f"{kind}ForCausalLM")(shape(**(config | changes))).eval()
 
 
 def with_adapter(kind: str = "Llama", **changes: Any) -> Any:

@@ -11,7 +11,7 @@ touched.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -136,11 +136,15 @@ def check_masks(model: Any, critic_ids: Sequence[int], *, length: int = 48) -> N
     attention: the visible tokens' states must not know of the shadows, nor a critic prompt's last state of anything but
     its own state.
     Largest |difference| up to 1e-3 of the largest |state| passes in fp32, 5e-2 in 16 bits; what ignores mask or
-    positions is far off.
+    positions is far off. What only long episodes, or only training would show is refused by its config field.
     A sliding window longer than `length` shows only when an episode outgrows it: then `shadow_forward` refuses.
     """
     critic = tuple(critic_ids) or (1,)
     base = base_of(model)
+    for field, value, reason in unfit_fields(base.config.get_text_config()):
+        raise UsageError(
+            f"model.path: wanted a model whose packed row equals separate passes, found {field} = {value!r} in its config: {reason}"
+        )
     training = [m for m in model.modules() if m.training]
     model.eval()
     try:
@@ -169,6 +173,25 @@ def check_masks(model: Any, critic_ids: Sequence[int], *, length: int = 48) -> N
             f"wanted a model whose packed row equals separate passes, found {type(base).__name__} off by {off:.1%} (allowed {allowed:.1%}): "
             "it does not follow the mask or the positions it is given, or scales its logits; use another model"
         )
+
+
+def unfit_fields(config: Any) -> Iterator[tuple[str, Any, str]]:
+    """(field, value, why and what to do) of what a model's config asks for and no packed row gives."""
+    other = "use another model"
+    rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    layers = {f".{name}": of for name, of in rope.items() if isinstance(of, Mapping)}  # those of each kind of layer
+    for name, parameters in (layers or {"": rope}).items():
+        kind = str(parameters.get("rope_type", ""))
+        if kind == "longrope" or "dynamic" in kind:
+            reason = "the longest position of a pass decides how all of its positions are rotated"
+            yield f"rope_parameters{name}.rope_type", kind, f"{reason}; {other}"
+    if chunk := getattr(config, "attention_chunk_size", None):
+        yield "attention_chunk_size", chunk, f"the mask carries the chunks, and a packed row has no mask; {other}"
+    for name, value in config.to_dict().items():
+        # Those of a classifier's head and of GPT-2's summary are of no use to a language model.
+        drops = "dropout" in name or name.endswith(("_pdrop", "layerdrop"))
+        if drops and not name.startswith(("classifier", "summary", "seq_classif")) and isinstance(value, float) and value:
+            yield name, value, "no two passes in training would give a token one log-prob; set it to 0 in config.json"
 
 
 def largest_difference(model: Any, critic: tuple[int, ...], length: int) -> float:

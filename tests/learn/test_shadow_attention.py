@@ -177,6 +177,11 @@ def test_llama_and_qwen_pass_the_check_and_keep_their_mode(kind: str) -> None:
     check_masks(shadows.tiny(kind).bfloat16(), CRITIC)
 
 
+NO_DROPOUT = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "layerdrop"), 0.0)
+ROPE = {"rope_theta": 1e4, "factor": 4.0}
+LONG = ROPE | {
+    "rope_type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [4.0, 8.0], "original_max_position_embeddings": 64,
+}  # fmt: skip
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a sliding window": (
         lambda: shadows.tiny("Mistral", sliding_window=8),
@@ -188,13 +193,44 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "recurrent layers": (lambda: shadows.tiny("RecurrentGemma"), "found RecurrentGemmaForCausalLM off by"),
     "its own attention": (
-        lambda: shadows.tiny("XGLM", d_model=16, num_layers=2, attention_heads=2, ffn_dim=8),
+        lambda: shadows.tiny("XGLM", d_model=16, num_layers=2, attention_heads=2, ffn_dim=8, **NO_DROPOUT),
         "whose attention can be replaced, found XGLM",
     ),
     "scaled logits": (lambda: shadows.tiny("Granite", logits_scaling=4.0), "found GraniteForCausalLM off by"),
     "capped logits": (
         lambda: shadows.tiny("Gemma2", final_logit_softcapping=2.0, layer_types=["full_attention"] * 2),
         "found Gemma2ForCausalLM off by",
+    ),
+    "rotary frequencies by length": (
+        lambda: shadows.tiny("Llama", rope_parameters=ROPE | {"rope_type": "dynamic"}, max_position_embeddings=64),
+        "found rope_parameters.rope_type = 'dynamic' in its config",
+    ),
+    "two sets of them": (
+        lambda: shadows.tiny("Llama", rope_parameters=LONG),
+        "found rope_parameters.rope_type = 'longrope' in its config",
+    ),
+    "two sets, in its older file": (
+        lambda: shadows.tiny("Llama", rope_scaling=LONG),
+        "found rope_parameters.rope_type = 'longrope' in its config",
+    ),
+    "two sets in one kind of layer": (
+        lambda: shadows.tiny(
+            "Gemma3",
+            rope_parameters={"full_attention": LONG, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
+        ),
+        "found rope_parameters.full_attention.rope_type = 'longrope' in its config",
+    ),
+    "chunks": (
+        lambda: shadows.tiny("Llama4", num_local_experts=2, attention_chunk_size=64, pad_token_id=0),
+        "found attention_chunk_size = 64 in its config",
+    ),
+    "dropout of Llama": (
+        lambda: shadows.tiny("Llama", attention_dropout=0.1),
+        "found attention_dropout = 0.1 in its config",
+    ),
+    "dropout of Phi": (
+        lambda: shadows.tiny("Phi3", resid_pdrop=0.2, pad_token_id=0),
+        "found resid_pdrop = 0.2 in its config",
     ),
     "another body": (lambda: shadows.tiny("GPTNeoX"), "found GPTNeoXForCausalLM ("),
 }
@@ -222,3 +258,36 @@ def test_a_window_that_an_episode_outgrows_later_is_refused_then() -> None:
     check_masks(model, CRITIC)
     with pytest.raises(UsageError, match="found a sliding window of 64"):
         values_of(model, [make_episode(20, 0)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("Llama", {"rope_parameters": ROPE | {"rope_type": "dynamic"}, "max_position_embeddings": 64}),
+        ("Llama", {"rope_parameters": LONG}),
+        ("Llama4", {"num_local_experts": 2, "attention_chunk_size": 64, "pad_token_id": 0}),
+        ("Llama", {"attention_dropout": 0.1}),
+    ],
+)
+def test_what_is_refused_by_its_field_gives_other_values_in_a_packed_row(kind: str, changes: dict[str, Any]) -> None:
+    """At 86 positions, past the 64 of the config; dropout in training mode, where it shows at any length."""
+    model, episodes = shadows.tiny(kind, **changes), [make_episode(20, 0)]
+    model.train("attention_dropout" in changes)
+    head = make_head(model)
+    packed, apart = shadows.packed(model, head, episodes), shadows.separate(model, head, episodes, CRITIC)
+    assert float((packed.values - apart.values).detach().abs().max()) > 0.1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_parameters": ROPE | {"rope_type": "linear"}},
+        {"rope_parameters": ROPE | {"rope_type": "yarn", "original_max_position_embeddings": 1024}},
+        {"rope_parameters": ROPE | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 1024}},
+        {"classifier_dropout": 0.1},
+    ],
+)  # fmt: skip
+def test_rotary_scaling_that_a_pass_does_not_change_and_a_classifier_s_dropout_pass_the_check(
+    changes: dict[str, Any],
+) -> None:
+    check_masks(shadows.tiny("Llama", **changes), CRITIC)
