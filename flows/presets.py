@@ -9,6 +9,7 @@ right one.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -20,7 +21,7 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 from flows import registry
 from stages.envs import nearest
 from stages.frame.contract import Config
-from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig
+from stages.frame.sections import NOT_A_URL, ModelConfig, RolesConfig, TaskConfig
 from stages.frame.types import UsageError
 
 FOLDER = Path(__file__).parent / "presets"
@@ -169,11 +170,11 @@ def _apply(values: dict[str, Any], item: str) -> None:
     key, equals, text = item.partition("=")
     *parents, last = key.strip().split(".")
     if not equals or not last or not all(parents):
-        raise UsageError(f"--set {item}: wanted section.key=value, for example --set critic.lr=1e-4.")
+        raise UsageError(f"--set {_shown(item)}: wanted section.key=value, for example --set critic.lr=1e-4.")
     for name in parents:
         inner = values.setdefault(name, {})
         if not isinstance(inner, dict):
-            raise UsageError(f"--set {item}: {name!r} is a value and has no keys.")
+            raise UsageError(f"--set {_shown(item)}: {name!r} is a value and has no keys.")
         values = inner
     try:
         values[last] = tomllib.loads(f"value = {text}")["value"]
@@ -188,11 +189,18 @@ def _sentence(error: ValidationError) -> str:
     key = ".".join(path)
     if first["type"] != "extra_forbidden":
         reason = first["msg"][:1].lower() + first["msg"][1:]
-        return f"{key}: {reason}; found {str(first['input'])[:SHOWN]!r}."
+        if first["type"] == NOT_A_URL:
+            return f"{key}: {reason}."
+        return f"{key}: {reason}; found {_shown(str(first['input']))!r}."
     what = "section or key" if len(path) == 1 else "key"
     same_name = [name for name in _keys(run_config()) if name.endswith(f".{path[-1]}")]
     meant = f"; did you mean {' or '.join(same_name)}?" if same_name else _meant(path[-1], _section(path[:-1]))
     return f"There is no {what} {key!r}{meant}"
+
+
+def _shown(text: str) -> str:
+    """The beginning of what a user wrote, as an error quotes it: without what may be a URL's password."""
+    return re.sub(r"//.*@", "//***@", text, flags=re.DOTALL)[:SHOWN]
 
 
 def _meant(word: str, section: type[BaseModel]) -> str:

@@ -22,9 +22,11 @@ POLICY_STAGES = ("distill", "rft", "grpo", "self_ac")
 
 
 class Config(BaseModel):
-    """Base of every config section: frozen, and an unknown key is an error."""
+    """Base of every config section: frozen, and an unknown key is an error. An error's text quotes no value: it may be
+    a secret.
+    """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,36 @@ A stage declares in `Stage.shared` which of them it reads; only those enter its 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from stages.frame.contract import Config, TaskOptions
 
 Agent = Literal["react", "cot"]
+
+NOT_A_URL = "base_url"
+"""Type of the error that `base_url` raises. Whoever tells it leaves the value out."""
+
+
+def base_url(url: str) -> str:
+    """`url`, if it is the base URL of a server, as urlsplit reads one, and holds no secret: what is in a config is stored
+    with every run. Raises PydanticCustomError, a ValueError that does not quote it.
+    """
+    try:
+        parts = urlsplit(url)
+        told = parts.scheme in ("http", "https") and parts.hostname
+    except ValueError:
+        told = None
+    # Anywhere: a password may hold a slash, and then stands where a path does.
+    if not told or any(letter in url for letter in "@?#"):
+        raise PydanticCustomError(
+            NOT_A_URL,
+            "wanted a base URL such as http://127.0.0.1:8000/v1, without user name or query; a key goes into OPENAI_API_KEY",
+        )
+    return url
 
 
 class TaskConfig(Config):
@@ -47,6 +70,11 @@ class TaskConfig(Config):
         256, ge=1, description="Longest answer of an oracle, or line of a simulated user. [ours]"
     )
 
+    @field_validator("oracle_url")
+    @classmethod
+    def _no_secret(cls, url: str) -> str:
+        return base_url(url) if url else url
+
 
 class ModelConfig(Config):
     """The one model behind all roles, and its adapter."""
@@ -74,6 +102,13 @@ class ModelConfig(Config):
     lora_rank: int = Field(32, ge=1, description="Rank of the LoRA adapter. [ours]")
     lora_alpha: float = Field(64.0, gt=0, description="LoRA scale is alpha / rank. [ours]")
     gen_batch: int = Field(256, ge=1, description="Requests decoded together by engine = hf. [ours]")
+
+    @field_validator("url")
+    @classmethod
+    def _no_secret(cls, url: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if isinstance(url, str):
+            return base_url(url) if url else url
+        return tuple(map(base_url, url))
 
 
 class RolesConfig(Config):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from stages.frame.loops import event_loop
+from stages.frame.sections import base_url
 from stages.frame.types import EngineUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -51,13 +52,15 @@ class Endpoint:
     def __init__(self, url: str, *, timeout_s: float, retries: int, concurrency: int, key: str = URL_KEY) -> None:
         self._hint = f"Is the server up, and is {key} right?"
         self._key = os.environ.get("OPENAI_API_KEY", "")
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
-            raise UsageError(f"{key}: wanted a base URL such as http://127.0.0.1:8000/v1, without user name or query.")
-        self._local = _is_loopback(parts.hostname)
+        try:
+            parts = urlsplit(base_url(url))
+        except ValueError as error:
+            raise UsageError(f"{key}: {error}.") from None
+        host = parts.hostname or ""
+        self._local = _is_loopback(host)
         if self._key and parts.scheme == "http" and not self._local:
             raise UsageError(
-                f"{key}: OPENAI_API_KEY would go over plain http to {parts.hostname}; use https, or unset the key if the server wants none."
+                f"{key}: OPENAI_API_KEY would go over plain http to {host}; use https, or unset the key if the server wants none."
             )
         self.name = parts.netloc
         self._url = url.rstrip("/") + ("/v1" if parts.path in ("", "/") else "")
