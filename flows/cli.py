@@ -102,7 +102,7 @@ def _add_running(commands: Any) -> None:
     _add_set(run)
     _add_run_options(run)
     what = "Estimate a run before it runs: steps, tokens, GPU memory and hours of every stage, and whether it fits."
-    plan = _command(commands, "plan", what, "turnwise plan demo --device h100", module="cost.estimate")
+    plan = _command(commands, "plan", what, "turnwise plan demo --device h100", module="cost.plan")
     plan.add_argument("preset", metavar="PRESET", help="name of a preset, or a path that ends in .toml")
     _add_set(plan)
     plan.add_argument(

@@ -2,7 +2,8 @@
 
 Modules:
 
-    estimate  `turnwise plan`: work, memory and hours of a run on a device, and whether it fits
+    plan      `turnwise plan`: the estimate of a preset, for a reader
+    estimate  work, memory and hours of a run on a device, and whether it fits
     workload  what a run would do, counted from its config: prompts, tokens, steps
     lengths   what only a run can tell of itself, assumed before it runs
     shapes    shapes of models and data sheets of devices, as far as cost goes

@@ -15,8 +15,9 @@ from benchmarks.counts import attention_flops, causal_pairs, matmul_flops
 from benchmarks.passes import RANK, backward, grpo_loss, grpo_row, made_up, random_policy, with_log_probs
 from benchmarks.plan_check import saved_bytes
 from flows import cli, presets
-from flows.cost.estimate import Machine, estimate, lines, train_flops
+from flows.cost.estimate import Machine, estimate, train_flops
 from flows.cost.lengths import assumed
+from flows.cost.plan import lines
 from flows.cost.shapes import DEVICES, KNOWN, read_shape, shape_of
 from flows.cost.workload import OF_STAGE, Rows, workload
 from flows.registry import METHODS
