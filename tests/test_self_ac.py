@@ -4,6 +4,8 @@ learn.
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +273,15 @@ def test_another_temperature_than_1_is_refused(bench: models.Bench) -> None:
     keep_episodes(bench)
     bench.roles = RolesConfig(policy_temperature=0.7)
     with pytest.raises(UsageError, match=r"roles.policy_temperature"):
+        run(bench)
+
+
+def test_a_base_with_dropout_is_refused_before_the_first_step(bench: models.Bench, tmp_path: Path) -> None:
+    bench.base = Path(shutil.copytree(bench.base, tmp_path / "drops"))
+    shape = json.loads((bench.base / "config.json").read_text())
+    (bench.base / "config.json").write_text(json.dumps(shape | {"attention_dropout": 0.1}))
+    keep_episodes(bench)
+    with pytest.raises(UsageError, match=r"model\.path: .*found attention_dropout = 0\.1 in its config"):
         run(bench)
 
 

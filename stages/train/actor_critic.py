@@ -250,7 +250,9 @@ def of_step(parts: list[dict[str, float]]) -> dict[str, float]:
     variance = rr / n - (r / n) ** 2 if n else 0.0
     if variance > 1e-12:
         found["explained_variance"] = 1 - (ee / n - (e / n) ** 2) / variance
-    rest = [{name: part[name] for name in part if name not in (*sums, *MOMENTS)} for part in parts]
+    # The variance explained within each row says nothing of that within the step.
+    apart = {*sums, *MOMENTS, "explained_variance"}
+    rest = [{name: part[name] for name in part if name not in apart} for part in parts]
     return found | means_of_step(rest)
 
 
