@@ -55,7 +55,7 @@ from stages.learn.adapter import base_of
 from stages.llm.metered import Metered
 from stages.store.execute import execute
 from stages.store.workspace import StageRun, Workspace
-from stages.train import training
+from stages.train import passes
 
 COUNTED = ("episodes", "prompts", "read", "generated", "trained", "predicted", "steps")
 SHIPPED = Path("data/base")
@@ -79,7 +79,7 @@ class Counting(Metered):
 @contextmanager
 def counting_losses(counts: Counter[str]) -> Iterator[None]:
     """Adds the tokens of every row that a gradient goes through."""
-    nll, credited = training.completion_nll, self_ac.credited_pass
+    nll, credited = passes.completion_nll, self_ac.credited_pass
 
     def of_rows(model: Any, batch: Any) -> Any:
         if torch.is_grad_enabled():
@@ -92,7 +92,7 @@ def counting_losses(counts: Counter[str]) -> Iterator[None]:
         return credited(model, head, part, config, **options)
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(training, "completion_nll", of_rows))
+        stack.enter_context(patch.object(passes, "completion_nll", of_rows))
         stack.enter_context(patch.object(self_ac, "credited_pass", of_episodes))
         yield
 

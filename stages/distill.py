@@ -25,21 +25,10 @@ from stages.learn.adapter import load_state, save_adapter, tensors_of, trainable
 from stages.learn.ema import ema_update
 from stages.learn.fit import adamw, fit
 from stages.learn.losses import kl_to_base
-from stages.train.training import (
-    MixedConfig,
-    TrainRow,
-    fit_metrics,
-    general_rows,
-    half,
-    mean_nll,
-    mixed_batches,
-    mixed_nll,
-    of_step,
-    pad_id,
-    target_rows,
-    trainable,
-    weighed,
-)
+from stages.train.history import fit_metrics, of_step
+from stages.train.model import MixedConfig, trainable
+from stages.train.passes import half, mean_nll, mixed_batches, mixed_nll, pad_id
+from stages.train.rows import TrainRow, general_rows, target_rows, weighed
 
 
 class DistillConfig(MixedConfig):

@@ -35,7 +35,7 @@ from stages.play.environment import environment
 from stages.play.rollout import GIVEN_UP, rollout, rollout_settings
 from stages.play.tally import check_environment, summary
 from stages.play.transitions import episode_rows
-from stages.train.training import read_jsonl
+from stages.train.rows import read_jsonl
 
 
 class EvaluateConfig(Config):

@@ -30,22 +30,11 @@ from stages.learn.certificate import Turn, cert_metrics, certificates, turn_gaps
 from stages.learn.fit import adamw, fit
 from stages.learn.losses import completion_log_probs, turn_ppo_clip
 from stages.play.transitions import trainable_episodes
-from stages.train.training import (
-    MAX_GAP,
-    PassConfig,
-    TrainRow,
-    by_length,
-    by_scenario,
-    check_gap,
-    check_temperature,
-    fit_metrics,
-    half,
-    make_part,
-    of_step,
-    pad_id,
-    relative_advantages,
-    trainable_policy,
-)
+from stages.train.history import fit_metrics, of_step
+from stages.train.model import PassConfig, trainable_policy
+from stages.train.on_policy import MAX_GAP, by_scenario, check_gap, check_temperature, relative_advantages
+from stages.train.passes import by_length, half, make_part, pad_id
+from stages.train.rows import TrainRow
 
 
 class GrpoConfig(PassConfig):

@@ -28,17 +28,10 @@ from stages.learn.adapter import save_adapter
 from stages.learn.fit import adamw, fit
 from stages.llm.tokens import ChatTokenizer
 from stages.play.transitions import Transition, transitions
-from stages.train.training import (
-    PassConfig,
-    TrainRow,
-    fit_metrics,
-    mixed_batches,
-    mixed_nll,
-    of_step,
-    pad_id,
-    reply_ids,
-    trainable_policy,
-)
+from stages.train.history import fit_metrics, of_step
+from stages.train.model import PassConfig, trainable_policy
+from stages.train.passes import mixed_batches, mixed_nll, pad_id
+from stages.train.rows import TrainRow, reply_ids
 
 
 class RftConfig(PassConfig):

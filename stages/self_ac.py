@@ -32,7 +32,9 @@ from stages.play.transitions import trainable_episodes
 from stages.store.tables import write_parquet
 from stages.train.actor_critic import CRITIC, Part, SelfAcConfig, credited_pass, joint_loss, of_step, page
 from stages.train.episode_steps import critic_prompt, steps, trainable_rows
-from stages.train.training import check_gap, check_temperature, fit_metrics, trainable_policy
+from stages.train.history import fit_metrics
+from stages.train.model import trainable_policy
+from stages.train.on_policy import check_gap, check_temperature
 
 CURVES = ("value_loss", "actor_loss", "explained_variance", "entropy", "grad_norm")
 

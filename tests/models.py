@@ -193,10 +193,10 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], tupl
     out.
     """
     from stages import grpo
-    from stages.train import training
+    from stages.train import passes
 
     trained: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-    for module, name in ((training, "completion_nll"), (grpo, "completion_log_probs")):
+    for module, name in ((passes, "completion_nll"), (grpo, "completion_log_probs")):
 
         def spy(model: Any, batch: Any, real: Any = getattr(module, name)) -> Any:
             if torch.is_grad_enabled():

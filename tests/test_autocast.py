@@ -20,7 +20,9 @@ from test_grpo import group_rows
 from stages import critic, distill, grpo, rft
 from stages.frame.contract import Config, Outputs, Stage
 from stages.learn.losses import completion_log_probs
-from stages.train.training import OptimConfig, TrainRow, half, make_part, trainable
+from stages.train.model import OptimConfig, trainable
+from stages.train.passes import half, make_part
+from stages.train.rows import TrainRow
 
 Filled = Callable[[Path, Path], models.Bench]
 

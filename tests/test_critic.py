@@ -19,7 +19,7 @@ from stages.frame.types import MissingInput, Outcome, UsageError
 from stages.learn.adapter import save_adapter, trainable_state
 from stages.learn.fit import fit
 from stages.play.transitions import episode_rows
-from stages.train.training import trainable
+from stages.train.model import trainable
 
 TARGETS = [
     models.successor_row(f"e{i}", f"Predict. {i} {'x' * (i % 4)}", f"Future: {'abc'[i % 3]} {i % 2}", turn=i % 2)

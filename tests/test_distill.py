@@ -18,7 +18,9 @@ from stages.frame.contract import Config, Outputs
 from stages.learn.adapter import save_adapter, trainable_state
 from stages.learn.fit import fit
 from stages.learn.losses import kl_to_base
-from stages.train.training import make_part, mean_nll, pad_id, target_rows, trainable, weighed
+from stages.train.model import trainable
+from stages.train.passes import make_part, mean_nll, pad_id
+from stages.train.rows import target_rows, weighed
 
 REFINED = [models.successor_row(f"p{i}", f"Desk. {i}", f"Action: {'abc'[i % 3]}", role="policy") for i in range(20)]
 TARGETS = [models.successor_row(f"e{i}", f"Predict. {i}", f"Future: {i % 2}") for i in range(6)]

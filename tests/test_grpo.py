@@ -27,7 +27,8 @@ from stages.llm.hf import HfEngine
 from stages.play.transitions import episode_rows
 from stages.train.actor_critic import SelfAcConfig, credited_pass, joint_loss
 from stages.train.episode_steps import steps, trainable_rows
-from stages.train.training import of_step, trainable
+from stages.train.history import of_step
+from stages.train.model import trainable
 
 TURNS = [("Action: check photo", "photo done."), ("Action: close phone", "phone done.")]
 

@@ -19,7 +19,7 @@ from stages.frame.types import Outcome, UsageError
 from stages.learn.adapter import save_adapter
 from stages.play.transitions import episode_rows
 from stages.rft import RftConfig, told_ids
-from stages.train.training import trainable
+from stages.train.model import trainable
 
 WIN = [("Action: check photo", "photo done."), ("mumble", "what?"), ("Action: close phone", "phone done. pass.")]
 LOSS = [("Action: check passport", "passport done."), ("Action: close email", "email done. fail.")]

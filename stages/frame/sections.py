@@ -5,7 +5,7 @@ A stage declares in `Stage.shared` which of them it reads; only those enter its 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator

@@ -190,7 +190,12 @@ def unfit_fields(config: Any) -> Iterator[tuple[str, Any, str]]:
     for name, value in config.to_dict().items():
         # Those of a classifier's head and of GPT-2's summary are of no use to a language model.
         drops = "dropout" in name or name.endswith(("_pdrop", "layerdrop"))
-        if drops and not name.startswith(("classifier", "summary", "seq_classif")) and isinstance(value, float) and value:
+        if (
+            drops
+            and not name.startswith(("classifier", "summary", "seq_classif"))
+            and isinstance(value, float)
+            and value
+        ):
             yield name, value, "no two passes in training would give a token one log-prob; set it to 0 in config.json"
 
 

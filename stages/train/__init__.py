@@ -2,7 +2,11 @@
 
 Modules:
 
-    training       rows to batches, an adapter opened for training
+    rows           training rows: a prompt and a completion each, and where they come from
+    passes         rows as steps, a step as passes, and the loss of a pass
+    model          the model opened for training, and the config that every stage with a gradient has
+    on_policy      what a policy gradient asks of the episodes that it learns from
+    history        metrics of passes, steps and stages: means, each weighed by what it counts
     actor_critic   the joint loss of Self-AC, GRPO and PPO: one pass, targets, advantages, both losses
     episode_steps  stored episodes to the packed rows of that loss
 """

@@ -29,8 +29,10 @@ from stages.learn.shadow_attention import body_pass
 from stages.learn.shadow_flex import FlexLayout, flex_layout_of
 from stages.learn.shadow_layout import Layout, layout_of
 from stages.learn.value_head import ValueHead, episode_pass
-from stages.train.training import MAX_GAP, OptimConfig, half
-from stages.train.training import of_step as means_of_step
+from stages.train.history import of_step as means_of_step
+from stages.train.model import OptimConfig
+from stages.train.on_policy import MAX_GAP
+from stages.train.passes import half
 
 MOMENTS = ("n", "r", "rr", "e", "ee")  # see `moments`
 CRITIC = "critic"  # name of the second adapter, where actor and critic have one each

@@ -22,7 +22,7 @@ from stages.learn.losses import loss_normaliser
 from stages.learn.shadow import BadEpisode, EpisodeIds, NotAPrefix, bins, pack, unbroken
 from stages.llm.roles import load_roles
 from stages.train.actor_critic import Part, SelfAcConfig
-from stages.train.training import by_scenario, relative_advantages
+from stages.train.on_policy import by_scenario, relative_advantages
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from stages.learn.adapter import (
 )
 from stages.learn.ema import ema_update
 from stages.llm.hf import check_adapter
-from stages.train.training import trainable
+from stages.train.model import trainable
 
 IDS = torch.tensor([[5, 9, 3, 8, 1]])
 

@@ -28,7 +28,7 @@ from stages.llm.scripted import ScriptedEngine
 from stages.llm.streams import once, signals_between_steps
 from stages.llm.vllm import VllmEngine, start
 from stages.store.replay import Replay
-from stages.train.training import trainable
+from stages.train.model import trainable
 
 
 @pytest.mark.skipif(HAS_VLLM, reason="vLLM is installed here")

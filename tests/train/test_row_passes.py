@@ -1,34 +1,19 @@
-"""What the training stages share: rows to batches and back, the mixed loss, and files of general rows."""
+"""Rows to batches and back, steps in their passes, and the mixed loss."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import models
 import pytest
 import torch
 
-from stages.frame.contract import Config
-from stages.frame.types import UsageError
 from stages.learn.adapter import new_adapter
-from stages.train.training import (
-    TrainRow,
-    by_length,
-    fit_metrics,
-    general_rows,
-    make_part,
-    mean_nll,
-    mixed_batches,
-    mixed_nll,
-    of_step,
-    step_passes,
-    target_rows,
-    trainable,
-)
+from stages.train.history import of_step
+from stages.train.passes import by_length, make_part, mean_nll, mixed_batches, mixed_nll, step_passes
+from stages.train.rows import TrainRow
 
 
 def train_row(seed: int, weight: float = 1.0) -> TrainRow:
@@ -47,12 +32,6 @@ def slow_nll(model: Any, row: TrainRow) -> torch.Tensor:
         logits = model(input_ids=torch.tensor([[*row.prompt_ids, *row.completion_ids[:t]]])).logits[0, -1]
         total = total - (logits[token] - torch.log(torch.exp(logits).sum()))
     return total
-
-
-def test_target_rows_are_the_student_s_prompt_and_never_the_teacher_s() -> None:
-    rows = [models.successor_row(f"e{i}", f"prompt {i}", f"reply {i}", weight=0.1 * i, turn=i) for i in range(3)]
-    for i, (row, found) in enumerate(zip(rows, target_rows(rows), strict=True)):
-        assert found == TrainRow(tuple(row["student_ids"]), tuple(row["completion_ids"]), 0.1 * i, (f"e{i}", i))
 
 
 def test_a_batch_gives_back_the_ids_that_went_in() -> None:
@@ -93,9 +72,7 @@ def test_a_row_of_weight_0_is_as_good_as_absent() -> None:
 
 def test_mean_nll_equals_a_loop_whatever_the_batch_and_leaves_the_mode() -> None:
     model = models.tiny_llama().train()
-    slow = sum(row.weight * float(slow_nll(model, row).detach()) for row in ROWS) / sum(
-        row.weight * len(row.completion_ids) for row in ROWS
-    )
+    slow = sum(float(slow_nll(model, row).detach()) for row in ROWS) / sum(len(row.completion_ids) for row in ROWS)
     assert mean_nll(model, ROWS, pad_id=0) == pytest.approx(slow, abs=1e-5)
     assert mean_nll(model, ROWS, pad_id=3, size=2) == pytest.approx(slow, abs=1e-5)
     assert mean_nll(model, ROWS, pad_id=3, pass_tokens=20) == pytest.approx(slow, abs=1e-5)
@@ -172,55 +149,3 @@ def test_batches_depend_on_the_seed_alone() -> None:
     assert batches_of({"main": (ROWS, 4)}, seed=1) == batches_of({"main": (ROWS, 4)}, seed=1)
     assert batches_of({"main": (ROWS, 4)}, seed=1) != batches_of({"main": (ROWS, 4)}, seed=2)
     assert batches_of({"main": ([], 4), "other": (ROWS, 4)}) == []
-
-
-def test_a_fresh_adapter_is_the_same_in_every_stage_of_a_run_and_another_in_another_run(
-    base: Path, tmp_path: Path
-) -> None:
-    def first(run_seed: int, stage_seed: int) -> torch.Tensor:
-        model = trainable(models.Bench(base, tmp_path, seed=run_seed).context(Config(), {}, seed=stage_seed), None)
-        assert model.training
-        found: torch.Tensor = next(p for p in model.parameters() if p.requires_grad).detach()
-        return found
-
-    assert torch.equal(first(0, 1), first(0, 2))
-    assert not torch.equal(first(0, 1), first(1, 1))
-
-
-def test_general_rows_are_the_file_s_text_and_end_with_the_end_token(base: Path, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    row = {"role": "evaluator", "messages": [{"role": "user", "content": "Judge. w1"}], "reply": "Optimality: No. w2"}
-    file = tmp_path / "general.jsonl"
-    file.write_text(json.dumps(row) + "\n" + json.dumps(row | {"role": "policy", "reply": "w3"}) + "\n")
-    first, second = general_rows(str(base), str(file))
-    assert tokenizer.decode(first.completion_ids) == "Optimality: No. w2 <|end|>"
-    assert first.completion_ids[-1] == second.completion_ids[-1] == tokenizer.eos_token_id
-    assert tokenizer.decode(first.prompt_ids) == "<|user|> Judge. w1 <|assistant|>"
-    assert (first.key, second.key) == (("general", "evaluator"), ("general", "policy"))
-
-
-@pytest.mark.parametrize(
-    "line", ["{", "[]", '{"role": "x", "messages": []}', "3", '{"role": "x", "messages": 3, "reply": ""}']
-)
-def test_a_broken_line_of_general_rows_is_named(base: Path, tmp_path: Path, line: str) -> None:
-    good = json.dumps({"role": "x", "messages": [], "reply": "y"})
-    (tmp_path / "general.jsonl").write_text(f"{good}\n{line}\n")
-    with pytest.raises(
-        UsageError, match=r"general.jsonl, line 2: wanted an object with role, messages and reply"
-    ) as caught:
-        general_rows(str(base), str(tmp_path / "general.jsonl"))
-    assert "\n" not in str(caught.value)
-
-
-def test_a_missing_file_of_general_rows_is_one_sentence(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="found none; make it with: turnwise pretrain"):
-        general_rows(str(base), str(tmp_path / "none.jsonl"))
-
-
-def test_fit_metrics_are_first_values_and_means_of_the_last_five() -> None:
-    history = [{"loss": float(i), **({"kl": 1.0} if i else {})} for i in range(8)]
-    found = fit_metrics("x", history)
-    assert found == {"x/steps": 8.0, "x/loss_first": 0.0, "x/loss": 5.0, "x/kl_first": 1.0, "x/kl": 1.0}
-    assert fit_metrics("x", []) == {"x/steps": 0.0}

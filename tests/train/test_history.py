@@ -16,8 +16,8 @@ import torch
 from self_ac_play import keep_episodes, run
 
 from stages.learn.losses import Ratio, turn_ppo_clip
-from stages.train import actor_critic, training
-from stages.train.training import fit_metrics
+from stages.train import actor_critic, history
+from stages.train.history import fit_metrics
 
 Turns = list[list[float]]
 """log pi - log pi_old of each token of each turn."""
@@ -25,7 +25,7 @@ Merge = Callable[[list[dict[str, float]]], dict[str, float]]
 
 RATIOS: list[Ratio] = ["turn", "turn_mean", "token"]
 NO_VALUES = {"value_loss": 0.0, "actor_loss": 0.0, **dict.fromkeys(("n", "r", "rr", "e", "ee"), 0.0)}
-MERGES: list[Merge] = [training.of_step, actor_critic.of_step]
+MERGES: list[Merge] = [history.of_step, actor_critic.of_step]
 
 
 def of_pass(turns: Turns, ratio: Ratio) -> dict[str, float]:
@@ -68,11 +68,11 @@ def test_metrics_of_a_step_and_of_a_stage_equal_a_loop_over_all_ratios(ratio: Ra
         ]
         for _ in range(7)
     ]
-    history = [merge([of_pass(turns, ratio) for turns in step]) for step in steps]
-    for step, found in zip(steps, history, strict=True):
+    steps_of = [merge([of_pass(turns, ratio) for turns in step]) for step in steps]
+    for step, found in zip(steps, steps_of, strict=True):
         wanted = slow([turn for turns in step for turn in turns], ratio)
         assert {name: found[name] for name in wanted} == pytest.approx(wanted, rel=1e-9)
-    stage = fit_metrics("x", history)
+    stage = fit_metrics("x", steps_of)
     last = slow([turn for step in steps[-5:] for turns in step for turn in turns], ratio)
     assert 0 < last["clip_frac"] < 1
     assert {name: stage[f"x/{name}"] for name in last} == pytest.approx(last, rel=1e-9)
@@ -92,3 +92,10 @@ def test_how_a_step_of_self_ac_is_packed_changes_no_metric_of_its_ratios(
     )
     for name in ("ratio_mean", "ratio_max", "clip_frac", "kl_old", "gap_mean", "entropy", "tokens"):
         assert many[f"self_ac/{name}"] == pytest.approx(whole[f"self_ac/{name}"], rel=1e-4), name
+
+
+def test_fit_metrics_are_first_values_and_means_of_the_last_five() -> None:
+    steps = [{"loss": float(i), **({"kl": 1.0} if i else {})} for i in range(8)]
+    found = fit_metrics("x", steps)
+    assert found == {"x/steps": 8.0, "x/loss_first": 0.0, "x/loss": 5.0, "x/kl_first": 1.0, "x/kl": 1.0}
+    assert fit_metrics("x", []) == {"x/steps": 0.0}

@@ -1,0 +1,40 @@
+"""Metrics of passes become a step's, and those of steps a stage's: means, each weighed by what it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def of_step(parts: list[dict[str, float]]) -> dict[str, float]:
+    """Metrics of a step from those of its passes: means, in which "count/<name>" weighs <name>, without it all alike;
+    of names that end in "_max" the largest. "count/<name>" adds up, for `fit_metrics` to weigh the step.
+    """
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        having = [part for part in parts if name in part]
+        if name.startswith("count/"):
+            found[name] = sum(part[name] for part in having)
+        else:
+            found[name] = max(part[name] for part in having) if name.endswith("_max") else weighted(name, having)
+    return found
+
+
+def weighted(name: str, parts: Sequence[Mapping[str, float]]) -> float:
+    """Mean of a metric over passes or steps that all have it, each weighed by its "count/<name>", 1 where there is
+    none.
+    """
+    if len(parts) == 1:
+        return parts[0][name]  # as it is: a product with its count and back would round it
+    counts = [part.get(f"count/{name}", 1.0) for part in parts]
+    return sum(c * part[name] for c, part in zip(counts, parts, strict=True)) / max(sum(counts), 1e-9)
+
+
+def fit_metrics(stage: str, history: list[dict[str, float]]) -> dict[str, float]:
+    """First values of a fit, means of the last five steps, each weighed by what it counts, and the number of steps; no
+    steps, no losses.
+    """
+    metrics = {f"{stage}/steps": float(len(history))}
+    for name in sorted({name for step in history for name in step if not name.startswith("count/")}):
+        having = [step for step in history if name in step]
+        metrics[f"{stage}/{name}_first"], metrics[f"{stage}/{name}"] = having[0][name], weighted(name, having[-5:])
+    return metrics

@@ -1,0 +1,79 @@
+"""The model opened for training, and the config that every stage with a gradient has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from stages.frame.contract import Config, Context
+from stages.frame.types import Sleeper
+from stages.learn.adapter import new_adapter, open_adapter
+from stages.learn.fit import lr_factor
+from stages.llm.hf import check_adapter, load_base
+from stages.llm.roles import mix
+
+
+class OptimConfig(Config):
+    """Keys that every stage with a gradient has. The rate is lr up to one iteration, then falls linearly to lr x
+    lr_final at another.
+    """
+
+    lr: float = Field(1e-4, gt=0, description="AdamW learning rate. [ours]")
+    lr_decay_start: int = Field(1000, ge=0, description="Iteration from which the rate falls linearly. [ours]")
+    lr_decay_end: int = Field(1000, ge=0, description="Iteration at which it is lr x lr_final. [ours]")
+    lr_final: float = Field(1.0, gt=0, le=1, description="Share of the rate that is left then. [ours]")
+    clip: float = Field(1.0, gt=0, description="Largest gradient norm. [ours]")
+    autocast: bool = Field(
+        False,
+        description="Passes compute in bfloat16 where torch's autocast does; weights, head and losses stay. [ours]",
+    )
+
+    def rate(self, iteration: int) -> float:
+        """The learning rate of an iteration."""
+        return self.lr * lr_factor(iteration, start=self.lr_decay_start, end=self.lr_decay_end, final=self.lr_final)
+
+
+class PassConfig(OptimConfig):
+    """And of every stage whose rows are a prompt and a completion each."""
+
+    pass_tokens: int = Field(
+        0,
+        ge=0,
+        description="Most tokens of one pass, padding included; a step is as many passes as it needs, with the same gradient. 0 = one pass a kind of row. [ours]",
+    )
+
+
+class MixedConfig(PassConfig):
+    """And of critic and distill, whose steps hold rows of several kinds."""
+
+    weight: Literal["token", "row"] = Field(
+        "token",
+        description="What counts alike in a step's loss: token, so that a long row counts for more, with its whole log-likelihood; or row, whatever its "
+        "length. [paper: token; row ours]",
+    )
+
+
+def trainable(context: Context, start: Path | None) -> Any:
+    """The base model with the adapter of folder `start`, or a fresh one, in training mode. Raises UsageError for an
+    adapter of another base.
+    """
+    model = context.run.model
+    if isinstance(context.engine, Sleeper):  # it and the training share a device, and need it one after the other
+        context.engine.sleep()
+    base, _ = load_base(model.path, model.dtype)
+    if model.gradient_checkpointing:
+        base.gradient_checkpointing_enable({"use_reentrant": False})
+    if start is not None:
+        check_adapter(start, context.engine.model_hash)
+        return open_adapter(base, start).train()
+    # The seed of the run, not of the stage: every stage of a run that starts afresh starts from the same adapter.
+    return new_adapter(
+        base, rank=model.lora_rank, alpha=model.lora_alpha, seed=mix("adapter", context.run.seed) % 2**31
+    ).train()
+
+
+def trainable_policy(context: Context) -> Any:
+    """The model with the newest policy's adapter, or a fresh one, in training mode."""
+    return trainable(context, context.artifact(context.policy_run, "adapter") if context.policy_run else None)

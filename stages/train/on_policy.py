@@ -1,0 +1,56 @@
+"""What a policy gradient asks of the episodes that it learns from: actions of the very distribution that is trained, and
+groups of one scenario to compare them in.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from stages.frame.contract import Context
+from stages.frame.types import Row, TurnwiseError, UsageError
+from stages.learn.losses import group_advantages
+
+
+def check_temperature(context: Context) -> None:
+    """Raises UsageError where a policy gradient would be of another distribution than the one that acted: log-probs are
+    of temperature 1.
+    """
+    if (found := context.run.roles.policy_temperature) != 1:
+        raise UsageError(
+            f"roles.policy_temperature: a policy gradient wants actions sampled at temperature 1, found {found:g}; set it to 1"
+        )
+
+
+def by_scenario(heads: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows of `episodes` by scenario."""
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for head in heads:
+        groups[head["scenario_id"]].append(head)
+    return groups
+
+
+def relative_advantages(groups: Iterable[Sequence[Row]]) -> dict[str, float]:
+    """Advantage of each episode relative to its group, by episode id. Raises ValueError for a group of one."""
+    found: dict[str, float] = {}
+    for members in groups:
+        returns = torch.tensor([head["total_reward"] for head in members])
+        found.update(zip([head["episode_id"] for head in members], group_advantages(returns).tolist(), strict=True))
+    return found
+
+
+MAX_GAP = "Largest mean |difference| of a token's log-prob, engine against trainer, at the weights that sampled, in nats; more stops the run. [ours]"
+
+
+def check_gap(stage: str, history: Sequence[Mapping[str, float]], allowed: float) -> None:
+    """After the first step, whose loss was worked out at the weights that sampled. The ratio of the clipped loss
+    corrects a small gap, as it does any change of the policy; a large one says that the engine ran another model.
+    Raises TurnwiseError.
+    """
+    if len(history) == 1 and not history[0]["gap_mean"] <= allowed:
+        raise TurnwiseError(
+            f"{stage}: wanted the engine's log-probs to be the trainer's (mean |difference| up to {allowed:g} nats a token), found "
+            f"{history[0]['gap_mean']:.2g}; is model.path the model that the engine serves, and the adapter the one it loaded? Else raise {stage}.max_gap"
+        )

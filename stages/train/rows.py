@@ -1,0 +1,73 @@
+"""Training rows: token ids as an engine produced them. Text is never tokenised again here, except for the `general`
+rows, which are a file of text (a supervised data set) in the first place, and for replies that no engine produced.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stages.frame.types import Row, UsageError
+from stages.llm.tokens import ChatTokenizer
+
+
+@dataclass(frozen=True)
+class TrainRow:
+    """One (prompt -> completion) to be learned. `key` says where it came from, e.g. (episode id, turn)."""
+
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    weight: float = 1.0
+    key: tuple[Any, ...] = ()
+
+
+def weighed(rows: Sequence[TrainRow], by: str) -> list[TrainRow]:
+    """The rows with weights by which each counts alike in `mixed_nll` and `mean_nll`, times the weight that it has (by
+    = row); or as they are (token).
+    """
+    return [replace(r, weight=r.weight / len(r.completion_ids)) for r in rows] if by == "row" else list(rows)
+
+
+def target_rows(rows: Sequence[Row]) -> list[TrainRow]:
+    """Rows of table `targets` as training rows: the student's prompt, never the teacher's."""
+    return [
+        TrainRow(tuple(r["student_ids"]), tuple(r["completion_ids"]), r["weight"], (r["episode_id"], r["turn"]))
+        for r in rows
+    ]
+
+
+def general_rows(model_path: str, path: str) -> list[TrainRow]:
+    """Rows of a JSONL file of {"role", "messages", "reply"}; reply ids end with the end token. Raises UsageError naming
+    a broken line.
+    """
+    chats = ChatTokenizer(model_path)
+    found = []
+    for row in read_jsonl(path):
+        found.append(
+            TrainRow(chats.encode(row["messages"]), reply_ids(chats, row["reply"]), key=("general", row["role"]))
+        )
+    return found
+
+
+def reply_ids(chats: ChatTokenizer, text: str) -> tuple[int, ...]:
+    """Ids of a reply that no engine produced, with the end token."""
+    return (*chats.tokenizer(text, add_special_tokens=False).input_ids, chats.tokenizer.eos_token_id)
+
+
+def read_jsonl(path: str) -> list[dict[str, Any]]:
+    file = Path(path)
+    if not file.is_file():
+        raise UsageError(f"wanted a JSONL file of role rows at {path!r}, found none; make it with: turnwise pretrain")
+    rows = []
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        try:
+            row = json.loads(line)
+            rows.append({"role": str(row["role"]), "messages": list(row["messages"]), "reply": str(row["reply"])})
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{file.name}, line {number}: wanted an object with role, messages and reply ({error})"
+            ) from error
+    return rows
