@@ -95,7 +95,7 @@ def test_how_a_step_of_self_ac_is_packed_changes_no_metric_of_its_ratios(
 
 
 def test_fit_metrics_are_first_values_and_means_of_the_last_five() -> None:
-    steps = [{"loss": float(i), **({"kl": 1.0} if i else {})} for i in range(8)]
-    found = fit_metrics("x", steps)
+    history = [{"loss": float(i), **({"kl": 1.0} if i else {})} for i in range(8)]
+    found = fit_metrics("x", history)
     assert found == {"x/steps": 8.0, "x/loss_first": 0.0, "x/loss": 5.0, "x/kl_first": 1.0, "x/kl": 1.0}
     assert fit_metrics("x", []) == {"x/steps": 0.0}

@@ -72,7 +72,9 @@ def test_a_row_of_weight_0_is_as_good_as_absent() -> None:
 
 def test_mean_nll_equals_a_loop_whatever_the_batch_and_leaves_the_mode() -> None:
     model = models.tiny_llama().train()
-    slow = sum(float(slow_nll(model, row).detach()) for row in ROWS) / sum(len(row.completion_ids) for row in ROWS)
+    slow = sum(row.weight * float(slow_nll(model, row).detach()) for row in ROWS) / sum(
+        row.weight * len(row.completion_ids) for row in ROWS
+    )
     assert mean_nll(model, ROWS, pad_id=0) == pytest.approx(slow, abs=1e-5)
     assert mean_nll(model, ROWS, pad_id=3, size=2) == pytest.approx(slow, abs=1e-5)
     assert mean_nll(model, ROWS, pad_id=3, pass_tokens=20) == pytest.approx(slow, abs=1e-5)
