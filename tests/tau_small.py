@@ -171,7 +171,7 @@ def write(folder: Path) -> str:
     return str(folder)
 
 
-def customer(messages: Sequence[Message]) -> str:
+def customer(messages: Sequence[Message], **sampling: Any) -> str:
     """A customer by rule: says what it wants, goes on whatever it hears, and leaves at "bye"."""
     if len(messages) == 2:
         return "Hello, I need help."

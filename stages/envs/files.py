@@ -68,8 +68,13 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def text_of(row: dict[str, Any], key: str, path: Path, where: str, wanted: str) -> str:
-    """A field that must be a text with something in it. Raises UsageError."""
+    """A field that must be a text with something in it, without the white space around it. Raises UsageError."""
+    return whole_text_of(row, key, path, where, wanted).strip()
+
+
+def whole_text_of(row: dict[str, Any], key: str, path: Path, where: str, wanted: str) -> str:
+    """The same as it stands there: for text that somebody is to read as its author wrote it."""
     value = row.get(key)
     if not isinstance(value, str) or not value.strip():
         raise bad_file(path, f"{where} has no text {key!r}", wanted)
-    return value.strip()
+    return value

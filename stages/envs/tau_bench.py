@@ -4,8 +4,9 @@ policy.
 An action is one tool call, {"name": ..., "arguments": {...}}, or a message to the customer: "respond" with "content",
 or any action that does not begin with "{". Reward, at the end, in {0, 1}: the database equals the one that the ground
 truth's calls leave, and each required output is a part of one message to the customer (lower case, commas taken out of
-the message). The episode ends when the customer says ###STOP### or at a transfer to a human agent. After `max_steps`
-actions it is truncated: reward 0, whatever the database.
+the message). The episode ends when the customer says ###STOP###, at a transfer to a human agent, and after `max_steps`
+actions: then with reward 0, whatever the database. That limit is a rule of the benchmark, hence terminated, not
+truncated.
 An agent that does nothing wins 19 of airline's 50 test tasks and 7 of retail's 115: `describe` gives evaluate that
 floor, to stand beside a win rate.
 Source: sierra-research/tau-bench 59a200c (MIT); arXiv 2406.12045. Departures: a failed call changes nothing
@@ -21,7 +22,7 @@ from typing import Any
 
 from pydantic import Field
 
-from stages.envs.splits import check_split, draw
+from stages.envs.splits import check_split, draw, place
 from stages.envs.tau_data import Domain, Name, load_domain, load_tasks
 from stages.envs.tau_database import Changes, Database
 from stages.envs.tau_tools import TERMINATE, check_call
@@ -58,9 +59,20 @@ class Options(Config):
         "original",
         description="What the simulated user is told: the benchmark's words, or also to wait until the agent has done it. [original; patient: ours]",
     )
-    max_steps: int = Field(
-        30, ge=1, description="Actions, tool calls included, after which an episode is truncated. [tau-bench]"
+    user_temperature: float = Field(
+        1.0,
+        ge=0,
+        description="Sampling temperature of the simulated user. [tau-bench: sends none, so the provider's own, 1 at OpenAI's]",
     )
+    max_steps: int = Field(
+        30, ge=1, description="Actions, tool calls included, after which an episode is lost. [tau-bench]"
+    )
+    validation_tasks: int = Field(
+        0,
+        ge=0,
+        description="Training tasks that are held out for validation, beside those of the benchmark's dev split. [ours]",
+    )
+    split_seed: int = Field(0, description="Another number holds out other training tasks. [ours]")
 
 
 OPTIONS = Options
@@ -77,13 +89,13 @@ class TauBench:
         self._task: Mapping[str, Any] | None = None
         self._database = Database(domain.base)
         self._talk: list[Message] = []  # as the customer sees it
-        self._steps = 0
+        self._steps = self._seed = 0
 
     def reset(self, scenario: Scenario) -> tuple[Message, ...]:
         """The customer's first line. Raises SimulatorError."""
         self._task, talk = None, conversation(str(scenario.data["instruction"]), self._options.user_prompt)
-        first = answer(self._ask, talk)
-        self._talk = [*talk, {"role": "assistant", "content": first}]
+        self._seed = scenario.seed
+        first = self._heard(talk)
         self._task, self._database, self._steps = scenario.data, Database(self._domain.base), 0
         return ({"role": "user", "content": first},)
 
@@ -103,10 +115,14 @@ class TauBench:
         return self._end(self._task, observation, over, transferred=name == TERMINATE)
 
     def _say(self, text: str) -> tuple[Message, bool]:
-        talk: list[Message] = [*self._talk, {"role": "user", "content": text}]
-        said = answer(self._ask, talk)
-        self._talk = [*talk, {"role": "assistant", "content": said}]
+        said = self._heard([*self._talk, {"role": "user", "content": text}])
         return {"role": "user", "content": said}, STOP in said
+
+    def _heard(self, talk: list[Message]) -> str:
+        """The customer's next line, which is kept with `talk`. Raises SimulatorError, and keeps nothing then."""
+        said = answer(self._ask, talk, temperature=self._options.user_temperature, seed=self._seed)
+        self._talk = [*talk, {"role": "assistant", "content": said}]
+        return said
 
     def _end(self, task: Mapping[str, Any], observation: Message, over: bool, *, transferred: bool) -> Step:
         wanted, found = self._domain.solution(task["actions"]), self._database.changes()
@@ -122,9 +138,7 @@ class TauBench:
             "outputs": outputs,
         }
         self._task = None
-        return Step(
-            (observation,), float(over and database and outputs), terminated=over, truncated=not over, info=info
-        )
+        return Step((observation,), float(over and database and outputs), terminated=True, info=info)
 
 
 def says_all(outputs: Sequence[str], told: Sequence[str]) -> bool:
@@ -220,16 +234,33 @@ def make(options: Mapping[str, Any], ask: Ask | None) -> Callable[[], Env]:
 
 
 def scenarios(options: Mapping[str, Any], split: str, n: int | None, seed: int) -> list[Scenario]:
-    """Tasks of an official split (validation is retail's dev) in an order fixed by the seed; train begins anew where n
-    is larger.
+    """Tasks of an official split in an order fixed by the seed; train begins anew where n is larger. Validation is
+    retail's dev, with the training tasks that `validation_tasks` holds out.
     """
     checked = Options.model_validate(dict(options))
     check_split("tau_bench", split)
-    tasks = draw(load_tasks(checked.path, checked.domain, split), split, n, seed)
+    tasks = draw(_tasks(checked, split), split, n, seed)
     return [
         Scenario("tau_bench", split, task["id"], {key: task[key] for key in ("instruction", "actions", "outputs")})
         for task in tasks
     ]
+
+
+def _tasks(options: Options, split: str) -> list[dict[str, Any]]:
+    """A split's tasks, in the order of its file. Raises UsageError."""
+    tasks = load_tasks(options.path, options.domain, split)
+    if split == "test" or not options.validation_tasks:
+        return tasks
+    train = tasks if split == "train" else load_tasks(options.path, options.domain, "train")
+    if options.validation_tasks >= len(train):
+        raise UsageError(
+            f"task.options.validation_tasks of tau_bench: wanted fewer than the {len(train)} training tasks, found {options.validation_tasks}."
+        )
+    in_order = sorted(train, key=lambda task: place(task["id"], options.split_seed))
+    held_out = {task["id"] for task in in_order[: options.validation_tasks]}
+    if split == "train":
+        return [task for task in train if task["id"] not in held_out]
+    return tasks + [task for task in train if task["id"] in held_out]
 
 
 def describe(options: Mapping[str, Any], episodes: Sequence[Episode]) -> dict[str, float]:

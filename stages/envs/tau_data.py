@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stages.envs import tau_airline, tau_retail
-from stages.envs.files import bad_file, read_rows, text_of
+from stages.envs.files import bad_file, read_rows, text_of, whole_text_of
 from stages.envs.tau_database import Base, Changes, Database
 from stages.envs.tau_tools import Tool, call
 from stages.frame.types import UsageError
@@ -93,7 +93,7 @@ def _task(row: dict[str, Any], file: Path, where: str) -> dict[str, Any]:
         raise bad_file(file, f"{where} has no list 'actions' of names and kwargs", WANTED)
     if not isinstance(outputs, list) or not all(isinstance(output, str) for output in outputs):
         raise bad_file(file, f"{where} has 'outputs' that are no list of texts", WANTED)
-    name, instruction = (text_of(row, key, file, where, WANTED) for key in ("id", "instruction"))
+    name, instruction = text_of(row, "id", file, where, WANTED), whole_text_of(row, "instruction", file, where, WANTED)
     return {"id": name, "instruction": instruction, "actions": actions, "outputs": outputs}
 
 

@@ -45,9 +45,10 @@ def call(
         return database, f"Unknown action {name}"
     try:
         draft = database.draft()
+        if problem := misfit(tools[name], arguments):
+            return database, f"Error: {problem}"
         # A copy: what is stored must not change with the message, nor the other way round.
-        bound = inspect.signature(tools[name]).bind(draft, **copy.deepcopy(dict(arguments)))
-        observation = tools[name](*bound.args, **bound.kwargs)
+        observation = tools[name](draft, **copy.deepcopy(dict(arguments)))
         return draft.finished(), observation  # a tool that tells an error itself has not written yet
     except RecursionError:
         return database, "Error: the arguments are nested too deeply"
@@ -71,6 +72,26 @@ def check_call(definitions: Sequence[Mapping[str, Any]], name: str, arguments: M
 
     if error := next(iter(Draft202012Validator(schema).iter_errors(arguments)), None):
         raise Malformed(f"{name}: {error.message}")
+
+
+def misfit(tool: Tool, arguments: Mapping[str, Any]) -> str:
+    """What Python 3.10 to 3.12 say where arguments are unexpected or missing, of tau-bench's own function; "" where they
+    fit.
+
+    There a tool is a class named like it, with a static method `invoke`. Written out here, since Python's words change
+    with its version. An argument "data", which is what the original calls its database, is told in other words there.
+    """
+    wanted = list(inspect.signature(tool).parameters.values())[1:]  # the first is the database
+    called = f"{tool.__name__.title().replace('_', '')}.invoke()"
+    unexpected = [key for key in arguments if key not in {one.name for one in wanted}]
+    if unexpected:
+        return f"{called} got an unexpected keyword argument {unexpected[0]!r}"
+    missing = [repr(one.name) for one in wanted if one.default is one.empty and one.name not in arguments]
+    if not missing:
+        return ""
+    *before, last = missing
+    listed = f"{', '.join(before)}{',' if len(before) > 1 else ''} and {last}" if before else last
+    return f"{called} missing {len(missing)} required positional argument{'s' if before else ''}: {listed}"
 
 
 def think(database: Database, /, thought: str) -> str:

@@ -41,10 +41,11 @@ def conversation(instruction: str, prompt: UserPrompt) -> list[Message]:
     return [{"role": "system", "content": system}, {"role": "user", "content": OPENING}]
 
 
-def answer(ask: Ask, messages: Sequence[Message]) -> str:
-    """The customer's next line. Raises SimulatorError where the LLM is down or says nothing."""
+def answer(ask: Ask, messages: Sequence[Message], *, temperature: float, seed: int) -> str:
+    """The customer's next line. seed: the episode's. Raises SimulatorError where the LLM is down or says nothing."""
     try:
-        said = ask(messages)
+        # Each line draws from a seed of its own.
+        said = ask(messages, temperature=temperature, seed=seed + len(messages))
     except EngineUnavailable as error:
         raise SimulatorError(f"the simulated user of tau_bench did not answer: {error}") from error
     if not said.strip():

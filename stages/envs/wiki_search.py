@@ -7,8 +7,8 @@
     SUBMIT(answer)         the end
 
 "NAVIGATE title" is read as well. Reward, at the submission: (1 - w) exact match + w F1 of the saved lines, w =
-`evidence_weight`, so {0, 1} by default; exact match after SQuAD's normalisation. Turn limit: none of its own, the
-rollout truncates. What a tool cannot do (no such line, no page to go back to) is answered and changes nothing; another
+`evidence_weight`, so {0, 1} by default; exact match after SQuAD's normalisation. Turn limit: `replies`, after which the
+question is lost; without one an episode without a submission is truncated by the rollout. What a tool cannot do (no such line, no page to go back to) is answered and changes nothing; another
 form is malformed.
 Source: Self-AC slides (the tools); ReAct, arXiv 2210.03629 (search, look up, finish). The shipped pages are made by
 code (stages/envs/wiki_sample.py); `path` names a user's own.
@@ -66,6 +66,11 @@ class Options(Config):
         le=1,
         description="Share of the reward that the saved lines give. [ours; slides: evidence, no number]",
     )
+    replies: int = Field(
+        0,
+        ge=0,
+        description="Actions after which the question is lost, impossible ones included; 0 = no end but a submission. [ours]",
+    )
     page_lines: int = Field(40, ge=1, description="Lines, and links, shown of a page; FIND reaches the others. [ours]")
     suggestions: int = Field(5, ge=0, le=100, description="Titles told where there is no such page. [ours]")
     reveal: bool = Field(False, description="Tell the right answer after a wrong one. [ours]")
@@ -107,9 +112,10 @@ class WikiSearch:
         self._data: Mapping[str, Any] | None = None
         self._pages: list[Page] = []  # opened, the one that is read last
         self._saved: list[tuple[str, int]] = []
+        self._replies = 0
 
     def reset(self, scenario: Scenario) -> tuple[Message, ...]:
-        self._data, self._pages, self._saved = scenario.data, [], []
+        self._data, self._pages, self._saved, self._replies = scenario.data, [], [], 0
         return ({"role": "user", "content": str(self._data["question"])},)
 
     def step(self, message: Message) -> Step:
@@ -117,8 +123,12 @@ class WikiSearch:
         if self._data is None:
             raise RuntimeError("wiki_search: there is no question, or it is answered; call reset first")
         tool, argument = read_action(parse_react(str(message.get("content") or ""))[1])
+        self._replies += 1
         if tool == "SUBMIT":
             return self._submit(argument, self._data)
+        if self._replies == self._options.replies:
+            self._data = None
+            return _say("That was the last reply, and nothing is submitted.", terminated=True)
         if tool == "NAVIGATE":
             return _say(self._navigate(argument))
         if not self._pages:
@@ -177,8 +187,8 @@ class WikiSearch:
         return "\n".join([*(f"{number} {line}" for number, line in lines[:limit]), *more])
 
 
-def _say(text: str) -> Step:
-    return Step(({"role": "user", "content": text},))
+def _say(text: str, *, terminated: bool = False) -> Step:
+    return Step(({"role": "user", "content": text},), terminated=terminated)
 
 
 def read_action(action: str) -> tuple[str, str]:

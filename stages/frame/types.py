@@ -37,12 +37,17 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Scenario:
-    """One start of an environment. `data` is JSON and is all that `Env.reset` needs."""
+    """One start of an environment. `data` is JSON and is all that `Env.reset` needs.
+
+    seed: of an episode that begins here, for what an environment draws. A rollout gives each of its episodes one; it is
+    not stored.
+    """
 
     task: str
     split: str
     id: str
     data: Mapping[str, Any]
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -200,8 +205,12 @@ class Episode:
         return self.total_reward >= 1
 
 
-Ask = Callable[[Sequence[Message]], str]
-"""An LLM as an environment sees it: messages in, text out. Raises EngineUnavailable."""
+class Ask(Protocol):
+    """An LLM as an environment sees it: messages in, text out, greedy unless a temperature is given. Raises
+    EngineUnavailable.
+    """
+
+    def __call__(self, messages: Sequence[Message], *, temperature: float = 0.0, seed: int = 0) -> str: ...
 
 
 class TurnwiseError(Exception):

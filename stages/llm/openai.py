@@ -159,9 +159,7 @@ def chat(
     url: str | Sequence[str],
     model: str,
     *,
-    temperature: float = 0.0,
     max_tokens: int = 256,
-    seed: int = 0,
     timeout_s: float = 60.0,
     retries: int = 4,
     concurrency: int = 16,
@@ -171,11 +169,11 @@ def chat(
     EngineUnavailable. key: as of `Endpoint`.
     """
     servers = Servers(url, timeout_s=timeout_s, retries=retries, concurrency=concurrency, key=key)
-    settings = {"model": model, "temperature": temperature, "max_tokens": max_tokens, "seed": seed}
 
-    def ask(messages: Sequence[Message]) -> str:
+    def ask(messages: Sequence[Message], *, temperature: float = 0.0, seed: int = 0) -> str:
+        said = {"model": model, "max_tokens": max_tokens, "temperature": temperature, "seed": seed}
         run([servers.ready()])
-        (text,) = run([servers.post("/chat/completions", {**settings, "messages": list(messages)}, read_text)])
+        (text,) = run([servers.post("/chat/completions", {**said, "messages": list(messages)}, read_text)])
         return text
 
     return ask

@@ -21,13 +21,13 @@ def environment(context: Context) -> Callable[[], Env]:
     room = task.oracle_tokens + context.run.roles.max_thought_tokens
     if task.oracle == "engine":
 
-        def ask(messages: Sequence[Message]) -> str:
+        def ask(messages: Sequence[Message], *, temperature: float = 0.0, seed: int = 0) -> str:
             ids = context.engine.encode(messages)
             if not has_room(ids, context.engine.context):
                 raise SimulatorError(
                     f"the model inside the environment was asked {len(ids)} tokens, which leaves no room in its {context.engine.context}"
                 )
-            reply = context.engine.generate([Request(ids, room, 0.0, mix(context.seed, ids))])[0]
+            reply = context.engine.generate([Request(ids, room, temperature, mix(context.seed, seed, ids))])[0]
             return thought_opened(context.engine.decode, ids) + reply.text
 
     elif task.oracle == "openai":
@@ -58,9 +58,9 @@ def _without_thoughts(ask: Ask) -> Ask:
     answered then.
     """
 
-    def answer(messages: Sequence[Message]) -> str:
+    def answer(messages: Sequence[Message], *, temperature: float = 0.0, seed: int = 0) -> str:
         try:
-            return without_thought(ask(messages))
+            return without_thought(ask(messages, temperature=temperature, seed=seed))
         except Malformed:
             raise SimulatorError(
                 "the model inside the environment thought past its limit; raise roles.max_thought_tokens, or take another"

@@ -183,7 +183,7 @@ class _Rollout:
         return self.settings.slots - len(self.asked) - len(self.jobs) - len(ready)
 
     def begin(self, number: int, scenario: Scenario, attempt: int) -> _Acted:
-        r, ended = _start(number, scenario, attempt, self.make_env)
+        r, ended = _start(number, scenario, attempt, self.make_env, self.settings.seed)
         for text in self.forced[number] if self.forced else ():
             ended = ended or _act(r, (), Completion(text, (), (), "stop"), 0.0, self.settings, self.engine.decode)
         return r, ended
@@ -234,11 +234,13 @@ def _request(r: _Running, ids: tuple[int, ...], s: RolloutSettings) -> Request:
     return Request(ids, s.max_tokens, s.temperature, mix(s.seed, r.number, r.attempt, r.replies), s.adapter)
 
 
-def _start(number: int, scenario: Scenario, attempt: int, make_env: Callable[[], Env]) -> tuple[_Running, Ended | None]:
+def _start(
+    number: int, scenario: Scenario, attempt: int, make_env: Callable[[], Env], seed: int
+) -> tuple[_Running, Ended | None]:
     env = make_env()
     r = _Running(number, scenario, env, [], attempt, time.monotonic())
     try:
-        first = env.reset(scenario)
+        first = env.reset(replace(scenario, seed=mix(seed, number, attempt, "environment")))
     except EngineUnavailable as error:  # the LLM inside the environment, not the policy's
         return r, (Outcome.SIMULATOR_FAILED, str(error))
     except SimulatorError as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tau_small
+from shared_data import DATA, needs
 from tau_small import acted, customer, said
 
 from stages import envs
@@ -37,6 +38,49 @@ def test_scenarios_are_the_official_splits(path: str) -> None:
     for split in ("train", "validation"):
         with pytest.raises(UsageError, match=f"no split '{split}' of airline: .*only test"):
             scenarios(path, split, domain="airline")
+
+
+def test_an_instruction_keeps_the_white_space_that_its_author_gave_it(tmp_path: Path) -> None:
+    path, text = tau_small.write(tmp_path), "  Return #W1:  Mug; \n"
+    (tmp_path / "retail" / "tasks_train.jsonl").write_text(json.dumps(tau_small.task(" t ", text, [])) + "\n")
+    (one,) = scenarios(path, "train").values()
+    assert (one.id, one.data["instruction"]) == ("t", text)
+    heard: list[str] = []
+    env = envs.make_env("tau_bench", {"path": path}, lambda messages, **_: heard.append(messages[0]["content"]) or "Hi.")()
+    env.reset(one)
+    assert f"\n\nInstruction: {text}\n\nRules:\n" in heard[0]
+
+
+def test_training_tasks_can_be_held_out_for_validation_beside_the_dev_tasks(path: str) -> None:
+    def ids(split: str, **options: Any) -> set[str]:
+        return set(scenarios(path, split, **options))
+
+    assert ids("validation", validation_tasks=1) | ids("train", validation_tasks=1) == {"dev-0", "train-0", "train-1"}
+    assert len(ids("train", validation_tasks=1)) == 1 and "dev-0" in ids("validation", validation_tasks=1)
+    assert ids("test", validation_tasks=1) == {"test-0", "test-1"}
+    dealt = {frozenset(ids("train", validation_tasks=1, split_seed=seed)) for seed in range(9)}
+    assert len(dealt) == 2  # another number holds out another task
+    for split in ("train", "validation"):
+        with pytest.raises(UsageError, match=r"validation_tasks.*fewer than the 2 training tasks, found 2"):
+            ids(split, validation_tasks=2)
+
+
+@needs(DATA / "tau_bench")
+def test_a_hundred_real_training_tasks_are_held_out_and_all_texts_are_the_original_s() -> None:
+    """Of the 500 training tasks' texts each ends with a space."""
+    options = {"validation_tasks": 100}
+    splits = {split: scenarios(str(DATA / "tau_bench"), split, **options) for split in ("train", "validation", "test")}
+    assert [len(found) for found in splits.values()] == [400, 120, 100]
+    assert not set(splits["train"]) & set(splits["validation"])
+    assert sum(name.startswith("retail-dev") for name in splits["validation"]) == 20
+    published = {
+        row["id"]: row["instruction"]
+        for split in ("train", "dev", "test")
+        for row in map(json.loads, (DATA / "tau_bench" / "retail" / f"tasks_{split}.jsonl").read_text().splitlines())
+    }
+    for found in splits.values():
+        assert all(one.data["instruction"] == published[name] for name, one in found.items())
+    assert all(one.data["instruction"].endswith(" ") for one in splits["train"].values())
 
 
 def test_the_airline_s_desk_works_the_same_way(path: str) -> None:

@@ -67,7 +67,7 @@ def test_the_prompt_holds_policy_tools_and_form_and_not_the_customer_s_instructi
 def test_the_customer_is_told_the_instruction_and_hears_the_agent_alone(path: str) -> None:
     heard: list[list[Message]] = []
 
-    def listen(messages: Sequence[Message]) -> str:
+    def listen(messages: Sequence[Message], **sampling: Any) -> str:
         heard.append(list(messages))
         return customer(messages)
 
@@ -126,7 +126,7 @@ def test_a_call_that_cannot_be_read_is_malformed_and_changes_nothing(path: str, 
             Malformed, match=told if message["role"] == "assistant" and "content" in message else "not valid JSON"
         ):
             env.step(message)
-    assert env.step(THINK).truncated  # the one step is still there
+    assert env.step(THINK).terminated  # the one step is still there
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_outputs_may_be_said_in_several_messages_but_each_in_one() -> None:
 
 
 def test_what_the_customer_says_is_not_said_by_the_agent(path: str) -> None:
-    env = start(path, "test-0", ask=lambda messages: f"Is it 12.3? {STOP if len(messages) > 4 else ''}")
+    env = start(path, "test-0", ask=lambda messages, **_: f"Is it 12.3? {STOP if len(messages) > 4 else ''}")
     assert [env.step(said(text)).reward for text in ("Let me see.", "Hm.")] == [0, 0]
 
 
@@ -215,10 +215,10 @@ def test_a_transfer_ends_the_episode_and_is_paid_by_the_same_rule(path: str) -> 
             assert (last.reward, last.terminated, last.info["transferred"]) == (reward, True, True)
 
 
-def test_running_out_of_steps_is_truncated_and_no_win_whatever_the_database(path: str) -> None:
+def test_running_out_of_steps_is_the_end_and_no_win_whatever_the_database(path: str) -> None:
     env = start(path, "train-0", max_steps=3)
     steps = [env.step(message) for message in (CALLS["return"], said("Done."), THINK)]
-    assert [(s.terminated, s.truncated) for s in steps] == [(False, False), (False, False), (False, True)]
+    assert [(s.terminated, s.truncated) for s in steps] == [(False, False), (False, False), (True, False)]
     assert steps[-1].reward == 0 and steps[-1].info["database"] and steps[-1].info["outputs"]
     env = start(path, "train-0", max_steps=3)
     assert [env.step(message).reward for message in (CALLS["return"], THINK, said("Bye."))] == [
@@ -249,12 +249,61 @@ def test_the_end_tells_what_a_report_needs(path: str) -> None:
 def failing(on: int, error: Callable[[], str]) -> Ask:
     calls = 0
 
-    def ask(messages: Sequence[Message]) -> str:
+    def ask(messages: Sequence[Message], **sampling: Any) -> str:
         nonlocal calls
         calls += 1
         return error() if calls == on else customer(messages)
 
     return ask
+
+
+def test_the_last_step_is_a_loss_to_learn_from_and_not_a_future_to_be_predicted(path: str) -> None:
+    """As 20 Questions has it: the limit belongs to the benchmark, and scoring counts the episode as lost."""
+    made = envs.make_env("tau_bench", {"path": path, "max_steps": 2}, customer)
+    engine = ScriptedEngine(lambda prompt, request: str(THINK["content"]))
+    (episode,) = rollout(engine, made, [scenarios(path, "train")["train-0"]], Roles("x", {"policy": ""}), SETTINGS)
+    assert (episode.outcome, len(episode.turns), episode.total_reward) == (Outcome.SCORED, 2, 0)
+    assert (episode.turns[-1].terminated, episode.turns[-1].truncated) == (True, False)
+
+
+def sampled(path: str, settings: RolloutSettings, n: int = 2, **options: Any) -> list[list[tuple[float, int]]]:
+    """(temperature, seed) of every line of the customer, by episode, of n episodes of one task."""
+    heard: dict[int, list[tuple[float, int]]] = {}
+
+    def ask(messages: Sequence[Message], *, temperature: float = 0.0, seed: int = 0) -> str:
+        if len(messages) == 2:
+            heard[len(heard)] = []
+        heard[len(heard) - 1].append((temperature, seed))
+        return customer(messages)
+
+    made = envs.make_env("tau_bench", {"path": path} | options, ask)
+    played = [scenarios(path, "test")["test-1"]] * n
+    engine = ScriptedEngine(lambda prompt, request: str(said("Bye.")["content"]))
+    episodes = rollout(engine, made, played, Roles("x", {"policy": ""}), replace(settings, slots=1))
+    assert all(e.scenario.seed == 0 for e in episodes)  # not part of what is stored
+    return list(heard.values())
+
+
+def test_every_episode_s_customer_is_sampled_by_a_seed_of_its_own_and_runs_repeat(path: str) -> None:
+    found = sampled(path, SETTINGS, n=3)
+    seeds = [seed for lines in found for _, seed in lines]
+    assert [len(lines) for lines in found] == [2, 2, 2] and len(set(seeds)) == 6
+    assert found == sampled(path, SETTINGS, n=3) != sampled(path, replace(SETTINGS, seed=6), n=3)
+    assert {temperature for lines in found for temperature, _ in lines} == {1.0}  # tau-bench sends none
+    assert {t for lines in sampled(path, SETTINGS, user_temperature=0.0) for t, _ in lines} == {0.0}
+
+
+def test_an_episode_that_is_tried_again_meets_a_customer_of_another_seed(path: str) -> None:
+    seeds = []
+
+    def ask(messages: Sequence[Message], *, temperature: float = 0.0, seed: int = 0) -> str:
+        seeds.append(seed)
+        return " " if len(seeds) == 1 else customer(messages)
+
+    made = envs.make_env("tau_bench", {"path": path}, ask)
+    played = [scenarios(path, "test")["test-1"]]
+    (again,) = rollout(ScriptedEngine(reply_of), made, played, Roles("x", {"policy": ""}), SETTINGS)
+    assert again.attempts == 2 and seeds[0] != seeds[1]
 
 
 def down() -> str:
@@ -338,3 +387,6 @@ def test_evaluate_reports_what_the_environment_tells(path: str, tmp_path: Path) 
     assert metrics["evaluate/win_rate"] == metrics["evaluate/tau_bench/floor"] == 0.5
     assert metrics["evaluate/tau_bench/unchanged_won"] == 1
     assert "evaluate/tau_bench/win_needs_write" not in metrics
+    engine: Any = bench.engine
+    lines = [r for r in engine.requests if r.adapter is None and r.temperature == 1.0]
+    assert len({r.seed for r in lines}) == len(lines) >= 4  # the customer's, sampled as the benchmark's is

@@ -84,6 +84,27 @@ def test_the_reward_is_the_weighted_mean_of_answer_and_evidence(
     assert step.terminated
 
 
+def test_the_last_reply_loses_the_question_and_is_an_end() -> None:
+    env = start(replies=3, evidence_weight=0.5)
+    assert not env.step(act("BACK")).terminated  # nothing to go back to: a reply all the same
+    with pytest.raises(Malformed):
+        env.step(act("JUMP"))  # not understood: none
+    said(env, f"NAVIGATE {BOOK.title}")
+    last = env.step(act(f"SAVE_LINE_IDS {Q.evidence[0][1]}"))
+    assert (last.reward, last.terminated, last.truncated) == (0.0, True, False)
+    assert last.messages[0]["content"] == "That was the last reply, and nothing is submitted."
+    with pytest.raises(RuntimeError, match="reset"):
+        env.step(act("BACK"))
+
+
+def test_the_last_reply_may_submit_and_without_a_limit_nothing_else_ends_it() -> None:
+    env = start(replies=2)
+    said(env, f"NAVIGATE {AUTHOR.title}")
+    assert env.step(act(f"SUBMIT {Q.answer}")).reward == 1.0
+    env = start()
+    assert not any(env.step(act(f"NAVIGATE {BOOK.title}")).terminated for _ in range(40))
+
+
 def test_saving_every_line_is_no_way_to_the_whole_reward() -> None:
     env = start(evidence_weight=1.0)
     for page in CORPUS.pages.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,18 @@ def test_every_preset_loads_with_an_environment_and_prompts_that_exist(name: str
     for split in ("train", "validation"):
         assert envs.scenarios(run.task.env, options, split, 1, 0), split
     assert envs.scenarios(run.task.env, options | run.evaluate.test_options, "test", 1, 0)
+
+
+LIMIT = {"tau_bench": "max_steps", "wiki_search": "replies", "game24": "replies", "twenty_questions": "questions"}
+
+
+@pytest.mark.parametrize("name", [name for name in presets.names() if presets.load(name).task.env in LIMIT])
+def test_the_task_s_own_limit_ends_an_episode_before_the_rollout_cuts_it_short(name: str) -> None:
+    """Unreadable replies, which the environments do not count, included."""
+    task: Any = presets.load(name).task
+    options = importlib.import_module(f"stages.envs.{task.env}").OPTIONS(**task.options)
+    own = getattr(options, LIMIT[task.env])
+    assert 0 < own <= task.max_turns - task.malformed_allowance
 
 
 PAPER = [

@@ -347,6 +347,8 @@ def test_chat_gives_the_reply_s_text(stub: Stub) -> None:
     path, body, _ = stub.asked[0]
     assert path == "/v1/chat/completions"
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("oracle", 0.0, 5)
+    ask([{"role": "user", "content": "hi"}], temperature=0.75, seed=9)
+    assert [(asked["temperature"], asked["seed"]) for _, asked, _ in stub.asked] == [(0.0, 0), (0.75, 9)]
 
 
 @pytest.mark.parametrize(
