@@ -28,7 +28,7 @@ from stages.frame.contract import POLICY_STAGES, Config, Context, DataPath, Outp
 from stages.frame.types import Episode, Row, UsageError
 from stages.judge.audit import audit
 from stages.judge.values import Critic, Values, best_of, judge_episodes, open_critic, report, values_of
-from stages.learn.statistics import wilson
+from stages.learn.statistics import pass_hat, share_interval, wilson
 from stages.llm.roles import NO_ROOM, Roles, ask, load_roles, mix
 from stages.llm.tokens import nothing_fits
 from stages.play.environment import environment
@@ -44,7 +44,12 @@ class EvaluateConfig(Config):
     split: str = Field(
         "validation", description="Scenarios: validation chooses the best adapter, test is reported. [ours]"
     )
-    episodes: int = Field(96, ge=1, description="Episodes. [ours]")
+    episodes: int = Field(96, ge=1, description="Episodes, of the test split scenarios. [ours]")
+    trials: int = Field(
+        1,
+        ge=1,
+        description="Episodes of each scenario of the test split; pass^k is told for k up to this. [tau-bench; default ours]",
+    )
     test_options: TaskOptions = Field(
         default_factory=dict,
         description="Options of the task that differ on the test split: harder problems, or another domain. [ours]",
@@ -54,8 +59,13 @@ class EvaluateConfig(Config):
     attempts: int = Field(3, ge=1, description="Tries of an episode whose environment or simulator failed. [ours]")
     audit_turns: int = Field(96, ge=0, description="Turns on which the critic is audited; 0 = none. [ours]")
     audit_futures: int = Field(1, ge=1, description="Futures a turn that the audit's evaluator reads. [ours]")
+    win_words: tuple[str, ...] = Field(
+        ("pass", "won"),
+        min_length=1,
+        description="Words by which a predicted future tells a win, in the audit; the last one of both lists counts. [ours]",
+    )
     loss_words: tuple[str, ...] = Field(
-        ("fail", "lost"), description="Words by which a predicted future tells a loss, in the audit. [ours]"
+        ("fail", "lost"), min_length=1, description="The same of a loss. They go with the task's prompts. [ours]"
     )
     probe_path: DataPath = Field(
         "", description='JSONL file of role rows whose replies are known, for the forgetting probe; "" = none. [ours]'
@@ -84,10 +94,16 @@ def run(context: Context) -> Outputs:
         raise UsageError(
             f"evaluate.best_of: {config.best_of} greedy episodes of a scenario are all the same; set evaluate.temperature above 0"
         )
+    trials = config.trials if config.split == "test" else 1
+    if config.best_of > 1 and trials > 1:
+        raise UsageError(
+            f"evaluate.best_of: {config.best_of} episodes of a scenario are chosen from, {trials} trials are counted; set one of them to 1"
+        )
     roles, policy = load_roles(shared.prompts), context.policy_adapter()
     # The scenarios depend on the run's seed alone: every iteration, and every rerun, is judged on the same ones.
     scenarios = envs.scenarios(task.env, task.options, config.split, config.episodes, mix("evaluate", context.run.seed))
-    bar = context.progress(f"evaluate on {config.split}", len(scenarios) * config.best_of)
+    times = config.best_of * trials
+    bar = context.progress(f"evaluate on {config.split}", len(scenarios) * times)
     # Opened when it is first asked: before the episodes only where V may end one, since on a GPU it takes memory that
     # the engine wants.
     critic = cache(lambda: open_critic(context, roles) if config.value else None)
@@ -99,18 +115,17 @@ def run(context: Context) -> Outputs:
     played = rollout(
         context.engine,
         environment(context),
-        scenarios * config.best_of,
+        scenarios * times,
         roles,
         settings,
         hopeless=hopeless(config, critic),
         done=bar.advance,
     )
     rounds = [played[i : i + len(scenarios)] for i in range(0, len(played), max(len(scenarios), 1))]
-    episodes = rounds[0] if rounds else []
+    episodes = played if trials > 1 else rounds[0] if rounds else []
     check_environment(episodes)
     scored = [e for e in episodes if e.outcome.trainable]
-    low, high = wilson(sum(e.won for e in scored), len(scored))
-    metrics = summary(episodes, "evaluate") | {"evaluate/win_low": low, "evaluate/win_high": high}
+    metrics = summary(episodes, "evaluate") | win_interval(scored, trials)
     if config.abort_below is not None:
         metrics["evaluate/given_up"] = float(sum(e.error == GIVEN_UP for e in episodes))
     metrics |= {
@@ -127,6 +142,25 @@ def run(context: Context) -> Outputs:
     if config.probe_path:
         metrics |= probe(context, config.probe_path, config.probe_rows, policy)
     return Outputs(metrics, rows, files)
+
+
+def win_interval(scored: Sequence[Episode], trials: int) -> dict[str, float]:
+    """The 95 % interval of the win rate; of several trials clustered by scenario, and pass^k for each k up to them.
+
+    A scenario that has fewer than k episodes that say something about the policy is left out of pass^k.
+    """
+    won: dict[str, list[bool]] = {}
+    for e in scored:
+        won.setdefault(e.scenario.id, []).append(e.won)
+    if trials == 1:
+        low, high = wilson(sum(e.won for e in scored), len(scored))
+    else:
+        low, high = share_interval([e.won for e in scored], [e.scenario.id for e in scored])
+    interval = {"evaluate/win_low": low, "evaluate/win_high": high}
+    for k in range(1, trials + 1 if trials > 1 else 1):
+        if enough := [tries for tries in won.values() if len(tries) >= k]:
+            interval[f"evaluate/pass_hat_{k}"] = sum(pass_hat(sum(t), len(t), k) for t in enough) / len(enough)
+    return interval
 
 
 def on_test(context: Context) -> Context:

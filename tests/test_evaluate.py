@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import random
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import models
@@ -17,9 +21,10 @@ from stages.envs import service_desk as desk
 from stages.evaluate import EvaluateConfig
 from stages.frame.sections import RolesConfig, TaskConfig
 from stages.frame.types import Request, UsageError
-from stages.judge.audit import predicted
+from stages.judge.audit import ends_well, predicted
 from stages.judge.critique import Judgement
-from stages.learn.statistics import wilson
+from stages.learn.statistics import share_interval, wilson
+from stages.llm.roles import load_roles
 from stages.llm.scripted import draw
 
 OPTIONS = {"requests": 3, "tiers": 2}
@@ -89,6 +94,41 @@ def test_win_rate_and_its_interval_by_hand(base: Path, tmp_path: Path) -> None:
     assert lost["evaluate/win_rate"] == 0
     assert (lost["evaluate/win_low"], lost["evaluate/win_high"]) == wilson(0, 48)
     assert lost["evaluate/win_high"] > 0.05
+
+
+def lucky(share: float) -> Any:
+    """A policy that wins about this share of its visits, by the seeds of its requests."""
+
+    def play(prompt: str, request: Request) -> str:
+        right = random.Random(request.seed).random() < share
+        return f"Action: {(models.right_action if right else models.wrong_action)(prompt, OPTIONS)}"
+
+    return play
+
+
+def test_trials_play_each_test_scenario_n_times_and_tell_pass_hat_k_and_a_share_interval(
+    base: Path, tmp_path: Path
+) -> None:
+    config = {"episodes": 12, "trials": 4, "audit_turns": 0}
+    metrics, rows = run(bench_of(base, tmp_path, lucky(0.9)), {}, split="test", **config)
+    plays: dict[str, list[bool]] = {}
+    for row in rows["episodes"]:
+        plays.setdefault(row["scenario_id"], []).append(row["total_reward"] >= 1)
+    assert len(rows["episodes"]) == 48 == metrics["evaluate/episodes"] and {len(p) for p in plays.values()} == {4}
+    for k in (1, 2, 3, 4):
+        by_hand = [mean(all(drawn) for drawn in itertools.combinations(p, k)) for p in plays.values()]
+        assert metrics[f"evaluate/pass_hat_{k}"] == pytest.approx(mean(by_hand))
+    assert metrics["evaluate/pass_hat_1"] == metrics["evaluate/win_rate"] > metrics["evaluate/pass_hat_4"] > 0
+    ids, won = zip(*((i, w) for i, p in plays.items() for w in p), strict=True)
+    assert (metrics["evaluate/win_low"], metrics["evaluate/win_high"]) == share_interval(won, ids)
+
+
+def test_trials_are_of_the_test_split_alone_and_exclude_best_of(base: Path, tmp_path: Path) -> None:
+    bench = bench_of(base, tmp_path, Play())
+    metrics, _ = run(bench, {}, split="validation", episodes=6, trials=3, audit_turns=0)
+    assert metrics["evaluate/episodes"] == 6 and not any("pass_hat" in name for name in metrics)
+    with pytest.raises(UsageError, match="set one of them to 1"):
+        run(bench, {}, split="test", episodes=6, trials=3, best_of=2, audit_turns=0)
 
 
 def test_scenarios_are_of_the_split_and_the_same_in_every_iteration(base: Path, tmp_path: Path) -> None:
@@ -311,8 +351,41 @@ def test_predicted_success_is_the_share_of_futures_without_a_word_of_loss() -> N
         "Future: won.",
     )
     judgement = Judgement(futures, "", "yes")
-    assert predicted(judgement, EvaluateConfig().loss_words) == 0.5
-    assert predicted(judgement, ("won",)) == 0.75
+    config = EvaluateConfig()
+    assert predicted(judgement, config.win_words, config.loss_words) == 0.5
+    assert predicted(judgement, ("lost",), ("won",)) == (0.5 + 0.5 + 1 + 0) / 4
+
+
+TAU = (("won",), ("lost",))
+
+
+@pytest.mark.parametrize(
+    ("words", "future", "well"),
+    [
+        (TAU, "If the lookup fails, the agent asks for the email, and then the case is probably won.", 1),
+        (TAU, "The case could be lost if the item is gone. It is not, and the case is won.", 1),
+        (TAU, "What was won before is undone: the case is LOST.", 0),
+        (TAU, "The user leaves; the case is not won", 0),
+        (TAU, "It will never be lost.", 1),
+        (TAU, "The agent lists the orders.", 0.5),
+        (TAU, "The lostness of Wonderland.", 0.5),
+        ((("pass",), ("fail",)), "Future: photo, then fail. gold refund may need give cash.", 0),
+        ((("right",), ("fails", "wrong")), "A step is wrong, but repaired: the answer is right", 1),
+        ((("right",), ("fails", "wrong")), "All steps seem right; the answer fails", 0),
+    ],
+)
+def test_the_last_word_on_the_end_tells_how_a_future_ends(words: Any, future: str, well: float) -> None:
+    assert ends_well(future, *words) == well
+
+
+@pytest.mark.parametrize("preset", ["demo", "twenty_questions", "qwen7b_math", "qwen7b_tau_retail", "qwen7b_20q"])
+def test_a_task_s_words_for_the_end_stand_in_what_its_successor_is_told_to_say(preset: str) -> None:
+    run: Any = presets.load(preset)
+    prompts = load_roles(run.roles.prompts).templates
+    told = prompts["successor"].rsplit("at the end", 1)[-1] if preset != "demo" else "pass or fail"
+    assert all(
+        any(re.search(rf"\b{w}\b", told) for w in words) for words in (run.evaluate.win_words, run.evaluate.loss_words)
+    )
 
 
 def test_a_cause_is_named_as_a_fact_or_as_a_possibility() -> None:

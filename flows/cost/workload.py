@@ -81,14 +81,15 @@ class At:
 
 def workload(run: Any, lengths: Lengths) -> list[Work]:
     """Every execution of a stage, in order: the base model's evaluations, the iterations, the final evaluation."""
-    found = [evaluate(At(run, lengths, -1, 0.0)), evaluate(At(run, lengths, -1, 0.0))]
+    found = [evaluate(At(run, lengths, -1, 0.0), run.evaluate.trials), evaluate(At(run, lengths, -1, 0.0))]
     pool = 0.0
     for i in range(run.iterations):
         pool += n_episodes(run, i) * lengths.turns
         found += [OF_STAGE[name](At(run, lengths, i, pool)) for name in METHODS[run.method]]
         if (i + 1) % run.evaluate_every == 0 or i == run.iterations - 1:
             found.append(evaluate(At(run, lengths, i, pool)))
-    return [*found, evaluate(At(run, lengths, run.iterations - 1, pool))] if run.iterations else found
+    last = At(run, lengths, run.iterations - 1, pool)
+    return [*found, evaluate(last, run.evaluate.trials)] if run.iterations else found
 
 
 def n_episodes(run: Any, iteration: int) -> int:
@@ -253,10 +254,10 @@ def self_ac(at: At) -> Work:
     )
 
 
-def evaluate(at: At) -> Work:
-    """The base model (iteration -1) has no critic to be audited, and no values."""
+def evaluate(at: At, trials: int = 1) -> Work:
+    """The base model (iteration -1) has no critic to be audited, and no values. trials: of each scenario."""
     config, size = at.run.evaluate, at.lengths
-    n = config.episodes * config.best_of
+    n = config.episodes * config.best_of * trials
     found = [policy_prompts(at, n * size.turns, size.middle)]
     forward: tuple[Rows, ...] = ()
     if at.iteration >= 0 and at.run.method == "nlac" and config.audit_turns:

@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import random
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ def audit(context: Context, roles: Roles, episodes: Sequence[Episode], n_turns: 
         context, roles, [(e.messages[: t.state_len], a) for e, t, a, _ in pairs], k=k, seed=mix(context.seed, "audit")
     )
     cases = [
-        Case(e, t, a, w, predicted(w, context.config.loss_words), own)
+        Case(e, t, a, w, predicted(w, context.config.win_words, context.config.loss_words), own)
         for (e, t, a, own), w in zip(pairs, words, strict=True)
     ]
     if cases and all(c.judgement.out_of_context for c in cases):
@@ -95,12 +96,21 @@ def base_actions(context: Context, roles: Roles, turns: Sequence[tuple[Episode, 
     return found, sum(reply == NO_ROOM for _, reply in replies)
 
 
-def predicted(judgement: Judgement, loss_words: Sequence[str]) -> float:
-    """Share of the predicted futures that end well, that is, hold none of the words that the task's prompts use for a
-    loss.
+def predicted(judgement: Judgement, win_words: Sequence[str], loss_words: Sequence[str]) -> float:
+    """Share of the predicted futures that end well; one that tells no end counts one half."""
+    return sum(ends_well(future, win_words, loss_words) for future in judgement.futures) / len(judgement.futures)
+
+
+def ends_well(future: str, win_words: Sequence[str], loss_words: Sequence[str]) -> float:
+    """1 where the last of these words in the future tells a win, 0 for a loss, 1/2 without one. "not" or "never" before
+    a word turns it. Words before the last one say what may happen on the way: "if the lookup fails, ... is won".
     """
-    futures = [future.lower() for future in judgement.futures]
-    return sum(not any(word in future for word in loss_words) for future in futures) / len(futures)
+    listed = "|".join(re.escape(word.lower()) for word in (*win_words, *loss_words))
+    found = re.findall(rf"\b((?:not|never)\s+(?:be\s+|been\s+)?)?({listed})\b", future.lower())
+    if not found:
+        return 0.5
+    turned, word = found[-1]
+    return float((word in {one.lower() for one in win_words}) != bool(turned))
 
 
 def against_returns(cases: Sequence[Case]) -> list[Row]:

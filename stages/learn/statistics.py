@@ -108,6 +108,20 @@ def _numbered(clusters: Sequence[Hashable], n: int) -> np.ndarray:
     return np.array([names[name] for name in clusters], dtype=np.int64)
 
 
+def pass_hat(wins: int, trials: int, k: int) -> float:
+    """pass^k of a scenario: the chance that k of its trials, drawn without repeats, are all won. Unbiased.
+
+        C(wins, k) / C(trials, k)
+
+    Raises ValueError unless 0 <= wins <= trials and 1 <= k <= trials. Source: tau-bench, arXiv 2406.12045.
+    """
+    if not (0 <= wins <= trials and 1 <= k <= trials):
+        raise ValueError(
+            f"wanted 0 <= wins <= trials, 1 <= k <= trials; found wins = {wins}, trials = {trials}, k = {k}"
+        )
+    return math.comb(wins, k) / math.comb(trials, k)
+
+
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
     """Spearman's rank correlation, ties sharing their mean rank.
 

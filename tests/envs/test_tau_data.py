@@ -46,7 +46,9 @@ def test_an_instruction_keeps_the_white_space_that_its_author_gave_it(tmp_path: 
     (one,) = scenarios(path, "train").values()
     assert (one.id, one.data["instruction"]) == ("t", text)
     heard: list[str] = []
-    env = envs.make_env("tau_bench", {"path": path}, lambda messages, **_: heard.append(messages[0]["content"]) or "Hi.")()
+    env = envs.make_env(
+        "tau_bench", {"path": path}, lambda messages, **_: heard.append(messages[0]["content"]) or "Hi."
+    )()
     env.reset(one)
     assert f"\n\nInstruction: {text}\n\nRules:\n" in heard[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ from stages.learn.statistics import (
     calibration,
     cluster_draws,
     leak_rate,
+    pass_hat,
     share_interval,
     spearman,
     wilson,
@@ -231,3 +233,25 @@ def test_a_statistic_that_is_mostly_not_defined_has_no_interval() -> None:
     assert all(math.isnan(end) for end in bootstrap_interval(lambda rows: math.nan if rows[0] < 3 else 1.0, draws))
     assert bootstrap_interval(lambda rows: math.nan if rows[0] > 2 else 1.0, draws) == (1.0, 1.0)
     assert all(math.isnan(end) for end in bootstrap_interval(lambda rows: 1.0, []))
+
+
+def test_pass_hat_is_the_share_of_draws_of_k_trials_that_are_all_won() -> None:
+    for trials in range(1, 7):
+        for wins in range(trials + 1):
+            played = [1] * wins + [0] * (trials - wins)
+            for k in range(1, trials + 1):
+                drawn = list(itertools.combinations(played, k))
+                assert pass_hat(wins, trials, k) == pytest.approx(sum(map(all, drawn)) / len(drawn))
+    for wins, trials, k in ((3, 2, 1), (-1, 2, 1), (1, 2, 3), (1, 2, 0)):
+        with pytest.raises(ValueError, match="wanted 0 <= wins <= trials"):
+            pass_hat(wins, trials, k)
+
+
+def test_rows_of_one_cluster_that_are_alike_count_as_one() -> None:
+    """Each scenario all won or all lost: four trials tell what one does, but for a degree of freedom."""
+    won = [1] * 30 + [0] * 20
+    once = wilson(30, 50)
+    low, high = share_interval(np.repeat(won, 4), [i for i in range(50) for _ in range(4)])
+    assert high - low == pytest.approx(once[1] - once[0], rel=0.02)
+    apart = share_interval(np.repeat(won, 4), range(200))
+    assert apart[1] - apart[0] == pytest.approx(wilson(120, 200)[1] - wilson(120, 200)[0], rel=0.01)
