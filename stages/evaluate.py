@@ -231,6 +231,6 @@ def probe(context: Context, path: str, rows_a_role: int, adapter: str | None) ->
 
 
 STAGE = Stage(
-    "evaluate", 3, EvaluateConfig, inputs=(*POLICY_STAGES, "critic"), roles=("policy", "successor", "evaluator", "value"), run=run,
+    "evaluate", 4, EvaluateConfig, inputs=(*POLICY_STAGES, "critic"), roles=("policy", "successor", "evaluator", "value"), run=run,
     outputs=("episodes", "turns", "judgements", "audit/", "values/"), roles_with={"critic": ("successor", "evaluator")},
 )  # fmt: skip

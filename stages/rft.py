@@ -40,6 +40,10 @@ class RftConfig(PassConfig):
     epochs: int = Field(2, ge=1, description="Passes over the rows. [ours]")
     batch: int = Field(32, ge=1, description="Turns a step. [ours]")
     rows: int = Field(512, ge=1, description="Most turns an iteration, drawn from all wins so far. [ours]")
+    refill: bool = Field(
+        False,
+        description="Where there are fewer turns than `rows`, draw them again, so that every iteration takes as many steps. [ours]",
+    )
     labels: Literal["wins", "told"] = Field(
         "wins",
         description="Turns of episodes that won; or all turns, those that the last observation corrects as it says. [ours]",
@@ -53,7 +57,7 @@ def run(context: Context) -> Outputs:
     lived = [t for t in transitions(context.replay, context.inputs["collect"]) if not t.malformed]
     won = [t for t in lived if t.total_reward >= 1]
     pool = won if config.labels == "wins" else lived
-    drawn = rng.sample(pool, min(config.rows, len(pool)))
+    drawn = draw(pool, config.rows, rng, refill=config.refill)
     labels = [t.action_ids for t in drawn] if config.labels == "wins" else told_ids(context, lived, drawn)
     rows = [TrainRow(t.prompt_ids, ids, key=t.key) for t, ids in zip(drawn, labels, strict=True)]
     model = trainable_policy(context)
@@ -75,6 +79,18 @@ def run(context: Context) -> Outputs:
     if config.labels == "told":
         counts["rft/corrected"] = float(sum(t.action_ids != ids for t, ids in zip(drawn, labels, strict=True)))
     return Outputs(fit_metrics("rft", history) | counts, {}, {"adapter": context.workdir / "adapter"})
+
+
+def draw(pool: Sequence[Transition], n: int, rng: random.Random, *, refill: bool) -> list[Transition]:
+    """n turns of the pool, none twice; with `refill` none comes a time more than another until all have, else at most
+    the pool.
+    """
+    drawn: list[Transition] = []
+    while pool and len(drawn) < n:
+        drawn += rng.sample(pool, min(n - len(drawn), len(pool)))
+        if not refill:
+            break
+    return drawn
 
 
 def told_ids(context: Context, lived: Sequence[Transition], drawn: Sequence[Transition]) -> list[tuple[int, ...]]:

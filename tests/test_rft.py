@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from stages.frame.sections import TaskConfig
 from stages.frame.types import Outcome, UsageError
 from stages.learn.adapter import save_adapter
 from stages.play.transitions import episode_rows
-from stages.rft import RftConfig, told_ids
+from stages.rft import RftConfig, draw, told_ids
 from stages.train.model import trainable
 
 WIN = [("Action: check photo", "photo done."), ("mumble", "what?"), ("Action: close phone", "phone done. pass.")]
@@ -64,6 +66,20 @@ def test_no_more_rows_than_the_config_says(bench: models.Bench, monkeypatch: pyt
     run(bench, rows=3, epochs=2)
     assert len(set(trained)) == 3
     assert set(trained) < winning_ids(bench)
+
+
+def test_refilled_rows_are_the_wins_again_as_often_as_each_other(
+    bench: models.Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many steps in every iteration, however few wins there are."""
+    trained = models.capture(monkeypatch)
+    wins = winning_ids(bench)
+    n = 3 * len(wins) + 1
+    outputs = run(bench, rows=n, epochs=1, batch=2, refill=True)
+    times = Counter(trained)
+    assert set(times) == wins and sorted(times.values()) == [3] * (len(wins) - 1) + [4]
+    assert outputs.metrics["rft/steps"] == -(-n // 2)
+    assert draw([], 5, random.Random(0), refill=True) == []
 
 
 def test_without_a_win_the_adapter_that_came_in_goes_out_to_the_bit(bench: models.Bench, tmp_path: Path) -> None:

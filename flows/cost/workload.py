@@ -212,7 +212,8 @@ def distill(at: At) -> Work:
 
 def rft(at: At) -> Work:
     config = at.run.rft
-    n = int(min(config.rows, at.lengths.win * at.pool))
+    won = at.lengths.win * at.pool
+    n = config.rows if config.refill and won >= 1 else int(min(config.rows, won))
     return Work(
         "rft",
         trained=(policy_rows(at, config.epochs * n, at.lengths.thought),),

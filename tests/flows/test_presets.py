@@ -13,12 +13,14 @@ from shared_data import DATA
 
 from flows import presets
 from flows.commands.describe import SOURCE, describe
+from flows.cost.estimate import estimate
 from flows.cost.lengths import assumed
 from flows.cost.workload import workload
 from flows.registry import METHODS, STAGES, WIRING, load_stage
 from stages import envs
 from stages.frame.types import UsageError
 from stages.llm.roles import load_roles
+from stages.self_ac import check_options
 
 # Option of an environment that names fetched data -> where that lies among the tests' own.
 FETCHED = {
@@ -95,10 +97,52 @@ def test_the_paper_s_presets_are_all_there() -> None:
     }
 
 
+TASKS = ("20q", "math", "tau_retail")
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("baseline", ["rft", "grpo_steps", "ppo_steps"])
+def test_the_baselines_take_the_paper_s_gradient_steps(baseline: str, task: str) -> None:
+    run: Any = presets.load(f"qwen7b_{baseline}_{task}")
+    assert sum(work.steps for work in workload(run, assumed(run))) == 30_720
+    assert sum(work.stage == "evaluate" for work in workload(run, assumed(run))) == 3 + 6  # as often as NLAC's
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("baseline", ["rft", "grpo", "ppo"])
+def test_the_baselines_play_as_many_episodes_as_nlac_on_the_same_task(baseline: str, task: str) -> None:
+    run: Any = presets.load(f"qwen7b_{baseline}_{task}")
+    nlac: Any = presets.load(f"qwen7b_{task}")
+    played = [sum(work.episodes for work in workload(one, assumed(one))) for one in (run, nlac)]
+    assert played[0] == played[1]
+    assert (run.task, run.roles, run.model.path) == (nlac.task, nlac.roles, nlac.model.path)
+    assert run.evaluate.model_copy(update={"audit_turns": 0}) == nlac.evaluate.model_copy(update={"audit_turns": 0})
+
+
+@pytest.mark.parametrize("name", [f"qwen7b_ppo{steps}_{task}" for steps in ("", "_steps") for task in TASKS])
+def test_ppo_s_presets_have_a_critic_gae_and_a_ratio_by_token(name: str) -> None:
+    run: Any = presets.load(name)
+    assert (run.method, run.collect.group, run.self_ac.advantage, run.self_ac.ratio) == ("self_ac", 1, "gae", "token")
+    assert run.self_ac.has_critic and run.self_ac.kl_coef == 0
+    # A value model of its own wherever its activations fit, and then its layers cannot be worked out again.
+    assert run.self_ac.separate != run.model.gradient_checkpointing == name.endswith("tau_retail")
+    check_options(run.self_ac, checkpointing=run.model.gradient_checkpointing)
+    assert all(line.startswith("fits") for line in estimate(run, "h100", 1)["verdict"])
+
+
+@pytest.mark.parametrize("method", ["grpo", "ppo"])
+@pytest.mark.parametrize("task", TASKS)
+def test_the_paper_s_steps_are_each_on_new_episodes(method: str, task: str) -> None:
+    """The two presets of a method differ in how long they run, and so in episodes; in nothing that a step does."""
+    steps: Any = presets.load(f"qwen7b_{method}_steps_{task}")
+    episodes: Any = presets.load(f"qwen7b_{method}_{task}")
+    assert (steps.self_ac, steps.model, steps.task) == (episodes.self_ac, episodes.model, episodes.task)
+    assert steps.self_ac.epochs == 1 and steps.collect.episodes == 16 * steps.self_ac.batch
+
+
 def test_grpo_s_presets_have_the_paper_s_groups_on_the_paper_s_tasks() -> None:
-    names = [name for name in presets.names() if name.startswith("qwen7b_grpo")]
-    assert names == [f"qwen7b_grpo_{task}" for task in ("20q", "math", "tau_retail")]
-    for name in names:
+    for task in TASKS:
+        name = f"qwen7b_grpo_{task}"
         run: Any = presets.load(name)
         nlac: Any = presets.load(name.replace("_grpo", ""))
         assert (run.method, run.collect.group, run.model, run.roles) == ("self_ac", 4, nlac.model, nlac.roles)
