@@ -60,7 +60,8 @@ class Options(Config):
         "tree", description="What an observation tells: all open nodes [slides], or only the new one [ours]."
     )
     expressions: bool = Field(
-        False, description="`submit (1 + 2) * 8 * 1` counts too; it needs no tree. [ours; paper: the form of an answer]"
+        False,
+        description="`submit (1 + 2) * 8 * 1`, with or without `= 24` behind it, counts too; it needs no tree. [ours; paper: the form of an answer]",
     )
     path: DataPath = Field(
         "", description="CSV file of the published puzzles; empty = all that can be solved. [ours; paper: 4nums.com]"

@@ -14,7 +14,8 @@ from stages.frame.types import Malformed
 _NUMBER = r"(-?[0-9]{1,6}(?:/0*[1-9][0-9]{0,5})?)"
 _EXPAND = re.compile(rf"expand\s+([0-9]{{1,4}})\s*:\s*{_NUMBER}\s*([-+*/])\s*{_NUMBER}\s*=\s*{_NUMBER}", re.IGNORECASE)
 _SUBMIT = re.compile(r"submit\s+([0-9]{1,4})", re.IGNORECASE)
-_EXPRESSION = re.compile(r"submit\s+([-0-9(].*)", re.IGNORECASE)
+# "(1 + 2) * 8 * 1 = 24", too, as Tree of Thoughts has its answers: what counts is the left side.
+_EXPRESSION = re.compile(r"submit\s+([-0-9(].*?)(?:\s*=\s*24)?", re.IGNORECASE)
 
 
 def spaced(numbers: Numbers) -> str:

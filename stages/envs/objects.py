@@ -1,8 +1,9 @@
 """The objects that 20 Questions asks for, and the recognition of their names in a question.
 
 Names are compared word by word after folding case, accents and punctuation, with simple plurals, so that "breadbox"
-does not name bread, "batman" not a bat and "category" not a cat. Where one name stands inside another ("soccer ball",
-"ball"), only the longer one is named.
+does not name bread, "batman" not a bat and "category" not a cat. Spaces and hyphens within a name do not count ("hair
+dryer", "hair-dryer", "hairdryer"), but "a corn" is no acorn, and "car, pet" no carpet. Where one name stands inside
+another ("soccer ball", "ball"), only the longer one is named.
 """
 
 from __future__ import annotations
@@ -39,6 +40,14 @@ _GUESS = re.compile(
     r"^(?:(?:so|ok|okay|well|then|now|finally|i|my|the|final|last|first|best|think|say|answer|guess|would|will|is|are|it|its|they|this|that|object|thing"
     r"|item|could|can|might|be|by any chance)\s+)*(?:(?:a|an|the|some|your|any)\s+)?(?:(?:kind|type|sort|pair|piece) of\s+)?(?:(?:a|an)\s+)?"
 )
+
+
+# Words that are no part of a name that is written apart: "Is it a corn?" does not name the acorn.
+_SMALL = frozenset(
+    "a an the is are was it its they this that these those and or not no of in on at to for by from with as be if so do does did could "
+    "will would has have had i you he she we me my your his her our us one any some many much more than".split()
+)
+_APART = re.compile(r"[^\w\s'\u2019`-]+")
 
 
 @dataclass(frozen=True)
@@ -126,12 +135,9 @@ def object_table(path: str) -> Table:
 
 
 def forms(name: str) -> set[Words]:
-    """The name, its simple plural, and, of a name of two words, both written as one."""
+    """The name and its simple plural."""
     singular = words(name)
-    if not singular:
-        return set()
-    both = [singular] + [(*singular[:-1], plural) for plural in _plurals(singular[-1])]
-    return set(both) | {("".join(form),) for form in both if len(form) == 2}
+    return {singular, *((*singular[:-1], plural) for plural in _plurals(singular[-1]))} if singular else set()
 
 
 def _plurals(word: str) -> list[str]:
@@ -156,21 +162,38 @@ class Names:
         for item in items:
             for form in itertools.chain.from_iterable(forms(name) for name in (item.name, *item.also)):
                 self._objects.setdefault(form, set()).add(item.name)
-        self._longest = max((len(form) for form in self._objects), default=0)
+        # One word more than the longest name has: it may be written apart.
+        self._longest = max((len(form) for form in self._objects), default=0) + 1
+        self._joined: dict[str, set[str]] = {}
+        for form, found in self._objects.items():
+            self._joined.setdefault("".join(form), set()).update(found)
 
     def mentioned(self, text: str) -> set[str]:
         """Objects whose name stands anywhere in the text, the longest name first at each place."""
         found: set[str] = set()
-        tokens, start = words(text), 0
+        tokens, beside, start = words(text), _beside(text), 0
         while start < len(tokens):
-            lengths = range(min(self._longest, len(tokens) - start), 0, -1)
-            length = next((length for length in lengths if tokens[start : start + length] in self._objects), 0)
-            found |= self._objects.get(tokens[start : start + length], set())
-            start += length or 1
+            spans = (tokens[start : start + n] for n in range(min(self._longest, len(tokens) - start), 0, -1))
+            named = next(((span, objects) for span in spans if (objects := self._named(span, beside))), None)
+            found |= named[1] if named else set()
+            start += len(named[0]) if named else 1
         return found
 
     def guessed(self, text: str) -> set[str]:
         """Objects that the text guesses and nothing else: "Is it a cat?", not "Is it bigger than a cat?" nor a list."""
         plain = " ".join(words(text))
         opening = _GUESS.match(plain)
-        return self._objects.get(tuple(plain[opening.end() if opening else 0 :].split()), set())
+        return self._named(tuple(plain[opening.end() if opening else 0 :].split()), _beside(text))
+
+    def _named(self, span: Words, beside: set[Words]) -> set[str]:
+        """Objects of this name. Written otherwise than in the list, it holds no small word, and nothing but spaces and
+        hyphens.
+        """
+        if span in self._objects or not set(itertools.pairwise(span)) <= beside or set(span) & _SMALL:
+            return self._objects.get(span, set())
+        return self._joined.get("".join(span), set())
+
+
+def _beside(text: str) -> set[Words]:
+    """Pairs of words that follow each other with nothing but spaces and hyphens between them."""
+    return {pair for part in _APART.split(text) for pair in itertools.pairwise(words(part))}
