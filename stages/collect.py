@@ -50,5 +50,5 @@ def run(context: Context) -> Outputs:
 
 
 STAGE = Stage(
-    "collect", 1, CollectConfig, inputs=POLICY_STAGES, roles=("policy",), run=run, outputs=("episodes", "turns")
+    "collect", 2, CollectConfig, inputs=POLICY_STAGES, roles=("policy",), run=run, outputs=("episodes", "turns")
 )

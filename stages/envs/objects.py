@@ -43,10 +43,11 @@ _GUESS = re.compile(
 
 
 # Words that are no part of a name that is written apart: "Is it a corn?" does not name the acorn.
-_SMALL = frozenset(
-    "a an the is are was it its they this that these those and or not no of in on at to for by from with as be if so do does did could "
-    "will would has have had i you he she we me my your his her our us one any some many much more than".split()
-)
+_SMALL_WORDS = """
+a an the is are was it its they this that these those and or not no of in on at to for by from with as be if so do does did could
+will would has have had i you he she we me my your his her our us one any some many much more than
+"""
+_SMALL = frozenset(_SMALL_WORDS.split())
 _APART = re.compile(r"[^\w\s'\u2019`-]+")
 
 

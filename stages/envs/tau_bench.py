@@ -22,8 +22,8 @@ from typing import Any
 
 from pydantic import Field
 
-from stages.envs.splits import check_split, draw, place
-from stages.envs.tau_data import Domain, Name, load_domain, load_tasks
+from stages.envs.splits import check_split, draw
+from stages.envs.tau_data import Domain, Name, load_domain, split_tasks
 from stages.envs.tau_database import Changes, Database
 from stages.envs.tau_tools import TERMINATE, check_call
 from stages.envs.tau_user import STOP, UserPrompt, answer, conversation
@@ -239,28 +239,12 @@ def scenarios(options: Mapping[str, Any], split: str, n: int | None, seed: int) 
     """
     checked = Options.model_validate(dict(options))
     check_split("tau_bench", split)
-    tasks = draw(_tasks(checked, split), split, n, seed)
+    dealt = split_tasks(checked.path, checked.domain, split, checked.validation_tasks, checked.split_seed)
+    tasks = draw(dealt, split, n, seed)
     return [
         Scenario("tau_bench", split, task["id"], {key: task[key] for key in ("instruction", "actions", "outputs")})
         for task in tasks
     ]
-
-
-def _tasks(options: Options, split: str) -> list[dict[str, Any]]:
-    """A split's tasks, in the order of its file. Raises UsageError."""
-    tasks = load_tasks(options.path, options.domain, split)
-    if split == "test" or not options.validation_tasks:
-        return tasks
-    train = tasks if split == "train" else load_tasks(options.path, options.domain, "train")
-    if options.validation_tasks >= len(train):
-        raise UsageError(
-            f"task.options.validation_tasks of tau_bench: wanted fewer than the {len(train)} training tasks, found {options.validation_tasks}."
-        )
-    in_order = sorted(train, key=lambda task: place(task["id"], options.split_seed))
-    held_out = {task["id"] for task in in_order[: options.validation_tasks]}
-    if split == "train":
-        return [task for task in train if task["id"] not in held_out]
-    return tasks + [task for task in train if task["id"] in held_out]
 
 
 def describe(options: Mapping[str, Any], episodes: Sequence[Episode]) -> dict[str, float]:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from stages.envs import tau_airline, tau_retail
 from stages.envs.files import bad_file, read_rows, text_of, whole_text_of
+from stages.envs.splits import place
 from stages.envs.tau_database import Base, Changes, Database
 from stages.envs.tau_tools import Tool, call
 from stages.frame.types import UsageError
@@ -82,6 +83,24 @@ def load_tasks(path: str, name: Name, split: str) -> list[dict[str, Any]]:
             f"tau_bench has no split {split!r} of {name}: there is no {file.name} in {str(file.parent)!r}, only {offered}.{advice}"
         )
     return [_task(row, file, where) for where, row in read_rows(file, WANTED)]
+
+
+def split_tasks(path: str, name: Name, split: str, held_out: int, seed: int) -> list[dict[str, Any]]:
+    """The same with so many of the training tasks, chosen by a seeded hash of their ids, in validation instead. Raises
+    UsageError.
+    """
+    tasks = load_tasks(path, name, split)
+    if split == "test" or not held_out:
+        return tasks
+    train = tasks if split == "train" else load_tasks(path, name, "train")
+    if held_out >= len(train):
+        raise UsageError(
+            f"task.options.validation_tasks of tau_bench: wanted fewer than the {len(train)} training tasks, found {held_out}."
+        )
+    chosen = {task["id"] for task in sorted(train, key=lambda task: place(task["id"], seed))[:held_out]}
+    if split == "train":
+        return [task for task in train if task["id"] not in chosen]
+    return tasks + [task for task in train if task["id"] in chosen]
 
 
 def _task(row: dict[str, Any], file: Path, where: str) -> dict[str, Any]:

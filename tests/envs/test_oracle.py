@@ -60,7 +60,7 @@ class Scripted:
     def __init__(self, *replies: str) -> None:
         self.replies, self.asked = list(replies), []  # type: ignore[var-annotated]
 
-    def __call__(self, messages: Sequence[Message]) -> str:
+    def __call__(self, messages: Sequence[Message], **sampling: object) -> str:
         self.asked.append(list(messages))
         return self.replies.pop(0)
 
@@ -94,7 +94,7 @@ def test_llm_oracle_answers_once_per_object_and_normalised_question() -> None:
 
 
 def test_llm_that_is_down_is_a_simulator_error() -> None:
-    def down(messages: Sequence[Message]) -> str:
+    def down(messages: Sequence[Message], **sampling: object) -> str:
         raise EngineUnavailable("no server")
 
     with pytest.raises(SimulatorError, match="no server"):

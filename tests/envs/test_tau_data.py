@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from shared_data import DATA, needs
 from tau_small import acted, customer, said
 
 from stages import envs
-from stages.frame.types import Scenario, UsageError
+from stages.frame.types import Message, Scenario, UsageError
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +47,12 @@ def test_an_instruction_keeps_the_white_space_that_its_author_gave_it(tmp_path: 
     (one,) = scenarios(path, "train").values()
     assert (one.id, one.data["instruction"]) == ("t", text)
     heard: list[str] = []
-    env = envs.make_env(
-        "tau_bench", {"path": path}, lambda messages, **_: heard.append(messages[0]["content"]) or "Hi."
-    )()
+
+    def listen(messages: Sequence[Message], **sampling: Any) -> str:
+        heard.append(messages[0]["content"])
+        return "Hi."
+
+    env = envs.make_env("tau_bench", {"path": path}, listen)()
     env.reset(one)
     assert f"\n\nInstruction: {text}\n\nRules:\n" in heard[0]
 

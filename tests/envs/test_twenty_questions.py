@@ -106,12 +106,12 @@ def test_a_name_s_letters_in_other_words_do_not_name_it() -> None:
 PARTS = """
 butter fly gold fish sun flower water melon air plane book shelf screw driver news paper skate board tooth brush micro wave motor cycle
 basket ball foot base volley straw berry pine apple smart phone head night stand case paste paint chop stick ear ring neck lace hair clip
-""".split()
+"""
 
 
 def split_names(names: Sequence[str]) -> list[tuple[str, str, str]]:
     """(name, its two parts) of names of one word whose parts are words of other names: hairdryer, hair, dryer."""
-    known = {word for name in names for word in words(name) if len(word) > 2} | set(PARTS)
+    known = {word for name in names for word in words(name) if len(word) > 2} | set(PARTS.split())
     return [
         (name, one[:i], one[i:])
         for name in names
@@ -149,7 +149,9 @@ def test_compound_names_are_there_in_plenty() -> None:
     assert all(n >= least[table] for table, n in found.items()), found
 
 
-@pytest.mark.parametrize(("target", "text"), [("toothbrush", "Is it a tooth brush?"), ("goldfish", "Are they gold fishes?")])
+@pytest.mark.parametrize(
+    ("target", "text"), [("toothbrush", "Is it a tooth brush?"), ("goldfish", "Are they gold fishes?")]
+)
 def test_a_name_of_one_word_written_as_two_wins_the_game(target: str, text: str) -> None:
     assert question(play(target), text).reward == question(play(target, win="guess"), text).reward == 1.0
     assert question(play("cat"), text).reward == 0.0
@@ -258,7 +260,7 @@ def test_failed_oracle_is_no_answer_and_leaves_the_game_where_it_was() -> None:
 def test_oracle_is_shared_by_the_games_of_one_maker() -> None:
     asked: list[Sequence[Message]] = []
 
-    def yes(messages: Sequence[Message]) -> str:
+    def yes(messages: Sequence[Message], **sampling: object) -> str:
         asked.append(messages)
         return "Yes"
 
