@@ -40,7 +40,7 @@ STAGES: dict[str, tuple[Stage, Filled, dict[str, list[str]], dict[str, Any], str
         distill.STAGE,
         unwrap(test_distill.bench),
         test_distill.INPUTS,
-        {"kl_coef": 0.5, "held_out": 0.2},
+        {"kl_coef": 0.5, "held_out": 0.2, "epochs": 2},
         "distill/kl_first",
     ),
     "rft": (rft.STAGE, unwrap(test_rft.bench), test_rft.INPUTS, {}, "rft/loss_first"),

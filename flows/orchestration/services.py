@@ -121,10 +121,8 @@ def _by_name(given: Sequence[str]) -> dict[str, str]:
             raise UsageError(
                 f"serve: --preset {one}: its deployment would be named {name!r}, as that of {taken[name]} is. Rename the file."
             )
-        if not name or name.startswith("_"):
-            raise UsageError(
-                f"serve: --preset {one}: wanted a preset that runs, found one that is only there to be extended. Rename the file to serve it."
-            )
+        if not name:
+            raise UsageError(f"serve: --preset {one}: no deployment can have that name. Rename the file to serve it.")
         found[name] = str(path.resolve()) if one.endswith(".toml") else one
     return found
 

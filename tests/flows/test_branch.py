@@ -233,7 +233,10 @@ def test_it_is_a_pipeline_run_like_any_other(turnwise: Turnwise, stages: Stages,
     summary = {key: value for key, value in new.items() if key not in ("rerun_of", "compared")}
     assert turnwise("show", run_id) == summary
     shown = turnwise("show", run_id, raw=True)[1]
-    assert f"stages before critic 2 are those of run {old['run_id'][:8]}; changed from there on: critic.lr 0.0001 -> 0.5" in shown
+    assert (
+        f"stages before critic 2 are those of run {old['run_id'][:8]}; changed from there on: critic.lr 0.0001 -> 0.5"
+        in shown
+    )
     turnwise("export", run_id, "out", "--what", "adapter")
     assert (
         home / "out" / "weights"

@@ -81,7 +81,6 @@ import fakes, pytest
 from flows import cli
 from flows.orchestration import server
 home = Path(sys.argv[1])
-server.DEFAULT_PORT = server.free_port()
 stop = server.Server.stop
 def ask_then_stop(self):
     from flows.orchestration import deployments

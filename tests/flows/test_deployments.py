@@ -51,7 +51,7 @@ def test_a_schedule_that_is_none_is_refused_with_its_preset(tmp_path: Path) -> N
     [
         (["--preset", "demo", "--preset", "my/demo.toml"], "its deployment would be named 'demo', as that of demo is"),
         (["--preset", "my/rerun.toml"], "named 'rerun', as that of the deployment that reruns a stage is"),
-        (["--preset", "_paper"], "found one that is only there to be extended"),
+        (["--preset", "_paper"], "is only there to be extended"),
         (["--preset", "my/nothing.toml"], "There is no preset file my/nothing.toml"),
         (["--limit", "0"], "--limit: wanted at least 1 run at once, found 0"),
     ],

@@ -287,14 +287,14 @@ def test_the_registry_is_that_of_the_project_whatever_the_environment_names(
 
 def test_a_password_in_a_url_is_written_nowhere(workspace: Workspace, stages: Stages, preset: str) -> None:
     secret = "https://ann:geheim@example.org/v1"
-    summary = ran(workspace, preset, f"task.oracle_url={secret}")
+    summary = ran(workspace, preset, f"task.oracle_model={secret}")
     shown = (
         workspace.tracking.root.joinpath("mlflow.db").read_bytes()
         + workspace.tracking.root.joinpath("mlflow.db-wal").read_bytes()
     )
     assert b"geheim" not in shown
     assert b"https://***@example.org/v1" in shown
-    assert data_of(workspace, summary.run_id).params["task.oracle_url"] == "https://***@example.org/v1"
+    assert data_of(workspace, summary.run_id).params["task.oracle_model"] == "https://***@example.org/v1"
 
 
 def test_runs_tell_seed_changes_and_duration(

@@ -12,6 +12,7 @@ import models
 import pytest
 from openai_stub import Stub
 
+from flows import presets
 from stages.frame.contract import Config
 from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig
 from stages.frame.types import EngineUnavailable, UsageError
@@ -52,13 +53,17 @@ def test_an_oracle_on_the_run_s_engine_answers_as_the_base_and_leaves_no_row(bas
     [
         ("localhost:8001", "http://127.0.0.1:1/v1", "task.oracle_url"),
         ("", "localhost:8000", "model.url"),
-        ("", "", "task.oracle_url"),
     ],
 )
 def test_an_oracle_s_wrong_address_is_told_by_the_key_that_holds_it(oracle_url: str, url: str, key: str) -> None:
-    task = TaskConfig(env="twenty_questions", options={"questions": 3}, oracle="openai", oracle_url=oracle_url)
     with pytest.raises(UsageError, match=rf"^{re.escape(key)}: wanted a base URL"):
-        environment(SimpleNamespace(run=SimpleNamespace(task=task, roles=RolesConfig(), model=ModelConfig(url=url))))  # type: ignore[arg-type]
+        presets.load("twenty_questions", ["task.oracle=openai", f"task.oracle_url={oracle_url}", f"model.url={url}"])
+
+
+def test_an_oracle_without_any_address_is_told_by_the_key_to_set() -> None:
+    task = TaskConfig(env="twenty_questions", options={"questions": 3}, oracle="openai")
+    with pytest.raises(UsageError, match=r"^task\.oracle_url: wanted a base URL"):
+        environment(SimpleNamespace(run=SimpleNamespace(task=task, roles=RolesConfig(), model=ModelConfig())))  # type: ignore[arg-type]
 
 
 def test_an_oracle_that_is_down_is_told_by_its_own_key() -> None:
