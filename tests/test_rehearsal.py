@@ -178,7 +178,9 @@ def check_metrics(summary: dict[str, Any], run: Any) -> None:
 
 
 def check_rows(summary: dict[str, Any], home: Path, thinks: bool, engine: Engine, end_of_turn: int) -> None:
-    """What is trained on ends where a reply of the model ends, and holds no thought but the policy's own."""
+    """What is trained on ends where a reply of the model ends, and holds no thought but the policy's, its own or thought
+    anew before a rewritten action.
+    """
     replay, runs = Replay(home / "data" / "turnwise.duckdb"), stage_runs(summary)
     turns = replay.rows("turns", [runs["collect 0"]])
     assert all(thinks == (THOUGHT in engine.decode(turn["action_ids"])) for turn in turns if not turn["malformed"])
@@ -186,8 +188,7 @@ def check_rows(summary: dict[str, Any], home: Path, thinks: bool, engine: Engine
     for title in ("targets 0", "refine 0"):
         for row in replay.rows("targets", [runs[title]]) if title in runs else ():
             assert row["completion_ids"][-1] == end_of_turn
-            kept = row["info"].get("kept", False)
-            assert (THOUGHT in engine.decode(row["completion_ids"])) == (thinks and kept)
+            assert (THOUGHT in engine.decode(row["completion_ids"])) == (thinks and title == "refine 0")
 
 
 @pytest.mark.slow
