@@ -234,7 +234,7 @@ def test_it_is_a_pipeline_run_like_any_other(turnwise: Turnwise, stages: Stages,
     assert turnwise("show", run_id) == summary
     shown = turnwise("show", run_id, raw=True)[1]
     assert (
-        f"stages before critic 2 are those of run {old['run_id'][:8]}; changed from there on: critic.lr 0.0001 -> 0.5"
+        f"stages before critic 2 are those of run {old['run_id'][:8]}; changed from there on: critic.lr 0.1 -> 0.5"
         in shown
     )
     turnwise("export", run_id, "out", "--what", "adapter")
@@ -254,7 +254,7 @@ def test_it_is_a_pipeline_run_like_any_other(turnwise: Turnwise, stages: Stages,
     assert [tags[key] for key in ("rerun_of", "rerun_from", "changed", "seed")] == [
         old["run_id"],
         "critic 2",
-        "critic.lr 0.0001 -> 0.5",
+        "critic.lr 0.1 -> 0.5",
         "0",
     ]
     assert tracking.info(run_id).name != tracking.info(old["run_id"]).name
