@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from engines import Subject
 
 
+@pytest.fixture(autouse=True)
+def _same_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test begins in the repository, where ever the one before it went: commands work in their project folder."""
+    monkeypatch.chdir(Path(__file__).parent.parent)
+
+
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Database of a new MLflow store. Making one takes seconds, copying it milliseconds."""
