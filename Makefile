@@ -64,8 +64,9 @@ pretrain: $(STAMP)
 	$(BIN)/turnwise pretrain
 	$(BIN)/turnwise pretrain --set pretrain.corpus=agents --out data/base_agents
 
+# Two at once, file by file: fixtures of a file are made once. One thread each: the models are tiny.
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	env OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # The build pins a setuptools of its own. torchvision and its like come built for CUDA, and then every import of a transformers model dies.
 $(VLLM_STAMP): pyproject.toml constraints.txt

@@ -4,7 +4,10 @@ one's start.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import pytest
 from fakes import Stages, fake_stages
 
 from flows import cli
+from stages.store import sqlite
 from stages.store.tracking import Tracking
 
 NLAC = ["collect", "targets", "critic", "refine", "distill", "evaluate"]
@@ -25,6 +29,15 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
         yield found
 
 
+def begin(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A project folder with a preset of three iterations, for stages that need no model."""
+    (home / "data").mkdir(exist_ok=True)
+    (home / "preset.toml").write_text("iterations = 3\n")
+    monkeypatch.chdir(home)
+    monkeypatch.setattr("flows.workspace.model_hash", lambda run: "base")
+    monkeypatch.setattr("flows.workspace.make_engine", lambda run: None)
+
+
 @pytest.fixture
 def turnwise(
     home: Path, stages: Stages, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -32,11 +45,7 @@ def turnwise(
     """Runs a command plainly in a fresh project folder; the JSON value that it prints, or its exit status and both
     streams.
     """
-    (home / "data").mkdir(exist_ok=True)
-    (home / "preset.toml").write_text("iterations = 3\n")
-    monkeypatch.chdir(home)
-    monkeypatch.setattr("flows.workspace.model_hash", lambda run: "base")
-    monkeypatch.setattr("flows.workspace.make_engine", lambda run: None)
+    begin(home, monkeypatch)
 
     def turnwise(*argv: str, raw: bool = False) -> Any:
         stages.calls.clear()
@@ -54,9 +63,25 @@ def turnwise(
     return turnwise
 
 
+@pytest.fixture(scope="module")
+def finished_run(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A project folder in which the preset was run once, and what was printed. Running takes seconds, copying
+    milliseconds.
+    """
+    home, out = tmp_path_factory.mktemp("finished"), io.StringIO()
+    (home / "mlflow").mkdir()
+    sqlite.copy(empty_store, home / "mlflow" / "mlflow.db")
+    with pytest.MonkeyPatch.context() as monkeypatch, fake_stages(monkeypatch), contextlib.redirect_stdout(out):
+        begin(home, monkeypatch)
+        assert cli.main(("run", "preset.toml", "--plain", "--quiet", "--json")) == 0
+    return home, json.loads(out.getvalue())
+
+
 @pytest.fixture
-def old(turnwise: Turnwise) -> Any:
-    return turnwise("run", "preset.toml")
+def old(turnwise: Turnwise, home: Path, finished_run: tuple[Path, Any]) -> Any:
+    folder, summary = finished_run
+    shutil.copytree(folder, home, dirs_exist_ok=True)
+    return summary
 
 
 def runs_of(summary: Any, iteration: int) -> dict[str, str]:
