@@ -88,6 +88,7 @@ def _file(preset: str) -> Path:
     """The file of any preset, of one that is only there to be extended as well."""
     shown = preset if len(preset) <= SHOWN else f"{preset[:SHOWN]}..."
     if preset.endswith(".toml"):
+        shown = preset if len(preset) <= SHOWN else f"...{preset[-SHOWN:]}"  # the name of a file stands at its end
         if not os.path.isfile(preset):  # not Path's, which raises where a name is too long
             raise UsageError(
                 f"There is no preset file {shown}. Give a file that exists, or one of the presets {', '.join(names())}."

@@ -103,6 +103,7 @@ def serve(args: Namespace) -> int:
                 ready=lambda: _tell(args, {"prefect": server.url.removesuffix("/api"), **schedule}),
             )
         finally:
+            workspace.tracking.reap()  # runs that needed longer to end than they were given
             if healthy(server.url):  # else the next `serve` does it
                 orchestrate.retire(project)
     return 0

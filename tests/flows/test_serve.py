@@ -93,7 +93,8 @@ def test_deployments_carry_the_projects_name_and_say_what_each_run_is(served: Se
 def test_a_run_started_from_the_api_takes_its_parameters_and_can_be_rerun_from_it(served: Served) -> None:
     flow_run = served.api.start("turnwise/my-project.by-hand", sets=["seed=7", "evaluate.episodes=6"])
     assert served.api.reaches(flow_run)["state"]["type"] == "COMPLETED", served.api.said(flow_run)
-    assert any("--set seed=7 --set evaluate.episodes=6" in line for line in served.api.said(flow_run))
+    wanted = "--set seed=7 --set evaluate.episodes=6"
+    assert until(lambda: any(wanted in line for line in served.api.said(flow_run)), 10)  # log lines come in batches
     (run,) = [info for info in served.pipelines() if info.tags["preset"] == "by hand"]
     config = served.config(run.run_id)
     assert (config["seed"], config["evaluate"]["episodes"], run.status) == (7, 6, "FINISHED")
