@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from stages.learn.shadow import PackedRow
-from stages.learn.shadow_layout import layout_of
+from stages.learn.episode_row import PackedRow
+from stages.learn.tree_layout import layout_of
 
 
 def matmul_flops(step: Callable[[], object]) -> float:
@@ -41,7 +41,7 @@ def shadow_pairs(row: PackedRow) -> tuple[float, float]:
     """(pairs that the shadows may see, pairs that the kernel is handed: groups of states share the keys of the last
     one).
     """
-    layout = layout_of(row)
+    layout = layout_of(row.tree)
     return float(sum(int(g.mask.sum()) for g in layout.groups)), float(sum(g.mask.numel() for g in layout.groups))
 
 

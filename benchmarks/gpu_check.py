@@ -45,9 +45,9 @@ from flows.cost.workload import Rows, Work
 from stages.learn.adapter import base_of, new_adapter
 from stages.learn.fit import adamw
 from stages.learn.losses import turn_ppo_clip
-from stages.learn.shadow import EpisodeIds, pack
-from stages.learn.shadow_attention import body_pass, largest_difference, shadow_attention
-from stages.learn.shadow_flex import flex_layout_of
+from stages.learn.episode_row import EpisodeIds, pack
+from stages.learn.tree_attention import body_pass, largest_difference, tree_attention
+from stages.learn.tree_flex import flex_layout_of
 from stages.learn.value_head import new_head
 from stages.train.actor_critic import Part, SelfAcConfig, credited_pass, joint_loss
 
@@ -82,7 +82,7 @@ def equivalence(shape: Shape, dtype: torch.dtype, device: str, *, flex: bool) ->
     if flex:
         row = pack(made_up(3, 4, 40, 40, 40, shape.vocabulary), CRITIC, max_positions=None).to(device)
         states, gradients = zip(
-            *(states_and_gradient(model, row, layout) for layout in (None, flex_layout_of(row))), strict=True
+            *(states_and_gradient(model, row, layout) for layout in (None, flex_layout_of(row.tree))), strict=True
         )
         found += [off(*states), off(*gradients)]
     del model
@@ -91,7 +91,7 @@ def equivalence(shape: Shape, dtype: torch.dtype, device: str, *, flex: bool) ->
 
 def states_and_gradient(model: Any, row: Any, layout: Any) -> tuple[Tensor, Tensor]:
     model.zero_grad(set_to_none=True)
-    states = body_pass(model, row, layout=layout)
+    states = body_pass(model, row.tree, layout=layout)
     states.float().square().mean().backward()  # type: ignore[no-untyped-call]
     return states.detach().float(), torch.cat(
         [p.grad.float().flatten() for p in model.parameters() if p.grad is not None]
@@ -153,7 +153,7 @@ def timed(
             torch.cuda.synchronize()
         return time.perf_counter() - start
 
-    with shadow_attention(model) if base_of(model).model.is_gradient_checkpointing else nullcontext():
+    with tree_attention(model) if base_of(model).model.is_gradient_checkpointing else nullcontext():
         step()
         if cuda:
             torch.cuda.reset_peak_memory_stats()

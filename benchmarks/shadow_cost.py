@@ -4,7 +4,7 @@ is slower than its tokens say.
     python -m benchmarks.shadow_cost
     python -m benchmarks.shadow_cost --episodes 1 --turns 32 --length 25
 
-plain: one causal call, side by side, up to the last action. packed: `shadow_forward`. no shadow kernel: the same, but
+plain: one causal call, side by side, up to the last action. packed: `tree_forward`. no shadow kernel: the same, but
 the shadows' calls give back their queries. no kernel: all calls do, which leaves the copies alone; they then find their
 data in the cache, so in a real step they cost more. pairs: of a query and a key, handed to the kernel. Forward and
 backward, milliseconds of processor time, medians; ratio: to plain, median over rounds. Heads of 64, one thread.
@@ -24,9 +24,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.counts import causal_pairs, shadow_pairs
 from benchmarks.passes import made_up, one_thread, seconds, table_head, table_row
-from stages.learn import shadow_attention
-from stages.learn.shadow import pack
-from stages.learn.shadow_layout import layout_of
+from stages.learn import tree_attention
+from stages.learn.episode_row import pack
+from stages.learn.tree_layout import layout_of
 
 
 def only(masked: bool, causal: bool) -> Callable[..., Tensor]:
@@ -66,7 +66,7 @@ def main() -> None:
     episodes = made_up(args.episodes, args.turns, args.length, args.length, 0, 1000)
     row, lengths = pack(episodes, [1] * args.critic, max_positions=None), [len(e.ids) for e in episodes]
     layout, plain, packed = (
-        layout_of(row),
+        layout_of(row.tree),
         random_inputs(len(lengths), lengths[0], args.heads),
         random_inputs(1, len(row.ids), args.heads),
     )
@@ -75,10 +75,10 @@ def main() -> None:
         return scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).contiguous()
 
     def shadowed(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return shadow_attention.shadow_forward(None, query, key, value, None, shadow_layout=layout)[0]
+        return tree_attention.tree_forward(None, query, key, value, None, tree_layout=layout)[0]
 
     def with_calls(masked: bool, causal: bool) -> None:
-        with patch.object(shadow_attention, "scaled_dot_product_attention", only(masked, causal)):
+        with patch.object(tree_attention, "scaled_dot_product_attention", only(masked, causal)):
             step(shadowed, packed)
 
     seen, handed = causal_pairs(lengths), shadow_pairs(row)[1]

@@ -25,7 +25,7 @@ from stages.learn.adapter import add_adapter, base_of, save_adapter
 from stages.learn.certificate import Turn, cert_metrics, turn_gaps, with_gaps
 from stages.learn.checkpoint import load_checkpoint, save_checkpoint
 from stages.learn.fit import adamw, fit
-from stages.learn.shadow_attention import check_masks, shadow_attention
+from stages.learn.tree_attention import check_masks, tree_attention
 from stages.learn.value_head import ValueHead, load_head, new_head, save_head
 from stages.llm.roles import mix
 from stages.play.transitions import trainable_episodes
@@ -53,7 +53,7 @@ def run(context: Context) -> Outputs:
     if config.attention == "flex" and model.device.type == "cpu":
         raise UsageError("self_ac.attention: FlexAttention has no backward pass on a CPU; set it to sdpa")
     if context.policy_run is None:
-        check_masks(model, critic_ids)  # once, before the first step
+        check_masks(model)  # once, before the first step
     head = open_head(context, model)
     found = trainable_rows(context, heads, critic_ids, longest(model))
     both = nn.ModuleList([model, head])
@@ -114,7 +114,7 @@ def learn(
         bar.advance(1)
 
     # The layers that a backward pass works out again must find the attention that they had.
-    with shadow_attention(model) if context.run.model.gradient_checkpointing else nullcontext():
+    with tree_attention(model) if context.run.model.gradient_checkpointing else nullcontext():
         return fit(both, batches, loss, optimiser, clip=config.clip, after_step=after_step, merge=of_step, history=done)
 
 

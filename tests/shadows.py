@@ -1,7 +1,7 @@
 """Tiny models with an adapter, made-up episodes, and two slow twins of the packed row.
 
 `interleaved`: the row as the Self-AC slides draw it, one dense mask filled by a loop. `separate`: plain passes, one an
-episode and one a state. Neither shares code with stages.learn.shadow*; both go by the fields of `EpisodeIds` alone.
+episode and one a state. Neither shares code with stages.learn.episode_row*; both go by the fields of `EpisodeIds` alone.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from stages.learn.adapter import new_adapter
-from stages.learn.shadow import EpisodeIds, pack
-from stages.learn.shadow_attention import body_pass
+from stages.learn.episode_row import EpisodeIds, pack
+from stages.learn.tree_attention import body_pass
 from stages.learn.value_head import ValueHead, episode_pass, new_head
 
 CRITIC = (7, 3, 11)
@@ -93,7 +93,7 @@ Run = Callable[[Any, ValueHead, Sequence[EpisodeIds], Sequence[int]], Pass]
 def packed(model: Any, head: ValueHead, episodes: Sequence[EpisodeIds], critic: Sequence[int] = CRITIC) -> Pass:
     row = pack(episodes, critic, max_positions=None, soft_len=head.soft_len)
     actions, values_BM = episode_pass(model, head, row)
-    visible = body_pass(model, row)[: sum(len(e.ids) for e in episodes)] if head.soft is None else torch.zeros(0)
+    visible = body_pass(model, row.tree)[: sum(len(e.ids) for e in episodes)] if head.soft is None else torch.zeros(0)
     return Pass(visible, torch.cat([values_BM[b, : e.n_turns + 1] for b, e in enumerate(episodes)]), actions)
 
 

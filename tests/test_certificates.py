@@ -15,7 +15,7 @@ import torch
 from stages import grpo, self_ac
 from stages.frame.contract import Outputs
 from stages.frame.types import Outcome
-from stages.learn.shadow import NotAPrefix
+from stages.learn.episode_row import NotAPrefix
 from stages.play.transitions import episode_rows
 from stages.store.tables import arrow
 

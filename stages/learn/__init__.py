@@ -6,9 +6,9 @@ Modules:
     returns           n-step targets, returns, advantages and the value loss, turn by turn
     certificate       the certificate of a turn's tokens: carried on by the next state or not, and the gap of engine and trainer
     shadow            episodes packed into one row, critic prompts in shadow segments
-    shadow_layout     which token of a row attends to which, worked out once a row
-    shadow_flex       the same as a block mask for FlexAttention, an option on a GPU
-    shadow_attention  the attention in which later tokens do not see a shadow
+    tree_layout     which token of a row attends to which, worked out once a row
+    tree_flex       the same as a block mask for FlexAttention, an option on a GPU
+    tree_attention  the attention in which later tokens do not see a shadow
     value_head        the value of a state, read at the end of its critic prompt
     value_use         what values are good for: variance explained, the best of n episodes, early abort
     credit            what must hold of the credit in a row before the loss: each token learns from its own turn

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stages.frame.types import TurnwiseError
-from stages.learn.shadow import EpisodeIds, PackedRow, first_turn
+from stages.learn.episode_row import EpisodeIds, PackedRow, first_turn
 
 ADVICE = "the row was built wrongly and nothing was learnt from it: report it with the run's config"
 REWARD_TOLERANCE = 1e-5  # of the sum of |rewards|: what fp32 keeps of rewards that were added up in 64 bits

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from stages.frame.types import MissingInput, UsageError
 from stages.learn.adapter import base_of
-from stages.learn.shadow import PackedRow
-from stages.learn.shadow_attention import body_pass
-from stages.learn.shadow_flex import FlexLayout
-from stages.learn.shadow_layout import Layout
+from stages.learn.episode_row import PackedRow
+from stages.learn.tree_attention import body_pass
+from stages.learn.tree_flex import FlexLayout
+from stages.learn.tree_layout import Layout
 
 WEIGHTS = "value_head.safetensors"
 CONFIG = "value_head.json"
@@ -123,7 +123,7 @@ def episode_pass(
             "with value_grad_scale 0 a soft prompt would never learn; use a text prompt, or a factor above 0"
         )
     embeddings = None if head.soft is None else with_soft(model, head.soft, packed.ids, packed.shadow > 0)
-    states_TD = body_pass(model, packed, layout=layout, embeddings_TD=embeddings)
+    states_TD = body_pass(model, packed.tree, layout=layout, embeddings_TD=embeddings)
     real_BM = packed.value_positions >= 0
     ends_D = states_TD.index_select(0, packed.value_positions[real_BM])
     if value_grad_scale != 1:

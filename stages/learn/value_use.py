@@ -22,7 +22,7 @@ def returns_to_go(rewards: Sequence[float], *, gamma: float) -> list[float]:
     reward standing on state N.
 
     rewards: (N,), one a turn. Returns (N + 1,). Raises ValueError for an episode without a turn.
-    Source: Self-AC slides, episode layout; `learn.shadow.episode_ids` places the rewards alike.
+    Source: Self-AC slides, episode layout; `learn.episode_row.episode_ids` places the rewards alike.
     """
     if not len(rewards):
         raise ValueError("returns_to_go wants at least one reward, found none")

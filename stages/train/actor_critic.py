@@ -24,10 +24,10 @@ from stages.learn.credit import check_credit
 from stages.learn.ledger import check_shares, ledger, step_targets
 from stages.learn.losses import Per, Ratio, chunked_kl, chunked_log_probs, turn_ppo_clip
 from stages.learn.returns import AdvantageKind, advantages, monte_carlo, state_mask, turn_mask, value_loss
-from stages.learn.shadow import EpisodeIds, PackedRow, without_shadows
-from stages.learn.shadow_attention import body_pass
-from stages.learn.shadow_flex import FlexLayout, flex_layout_of
-from stages.learn.shadow_layout import Layout, layout_of
+from stages.learn.episode_row import EpisodeIds, PackedRow, without_shadows
+from stages.learn.tree_attention import body_pass
+from stages.learn.tree_flex import FlexLayout, flex_layout_of
+from stages.learn.tree_layout import Layout, layout_of
 from stages.learn.value_head import ValueHead, episode_pass
 from stages.train.history import of_step as means_of_step
 from stages.train.model import OptimConfig
@@ -155,12 +155,12 @@ def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig,
     layout = flex_layout_of if config.attention == "flex" else layout_of
     with half(row.ids.device, config.autocast):
         if config.has_critic and not config.separate:
-            states_KD, values_BM = episode_pass(model, head, row, layout=layout(row), value_grad_scale=value_grad_scale)
+            states_KD, values_BM = episode_pass(model, head, row, layout=layout(row.tree), value_grad_scale=value_grad_scale)
         else:
             states_KD, values_BM = action_states(model, row, layout), torch.zeros_like(row.rewards)
             if config.separate:
                 with acting_as(model, CRITIC):
-                    _, values_BM = episode_pass(model, head, row, layout=layout(row))
+                    _, values_BM = episode_pass(model, head, row, layout=layout(row.tree))
     if part.relative_B is not None:
         advantages_BM = part.relative_B[:, None].expand_as(values_BM)
     else:
@@ -185,7 +185,7 @@ def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig,
 def action_states(model: Any, row: PackedRow, layout: Callable[[PackedRow], Layout | FlexLayout]) -> Tensor:
     """States that predict the action tokens, (K, D), by a pass without shadows."""
     plain = without_shadows(row)
-    return body_pass(model, plain, layout=layout(plain)).index_select(0, row.source_positions)
+    return body_pass(model, plain.tree, layout=layout(plain.tree)).index_select(0, row.source_positions)
 
 
 @torch.no_grad()

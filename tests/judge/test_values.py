@@ -22,7 +22,7 @@ from stages.frame.contract import Outputs
 from stages.frame.types import Episode, Outcome, Request, UsageError
 from stages.judge.values import TABLE, Critic, Judged, best_of, judge_episodes, open_critic, report, values_of
 from stages.learn.adapter import new_adapter, save_adapter
-from stages.learn.shadow import episode_ids, pack
+from stages.learn.episode_row import episode_ids, pack
 from stages.learn.statistics import spearman
 from stages.learn.value_head import episode_pass, state_values
 from stages.learn.value_use import explained_variance

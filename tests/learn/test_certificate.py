@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from stages.learn.certificate import cert_metrics, certificates, shown, turn_gaps, with_gaps
-from stages.learn.shadow import first_turn, unbroken
+from stages.learn.episode_row import first_turn, unbroken
 
 BYTE_PAIRS = Path(__file__).parents[2] / "data" / "base_agents" / "tokenizer.json"
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stages.learn.credit import LostCredit, check_credit, returns_of
 from stages.learn.returns import turn_mask
-from stages.learn.shadow import EpisodeIds, PackedRow, pack, unbroken
+from stages.learn.episode_row import EpisodeIds, PackedRow, pack, unbroken
 
 CRITIC = (90, 91, 92)
 # Actions 2 3, 5 and 8 9 of episode "a", whose last observation is empty; 1 and 3 4 of "b".
@@ -130,7 +130,7 @@ WRONG: dict[str, tuple[Change, str]] = {
         lambda r: replace(r, source_positions=put(r.source_positions, (5, 0))),
         r"episode b, turn 0, token 1 \(id 21\): wanted it predicted by the visible token before it, found entry 0",
     ),
-    "another token": (lambda r: replace(r, ids=put(r.ids, (2, 13))), "every token of its episodes a, b once"),
+    "another token": (lambda r: replace(r, tree=replace(r.tree, ids=put(r.ids, (2, 13)))), "every token of its episodes a, b once"),
     "a token missing": (lambda r: replace(r, shadow=put(r.shadow, (0, 1))), "every token of its episodes a, b once"),
     "the token of another episode": (lambda r: replace(r, episode=put(r.episode, (0, 1))), "every token of its episodes a, b once"),
     "turns of the other episode": (lambda r: replace(r, n_turns=r.n_turns.flip(0)), r"episodes of \[3, 2\] turns, found \[2, 3\]"),

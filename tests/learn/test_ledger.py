@@ -15,7 +15,7 @@ from stages.learn.credit import LostCredit
 from stages.learn.ledger import check_shares, ledger, step_targets
 from stages.learn.losses import Ratio, turn_ppo_clip
 from stages.learn.returns import advantages, turn_mask
-from stages.learn.shadow import EpisodeIds, PackedRow, pack
+from stages.learn.episode_row import EpisodeIds, PackedRow, pack
 
 RATIOS: list[Ratio] = ["turn", "turn_mean", "token"]
 CLIP, Z = 0.2, 3.0

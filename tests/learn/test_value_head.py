@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from shadows import CRITIC, assert_close, gradients, joint_loss, make_episode, make_head, with_adapter
 
 from stages.frame.types import MissingInput, UsageError
-from stages.learn.shadow import pack
-from stages.learn.shadow_layout import layout_of
+from stages.learn.episode_row import pack
+from stages.learn.tree_layout import layout_of
 from stages.learn.value_head import ValueHead, episode_pass, load_head, new_head, save_head, state_values
 
 EPISODES = [make_episode(5, 0), make_episode(2, 1), make_episode(1, 2)]
@@ -83,7 +83,7 @@ def test_a_known_layout_changes_nothing() -> None:
     model = with_adapter()
     head, packed = make_head(model), pack(EPISODES, CRITIC, max_positions=None)
     for found, wanted in zip(
-        episode_pass(model, head, packed, layout=layout_of(packed)), episode_pass(model, head, packed), strict=True
+        episode_pass(model, head, packed, layout=layout_of(packed.tree)), episode_pass(model, head, packed), strict=True
     ):
         assert torch.equal(found, wanted)
 

@@ -26,7 +26,7 @@ from stages.frame.contract import Config, Outputs
 from stages.frame.sections import TaskConfig
 from stages.frame.types import Completion, Episode, Message, Outcome, Request, Row, Scenario, Turn, UsageError
 from stages.grpo import GrpoConfig
-from stages.learn.shadow import EpisodeIds, unbroken
+from stages.learn.episode_row import EpisodeIds, unbroken
 from stages.llm.roles import Roles
 from stages.llm.scripted import END_ID, ScriptedEngine, log_prob
 from stages.play.agents import cut_at_blank_lines, turns_of

@@ -16,7 +16,7 @@ from self_ac_play import CHECK, keep_episodes, row, run
 
 from stages import self_ac
 from stages.learn.credit import LostCredit, returns_of
-from stages.learn.shadow import BadEpisode, EpisodeTooLong, pack, unbroken
+from stages.learn.episode_row import BadEpisode, EpisodeTooLong, pack, unbroken
 from stages.train import episode_steps
 from stages.train.actor_critic import SelfAcConfig
 from stages.train.episode_steps import Trainable, steps

@@ -1,12 +1,9 @@
-"""Attention over a packed row: visible tokens by the plain causal kernel, shadows by one small masked one.
+"""Attention over a tree: its lines by the plain causal kernel, its branches by a few masked calls.
 
-    allowed(i, j) = same episode and j <= i and (shadow(j) == 0 or shadow(j) == shadow(i))      (Self-AC slides, the
-        mask)
-
-written for the row order of `stages.learn.shadow`: a visible token sees the visible tokens up to itself; a token of
-cp_k sees the first prefix(k) visible tokens and cp_k up to itself. No (T, T) mask is made [ours]: a dense one takes the
-causal kernel away from the visible tokens. One function, registered with transformers under `NAME`; no model code is
-touched.
+A token of a line sees its path up to itself; one of a branch the first `prefix` tokens of its line, and its branch up
+to itself (stages.learn.tree; for the critic's prompts that is the mask of the Self-AC slides). No (T, T) mask is made
+[ours]: a dense one takes the causal kernel away from the lines. One function, registered with transformers under `NAME`;
+no model code is touched.
 """
 
 from __future__ import annotations
@@ -21,45 +18,45 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from stages.frame.types import UsageError
 from stages.learn.adapter import base_of
-from stages.learn.shadow import EpisodeIds, PackedRow, pack
-from stages.learn.shadow_flex import FlexLayout, flex_forward
-from stages.learn.shadow_layout import Keys, Layout, Row, SideBySide, layout_of
+from stages.learn.tree import Branch, Tree, grow
+from stages.learn.tree_flex import FlexLayout, flex_forward
+from stages.learn.tree_layout import Keys, Layout, Row, SideBySide, layout_of
 
-NAME = "turnwise_shadow"
+NAME = "turnwise_tree"
 
 
-def shadow_forward(
+def tree_forward(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0, scaling: float | None = None,
-    shadow_layout: Layout | FlexLayout | None = None, sliding_window: int | None = None, **options: Any,
+    tree_layout: Layout | FlexLayout | None = None, sliding_window: int | None = None, **options: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """transformers' attention interface: query (1, H, T, d), key and value (1, H', T, d), H' dividing H. Returns (1, T,
     H, d).
 
     Without a layout it is transformers' own sdpa, so that a switched model still runs plain passes; with that of
-    shadow_flex.py it is FlexAttention. Gradients flow.
-    Raises UsageError where the layer has a sliding window that an episode does not fit into.
+    tree_flex.py it is FlexAttention. Gradients flow.
+    Raises UsageError where the layer has a sliding window that a line does not fit into.
     """
-    if shadow_layout is None:
+    if tree_layout is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         options |= {"dropout": dropout, "scaling": scaling, "sliding_window": sliding_window}
         plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return plain
-    if sliding_window is not None and sliding_window < shadow_layout.longest:
+    if sliding_window is not None and sliding_window < tree_layout.longest:
         raise UsageError(
-            f"wanted attention over a whole episode of {shadow_layout.longest} positions, found a sliding window of {sliding_window}; "
-            "use a model without one, or shorter episodes"
+            f"wanted attention over a whole row of {tree_layout.longest} positions, found a sliding window of {sliding_window}; "
+            "use a model without one, or shorter rows"
         )
-    if isinstance(shadow_layout, FlexLayout):
-        return flex_forward(query, key, value, shadow_layout, scaling), None
-    groups, back = shadow_layout.groups, shadow_layout.back
-    if shadow_layout.slots is not None:
-        query, key, value = (SideBySide.apply(x, shadow_layout.slots, back) for x in (query, key, value))  # type: ignore[no-untyped-call]
+    if isinstance(tree_layout, FlexLayout):
+        return flex_forward(query, key, value, tree_layout, scaling), None
+    groups, back = tree_layout.groups, tree_layout.back
+    if tree_layout.slots is not None:
+        query, key, value = (SideBySide.apply(x, tree_layout) for x in (query, key, value))  # type: ignore[no-untyped-call]
     grouped = query.shape[1] != key.shape[1]
     options = {"dropout_p": dropout, "scale": scaling}
     # Token by token, as the projections leave it: the gradients put together again then need no other order in memory.
-    queries = torch.split(query.transpose(1, 2), [shadow_layout.n_visible, *(g.end - g.start for g in groups)], 1)
-    keys, values = (Keys.apply(x, shadow_layout.n_visible, groups) if groups else (x,) for x in (key, value))  # type: ignore[no-untyped-call]
+    queries = torch.split(query.transpose(1, 2), [tree_layout.n_visible, *(g.end - g.start for g in groups)], 1)
+    keys, values = (Keys.apply(x, tree_layout.n_visible, groups) if groups else (x,) for x in (key, value))  # type: ignore[no-untyped-call]
     outs = [
         scaled_dot_product_attention(
             queries[0].transpose(1, 2), keys[0], values[0], is_causal=True, enable_gqa=grouped, **options
@@ -77,7 +74,7 @@ def shadow_forward(
 
 
 @contextmanager
-def shadow_attention(model: Any) -> Iterator[None]:
+def tree_attention(model: Any) -> Iterator[None]:
     """The model with this attention, put back afterwards. Needed around forward *and* backward only with gradient
     checkpointing, where the backward pass runs the layers again. Raises UsageError for a model whose attention cannot
     be replaced.
@@ -85,7 +82,7 @@ def shadow_attention(model: Any) -> Iterator[None]:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(NAME, shadow_forward)
+    AttentionInterface.register(NAME, tree_forward)
     AttentionMaskInterface.register(NAME, sdpa_mask)  # for plain passes; `body_pass` has none built
     base = base_of(model)
     before = base.config._attn_implementation
@@ -104,52 +101,50 @@ def shadow_attention(model: Any) -> Iterator[None]:
 
 
 def body_pass(
-    model: Any, packed: PackedRow, *, layout: Layout | FlexLayout | None = None, embeddings_TD: Tensor | None = None
+    model: Any, tree: Tree, *, layout: Layout | FlexLayout | None = None, embeddings_TD: Tensor | None = None
 ) -> Tensor:
-    """Last hidden state of every token of the row, (T, D): one pass through the body, no vocabulary projection.
+    """Last hidden state of every token of the tree, (T, D): one pass through the body, no vocabulary projection.
     Gradients flow.
 
-    embeddings_TD: what goes in instead of the ids' embeddings. layout: `layout_of(packed)`, where it is known already,
-    or `flex_layout_of(packed)`. Raises ValueError with gradient checkpointing outside `shadow_attention`: the second
-    run of the layers would use another attention.
+    embeddings_TD: what goes in instead of the ids' embeddings. layout: `layout_of(tree)`, where it is known already, or
+    `flex_layout_of(tree)`. Raises ValueError with gradient checkpointing outside `tree_attention`: the second run of
+    the layers would use another attention.
     """
     base = base_of(model)
     body, switched = base.model, base.config._attn_implementation == NAME
     if not switched and torch.is_grad_enabled() and body.training and getattr(body, "is_gradient_checkpointing", False):
-        raise ValueError("with gradient checkpointing, put forward and backward inside `with shadow_attention(model):`")
-    inputs = {"input_ids": packed.ids[None]} if embeddings_TD is None else {"inputs_embeds": embeddings_TD[None]}
-    # A 4-D mask is handed on as it is, so this empty one, which `shadow_forward` ignores, keeps (T, T) masks from being
+        raise ValueError("with gradient checkpointing, put forward and backward inside `with tree_attention(model):`")
+    inputs = {"input_ids": tree.ids[None]} if embeddings_TD is None else {"inputs_embeds": embeddings_TD[None]}
+    # A 4-D mask is handed on as it is, so this empty one, which `tree_forward` ignores, keeps (T, T) masks from being
     # built.
-    no_mask = torch.empty(1, 1, 0, 0, device=packed.ids.device)
-    with shadow_attention(model):
+    no_mask = torch.empty(1, 1, 0, 0, device=tree.ids.device)
+    with tree_attention(model):
         states: Tensor = body(
-            **inputs, attention_mask=no_mask, position_ids=packed.position_ids[None], use_cache=False,
-            shadow_layout=layout or layout_of(packed),
+            **inputs, attention_mask=no_mask, position_ids=tree.position_ids[None], use_cache=False,
+            tree_layout=layout or layout_of(tree),
         ).last_hidden_state[0]  # fmt: skip
     return states
 
 
-def check_masks(model: Any, critic_ids: Sequence[int], *, length: int = 48) -> None:
-    """Raise UsageError, one sentence, for an architecture on which a packed row is not what separate passes are.
+def check_masks(model: Any, *, length: int = 48) -> None:
+    """Raise UsageError, one sentence, for an architecture on which a tree is not what separate passes are.
 
-    Two made-up episodes of `length` and about length / 2 tokens are run as one row, and one by one by the model's own
-    attention: the visible tokens' states must not know of the shadows, nor a critic prompt's last state of anything but
-    its own state.
+    Three made-up lines, two of which begin alike, and branches are run as one tree, and row by row by the model's own
+    attention: the states of a line must not know of its branches, nor those of a branch of anything but its own path.
     Largest |difference| up to 1e-3 of the largest |state| passes in fp32, 5e-2 in 16 bits; what ignores mask or
-    positions is far off. What only long episodes, or only training would show is refused by its config field.
-    A sliding window longer than `length` shows only when an episode outgrows it: then `shadow_forward` refuses.
+    positions is far off. What only long rows, or only training would show is refused by its config field.
+    A sliding window longer than `length` shows only when a row outgrows it: then `tree_forward` refuses.
     """
-    critic = tuple(critic_ids) or (1,)
     base = base_of(model)
     for field, value, reason in unfit_fields(base.config.get_text_config()):
         raise UsageError(
-            f"model.path: wanted a model whose packed row equals separate passes, found {field} = {value!r} in its config: {reason}"
+            f"model.path: wanted a model whose tree of rows equals separate passes, found {field} = {value!r} in its config: {reason}"
         )
     training = [m for m in model.modules() if m.training]
     model.eval()
     try:
         with torch.no_grad():
-            off = largest_difference(model, critic, length)
+            off = largest_difference(model, length)
     except torch.OutOfMemoryError:
         raise
     except (
@@ -170,13 +165,13 @@ def check_masks(model: Any, critic_ids: Sequence[int], *, length: int = 48) -> N
     allowed = 1e-3 if next(base.parameters()).dtype == torch.float32 else 5e-2
     if not off <= allowed:
         raise UsageError(
-            f"wanted a model whose packed row equals separate passes, found {type(base).__name__} off by {off:.1%} (allowed {allowed:.1%}): "
+            f"wanted a model whose tree of rows equals separate passes, found {type(base).__name__} off by {off:.1%} (allowed {allowed:.1%}): "
             "it does not follow the mask or the positions it is given, or scales its logits; use another model"
         )
 
 
 def unfit_fields(config: Any) -> Iterator[tuple[str, Any, str]]:
-    """(field, value, why and what to do) of what a model's config asks for and no packed row gives."""
+    """(field, value, why and what to do) of what a model's config asks for and no tree gives."""
     other = "use another model"
     rope: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     layers = {f".{name}": of for name, of in rope.items() if isinstance(of, Mapping)}  # those of each kind of layer
@@ -186,7 +181,7 @@ def unfit_fields(config: Any) -> Iterator[tuple[str, Any, str]]:
             reason = "the longest position of a pass decides how all of its positions are rotated"
             yield f"rope_parameters{name}.rope_type", kind, f"{reason}; {other}"
     if chunk := getattr(config, "attention_chunk_size", None):
-        yield "attention_chunk_size", chunk, f"the mask carries the chunks, and a packed row has no mask; {other}"
+        yield "attention_chunk_size", chunk, f"the mask carries the chunks, and a tree has no mask; {other}"
     for name, value in config.to_dict().items():
         # Those of a classifier's head and of GPT-2's summary are of no use to a language model.
         drops = "dropout" in name or name.endswith(("_pdrop", "layerdrop"))
@@ -199,35 +194,39 @@ def unfit_fields(config: Any) -> Iterator[tuple[str, Any, str]]:
             yield name, value, "no two passes in training would give a token one log-prob; set it to 0 in config.json"
 
 
-def largest_difference(model: Any, critic: tuple[int, ...], length: int) -> float:
-    """Packed row against separate passes: largest |difference| of final states and of visible logits as the model gives
+def largest_difference(model: Any, length: int) -> float:
+    """Tree against separate passes: largest |difference| of final states and of the lines' logits as the model gives
     them, each in shares of the largest |entry|.
     """
     base = base_of(model)
     vocabulary, device = base.get_input_embeddings().num_embeddings, base.device
-    made_up = [made_up_episode(vocabulary, length, 0), made_up_episode(vocabulary, length // 2, 5)]
-    packed = pack(made_up, critic, max_positions=None).to(device)
-    states_TD = body_pass(model, packed)
+    first = made_up(vocabulary, length, 0)
+    lines = [first, made_up(vocabulary, length // 2, 5), (*first[: length // 3], *made_up(vocabulary, length // 3, 9))]
+    branches = [
+        Branch(e, max(1, len(line) * share // 3), made_up(vocabulary, 3 + share, 7))
+        for e, line in enumerate(lines)
+        for share in (1, 2, 3)
+    ]
+    tree = grow(lines, branches).to(device)
+    states_TD = body_pass(model, tree)
 
     def alone(ids: Sequence[int]) -> Tensor:
         found: Tensor = base.model(input_ids=torch.tensor([ids], device=device), use_cache=False).last_hidden_state[0]
         return found
 
-    visible = torch.cat([alone(e.ids) for e in made_up])
+    found = torch.cat([states_TD[path[path >= 0]] for path in tree.paths])
+    visible = torch.cat([alone(line) for line in lines])
     # The model's own logits: some architectures scale or cap them after the projection, and an engine's log-probs are
     # of those.
     own_logits = torch.cat(
-        [base(input_ids=torch.tensor([e.ids], device=device), use_cache=False).logits[0] for e in made_up]
+        [base(input_ids=torch.tensor([line], device=device), use_cache=False).logits[0] for line in lines]
     )
-    ends = torch.stack([alone((*e.ids[:prefix], *critic))[-1] for e in made_up for prefix in e.prefixes])
-    found_ends = states_TD[packed.value_positions[packed.value_positions >= 0]]
-    project = base.get_output_embeddings()
-    pairs = [(states_TD[: len(visible)], visible), (found_ends, ends), (project(states_TD[: len(visible)]), own_logits)]
+    ends = torch.stack([alone((*lines[b.line][: b.prefix], *b.ids))[-1] for b in branches])
+    found_ends = states_TD[tree.branch_start + tree.branch_length - 1]
+    pairs = [(found, visible), (found_ends, ends), (base.get_output_embeddings()(found), own_logits)]
     return max(float((x - y).abs().max() / y.abs().max()) for x, y in pairs)
 
 
-def made_up_episode(vocabulary: int, length: int, offset: int) -> EpisodeIds:
-    """Two turns; ids are spread over the vocabulary by a fixed rule, so that a check says the same each time."""
-    ids = tuple((offset + 37 * t * t + 11 * t) % vocabulary for t in range(length))
-    starts = (length // 4, length // 2)
-    return EpisodeIds(ids, starts, starts, ((0.0,), (0.0,)), (0.0,) * 3, False)
+def made_up(vocabulary: int, length: int, offset: int) -> tuple[int, ...]:
+    """Ids spread over the vocabulary by a fixed rule, so that a check says the same each time."""
+    return tuple((offset + 37 * t * t + 11 * t) % vocabulary for t in range(length))

@@ -13,10 +13,10 @@ from shadows import CRITIC, assert_close, gradients, joint_loss, make_episode, m
 from torch import Tensor
 
 from stages.frame.types import UsageError
-from stages.learn import shadow_layout
-from stages.learn.shadow import EpisodeIds, pack
-from stages.learn.shadow_attention import NAME, body_pass, check_masks, shadow_attention
-from stages.learn.shadow_layout import layout_of
+from stages.learn import tree_layout
+from stages.learn.episode_row import EpisodeIds, pack
+from stages.learn.tree_attention import NAME, body_pass, check_masks, tree_attention
+from stages.learn.tree_layout import layout_of
 from stages.learn.value_head import episode_pass
 
 LONG_CRITIC = (7, 3, 11, 2, 19, 5, 23, 1, 30)  # enough shadows at 17 turns for several groups
@@ -53,11 +53,11 @@ def test_packed_row_equals_interleaved_row_and_separate_passes_with_gradients(
 
 def test_groups_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many groups as there may be, with a longest episode of few turns: its last state stands in an early group."""
-    monkeypatch.setattr(shadow_layout, "LEAST_ROWS", 1)
+    monkeypatch.setattr(tree_layout, "LEAST_ROWS", 1)
     long = make_episode(1, 3)
     long = replace(long, ids=(*long.ids, *range(30)))
     episodes = [make_episode(6, 1), long]
-    assert len(layout_of(pack(episodes, CRITIC, max_positions=None)).groups) == shadow_layout.MOST_GROUPS
+    assert len(layout_of(pack(episodes, CRITIC, max_positions=None).tree).groups) == tree_layout.MOST_GROUPS
     assert_same(with_adapter(), episodes, CRITIC)
 
 
@@ -116,9 +116,9 @@ def test_no_square_mask_is_built() -> None:
         lambda _, args, options: seen.append(options["attention_mask"]), with_kwargs=True
     )
     packed = pack([make_episode(17, 0)], LONG_CRITIC, max_positions=None)
-    body_pass(model, packed)
+    body_pass(model, packed.tree)
     assert [mask.numel() for mask in seen] == [0]
-    layout = layout_of(packed)
+    layout = layout_of(packed.tree)
     assert sum(group.mask.numel() for group in layout.groups) < int((packed.shadow > 0).sum()) * len(packed.ids)
 
 
@@ -127,11 +127,11 @@ def test_the_model_is_put_back_and_plain_passes_stay_plain_meanwhile() -> None:
     config = model.get_base_model().config
     ids, padded = torch.tensor([[5, 9, 3, 8, 1, 4], [0, 0, 3, 8, 1, 4]]), torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]])
     before, wanted = config._attn_implementation, model(input_ids=ids, attention_mask=padded).logits
-    with shadow_attention(model), shadow_attention(model):
+    with tree_attention(model), tree_attention(model):
         assert config._attn_implementation == NAME
         assert torch.equal(model(input_ids=ids, attention_mask=padded).logits, wanted)
     assert config._attn_implementation == before != NAME
-    with pytest.raises(RuntimeError, match="stop"), shadow_attention(model):
+    with pytest.raises(RuntimeError, match="stop"), tree_attention(model):
         raise RuntimeError("stop")
     assert config._attn_implementation == before
 
@@ -142,9 +142,9 @@ def test_gradient_checkpointing_gives_the_same_gradients(turns: list[int]) -> No
     head = make_head(model)
     wanted = gradients(joint_loss(model, shadows.packed(model, head, episodes), episodes), model, head)
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    with pytest.raises(ValueError, match="put forward and backward inside `with shadow_attention"):
+    with pytest.raises(ValueError, match="put forward and backward inside `with tree_attention"):
         shadows.packed(model, head, episodes)
-    with shadow_attention(model):
+    with tree_attention(model):
         found = gradients(joint_loss(model, shadows.packed(model, head, episodes), episodes), model, head)
     for name, grad in wanted.items():
         assert_close(found[name], grad, name)
@@ -171,10 +171,9 @@ def test_llama_and_qwen_pass_the_check_and_keep_their_mode(kind: str) -> None:
     model = with_adapter(kind).train()
     model.get_base_model().model.layers[1].eval()
     modes = [module.training for module in model.modules()]
-    check_masks(model, CRITIC)
-    check_masks(model, ())  # a soft prompt will stand there
+    check_masks(model)
     assert [module.training for module in model.modules()] == modes
-    check_masks(shadows.tiny(kind).bfloat16(), CRITIC)
+    check_masks(shadows.tiny(kind).bfloat16())
 
 
 NO_DROPOUT = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout", "layerdrop"), 0.0)
@@ -185,7 +184,7 @@ LONG = ROPE | {
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a sliding window": (
         lambda: shadows.tiny("Mistral", sliding_window=8),
-        "whole episode of 51 positions, found a sliding window of 8;",
+        "whole row of 54 positions, found a sliding window of 8;",
     ),
     "Qwen2's": (
         lambda: shadows.tiny("Qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1),
@@ -240,7 +239,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 def test_an_architecture_that_is_no_fit_is_refused_in_one_sentence(why: str) -> None:
     make, said = REFUSED[why]
     with pytest.raises(UsageError) as caught:
-        check_masks(make(), CRITIC)
+        check_masks(make())
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -250,12 +249,12 @@ def test_a_model_that_ignores_positions_is_refused_by_the_numbers(monkeypatch: p
     real = rotary.forward
     monkeypatch.setattr(rotary, "forward", lambda x, position_ids: real(x, torch.arange(x.shape[1])[None]))
     with pytest.raises(UsageError, match=r"found LlamaForCausalLM off by \d+\.\d% \(allowed 0\.1%\)"):
-        check_masks(model, CRITIC)
+        check_masks(model)
 
 
 def test_a_window_that_an_episode_outgrows_later_is_refused_then() -> None:
     model = shadows.tiny("Mistral", sliding_window=64)
-    check_masks(model, CRITIC)
+    check_masks(model)
     with pytest.raises(UsageError, match="found a sliding window of 64"):
         values_of(model, [make_episode(20, 0)])
 
@@ -290,4 +289,4 @@ def test_what_is_refused_by_its_field_gives_other_values_in_a_packed_row(kind: s
 def test_rotary_scaling_that_a_pass_does_not_change_and_a_classifier_s_dropout_pass_the_check(
     changes: dict[str, Any],
 ) -> None:
-    check_masks(shadows.tiny("Llama", **changes), CRITIC)
+    check_masks(shadows.tiny("Llama", **changes))

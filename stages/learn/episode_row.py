@@ -20,6 +20,7 @@ from torch import Tensor
 
 from stages.frame.types import TurnwiseError
 from stages.learn.certificate import first_difference
+from stages.learn.tree import Branch, Tree, grow, trunk
 
 
 class BadEpisode(TurnwiseError, ValueError):
@@ -174,8 +175,7 @@ class PackedRow:
     Positions in the row count from 0; starts and ends are inclusive.
     """
 
-    ids: Tensor  # (T,), 0 at the places of a soft prompt
-    position_ids: Tensor  # (T,): within the token's own episode; cp_k starts where the next visible token stands
+    tree: Tree  # T tokens, 0 at the places of a soft prompt: a line an episode; cp_k is a branch after prefix(k) tokens
     episode: Tensor  # (T,) in [0, B)
     shadow: Tensor  # (T,): 0 visible, k + 1 in cp_k
     prefix: Tensor  # (T,): how many visible tokens of its episode a shadow token attends to; 0 for visible ones
@@ -195,9 +195,21 @@ class PackedRow:
 
     def to(self, device: Any) -> PackedRow:
         moved = {
-            f.name: getattr(self, f.name).to(device) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)
+            f.name: getattr(self, f.name).to(device)
+            for f in fields(self)
+            if isinstance(getattr(self, f.name), Tensor | Tree)
         }
         return replace(self, **moved)
+
+    @property
+    def ids(self) -> Tensor:
+        """(T,)"""
+        return self.tree.ids
+
+    @property
+    def position_ids(self) -> Tensor:
+        """(T,): within the token's own episode; cp_k starts where the next visible token stands."""
+        return self.tree.position_ids
 
 
 def pack(
@@ -235,9 +247,10 @@ def pack(
     def row(visible: Sequence[Sequence[int]], shadows: Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor([*chain.from_iterable(visible), *chain.from_iterable(shadows)])
 
+    prompt = critic_ids or [0] * c
     return PackedRow(
-        ids=row([e.ids for e in episodes], [critic_ids or [0] * c for _ in states]),
-        position_ids=row([range(n) for n in lengths], [range(p, p + c) for _, _, p in states]),
+        # Every episode has all of its tokens: the checks of credit name each token's one turn.
+        tree=grow([e.ids for e in episodes], [Branch(b, p, prompt) for b, _, p in states], shareable=0),
         episode=row([[b] * n for b, n in enumerate(lengths)], [[b] * c for b, _, _ in states]),
         shadow=row([[0] * n for n in lengths], [[k + 1] * c for _, k, _ in states]),
         prefix=row([[0] * n for n in lengths], [[p] * c for _, _, p in states]),
@@ -267,9 +280,9 @@ def pack(
 
 def without_shadows(row: PackedRow) -> PackedRow:
     """The row's visible tokens alone, for a pass that reads no value; the indices of its values point nowhere."""
-    n = int((row.shadow == 0).sum())
-    cut = {name: getattr(row, name)[:n] for name in ("ids", "position_ids", "episode", "shadow", "prefix")}
-    return replace(row, **cut, value_positions=torch.full_like(row.value_positions, -1))
+    n = row.tree.n_visible
+    cut = {name: getattr(row, name)[:n] for name in ("episode", "shadow", "prefix")}
+    return replace(row, tree=trunk(row.tree), **cut, value_positions=torch.full_like(row.value_positions, -1))
 
 
 def bins(

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.frame.types import TurnwiseError
-from stages.learn.shadow import (
+from stages.learn.episode_row import (
     BadEpisode,
     EpisodeTooLong,
     NotAPrefix,

@@ -1,11 +1,7 @@
-"""The mask of a packed row for FlexAttention: one kernel over the whole row, which skips the blocks that nobody may
-look into.
+"""The mask of a tree for FlexAttention: one kernel over the whole row, which skips the blocks that nobody may look into.
 
-    allowed(i, j) = same episode, and j a visible token that i stands behind, or j in i's own shadow and j <= i
-
-Same function as `shadow_attention`'s groups, for GPUs: published figures have it ahead of masked SDPA above about 1,000
-tokens. On a CPU it is the slow, uncompiled form, has no backward pass, and serves the tests. Ours; the mask is the
-slides'.
+Same function as the groups of `tree_attention`, for GPUs: published figures have it ahead of masked SDPA above about
+1,000 tokens. On a CPU it is the slow, uncompiled form, has no backward pass, and serves the tests. Ours.
 """
 
 from __future__ import annotations
@@ -17,30 +13,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.learn.shadow import PackedRow
+from stages.learn.tree import Tree
 
 
 @dataclass(frozen=True)
 class FlexLayout:
-    """block_mask: torch's, of (1, 1, T, T). longest: positions of the longest episode, critic prompt included."""
+    """block_mask: torch's, of (1, 1, T, T). longest: positions of the longest path, its branch included."""
 
     block_mask: Any
     longest: int
 
 
-def flex_layout_of(packed: PackedRow) -> FlexLayout:
-    """The block mask of a row, made once for all layers."""
+def flex_layout_of(tree: Tree) -> FlexLayout:
+    """The block mask of a tree, made once for all layers."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    episode, shadow, prefix, position = packed.episode, packed.shadow, packed.prefix, packed.position_ids
+    node, limit, position = tree.node, tree.limit, tree.position_ids
 
     def allowed(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        seen_up_to = torch.where(shadow[i] > 0, prefix[i], position[i] + 1)  # of the visible tokens of its episode
-        visible = (shadow[j] == 0) & (position[j] < seen_up_to)
-        own = (shadow[j] > 0) & (shadow[j] == shadow[i]) & (j <= i)
-        return (episode[i] == episode[j]) & (visible | own)
+        return (position[j] <= position[i]) & (position[j] < limit[node[i], node[j]])  # stages.learn.tree.allowed
 
-    n, device = len(packed.ids), packed.ids.device
+    n, device = len(tree.ids), tree.ids.device
     return FlexLayout(create_block_mask(allowed, None, None, n, n, device=device), int(position.max()) + 1)
 
 

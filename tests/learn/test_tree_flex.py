@@ -14,9 +14,9 @@ import torch
 from stages import self_ac
 from stages.frame.contract import Outputs
 from stages.frame.types import Outcome, UsageError
-from stages.learn.shadow import pack, without_shadows
-from stages.learn.shadow_attention import body_pass
-from stages.learn.shadow_flex import flex_layout_of
+from stages.learn.episode_row import pack, without_shadows
+from stages.learn.tree_attention import body_pass
+from stages.learn.tree_flex import flex_layout_of
 from stages.play.transitions import episode_rows
 from stages.train.actor_critic import SelfAcConfig
 
@@ -27,7 +27,7 @@ def states(kind: str, turns: list[int], device: str) -> list[tuple[torch.Tensor,
     row = pack([shadows.make_episode(n, seed) for seed, n in enumerate(turns)], shadows.CRITIC, max_positions=None).to(
         device
     )
-    return [(body_pass(model, x, layout=flex_layout_of(x)), body_pass(model, x)) for x in (row, without_shadows(row))]
+    return [(body_pass(model, x.tree, layout=flex_layout_of(x.tree)), body_pass(model, x.tree)) for x in (row, without_shadows(row))]
 
 
 @pytest.mark.parametrize("kind", shadows.KINDS)
@@ -46,9 +46,9 @@ def test_flex_attention_has_the_gradients_of_the_groups(turns: list[int]) -> Non
         "cuda"
     )
     found = []
-    for layout in (flex_layout_of(row), None):
+    for layout in (flex_layout_of(row.tree), None):
         model.zero_grad()
-        body_pass(model, row, layout=layout).square().sum().backward()  # type: ignore[no-untyped-call]
+        body_pass(model, row.tree, layout=layout).square().sum().backward()  # type: ignore[no-untyped-call]
         found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
     largest = max(float(g.abs().max()) for g in found[1])
     assert all(torch.allclose(x, y, atol=1e-4 * largest) for x, y in zip(*found, strict=True))

@@ -1,0 +1,172 @@
+"""Rows that begin alike, as one row of tokens: what they share stands there once.
+
+    line    ----------------------------------------      an episode as the engine produced it, from its first token on
+               |              |             +-----------   another line, from where it differs
+               +--- branch    +--- branch                  a role's words and reply, or the critic's prompt, after a state
+
+A token sees what stands before it on its own path and nothing else, so that every row is what it would be alone: values
+and gradients, up to rounding. The critic's prompt of Self-AC (slides, episode layout), NLAC's role prompts, the turns
+of an episode and the episodes of a group are all such rows. Token ids are those that the engine produced; text is never
+tokenised again. [ours]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+WHOLE = torch.iinfo(torch.int32).max  # of a node's own tokens, as many as there are
+LONG_REST = 4
+"""A row is a line where what it does not share is longer than 1 / LONG_REST of what it shares; else a branch. Cost alone."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Tokens that follow the first `prefix` tokens of a line; nobody else sees them."""
+
+    line: int
+    prefix: int
+    ids: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """E lines and Z branches in one row of T tokens: each line's own tokens, then the branches, by line and prefix.
+
+    Nodes are the E lines, each with the tokens that no line before it has, then the Z branches.
+    """
+
+    ids: Tensor  # (T,)
+    position_ids: Tensor  # (T,): on the token's path
+    node: Tensor  # (T,) in [0, E + Z)
+    limit: Tensor  # (E + Z, E + Z): node i sees the tokens of node j whose position is below limit[i, j], and its own up to itself
+    paths: Tensor  # (E, L): where the tokens of each line stand in the row, -1 past its end
+    branch_line: Tensor  # (Z,)
+    branch_prefix: Tensor  # (Z,)
+    branch_start: Tensor  # (Z,): where its first token stands in the row
+    branch_length: Tensor  # (Z,)
+
+    @property
+    def n_visible(self) -> int:
+        """How many tokens of the row are those of lines; they stand first."""
+        return int(self.branch_start.min()) if len(self.branch_start) else len(self.ids)
+
+    def to(self, device: Any) -> Tree:
+        return replace(self, **{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+
+
+def allowed(tree: Tree) -> Tensor:
+    """(T, T) bool, whether token i may attend to token j: the definition, which the kernels are tested against.
+
+    allowed(i, j) = position(j) <= position(i) and position(j) < limit(node(i), node(j))
+    """
+    limit = tree.limit[tree.node][:, tree.node]
+    return (tree.position_ids <= tree.position_ids[:, None]) & (tree.position_ids < limit)
+
+
+def grow(lines: Sequence[Sequence[int]], branches: Sequence[Branch] = (), *, shareable: int | None = None) -> Tree:
+    """The tree of these lines and branches, whose order stays theirs.
+
+    shareable: how many tokens of a line may stand for those of another one, None = all that are alike. Raises
+    ValueError for an empty line or branch, and for a branch that leaves no line.
+    """
+    if not lines or not all(map(len, lines)) or not all(len(b.ids) for b in branches):
+        raise ValueError("a tree needs a line, and a token in every line and branch")
+    if any(not 0 <= b.line < len(lines) or not 0 < b.prefix <= len(lines[b.line]) for b in branches):
+        raise ValueError("wanted branches that follow at least one token of a line of the tree, found another one")
+    own = [np.asarray(line, dtype=np.int64) for line in lines]
+    longest, n = max(map(len, own)), len(own) + len(branches)
+    paths, limit = np.full((len(own), longest), -1), np.zeros((n, n), dtype=np.int64)
+    ids, positions, nodes, at = [], [], [], 0
+    for e, line in enumerate(own):
+        f, shared = max(
+            ((f, common(own[f], line, shareable)) for f in range(e)), key=lambda found: found[1], default=(0, 0)
+        )
+        paths[e, :shared] = paths[f, :shared]
+        paths[e, shared : len(line)] = np.arange(at, at + len(line) - shared)
+        limit[e] = np.minimum(limit[f], shared)
+        limit[e, e] = WHOLE
+        ids.append(line[shared:])
+        positions.append(np.arange(shared, len(line)))
+        nodes.append(np.full(len(line) - shared, e))
+        at += len(line) - shared
+    starts = np.zeros(len(branches), dtype=np.int64)
+    for z in sorted(range(len(branches)), key=lambda z: (branches[z].line, branches[z].prefix)):
+        branch, i = branches[z], len(own) + z
+        limit[i] = np.minimum(limit[branch.line], branch.prefix)
+        limit[i, i] = WHOLE
+        ids.append(np.asarray(branch.ids, dtype=np.int64))
+        positions.append(np.arange(branch.prefix, branch.prefix + len(branch.ids)))
+        nodes.append(np.full(len(branch.ids), i))
+        starts[z] = at
+        at += len(branch.ids)
+    return Tree(
+        *(torch.from_numpy(np.concatenate(parts)) for parts in (ids, positions, nodes)),
+        torch.from_numpy(limit),
+        torch.from_numpy(paths),
+        torch.tensor([b.line for b in branches], dtype=torch.long),
+        torch.tensor([b.prefix for b in branches], dtype=torch.long),
+        torch.from_numpy(starts),
+        torch.tensor([len(b.ids) for b in branches], dtype=torch.long),
+    )
+
+
+def common(a: np.ndarray, b: np.ndarray, most: int | None = None) -> int:
+    """How many tokens both begin with, at most `most`."""
+    n = min(len(a), len(b), len(a) if most is None else most)
+    differs = a[:n] != b[:n]
+    first = int(differs.argmax()) if n else 0
+    return first if n and differs[first] else n
+
+
+def trunk(tree: Tree) -> Tree:
+    """The tree's lines alone, for a pass that reads nothing off the branches."""
+    n, e = tree.n_visible, len(tree.paths)
+    none = tree.branch_line[:0]
+    cut = {name: getattr(tree, name)[:n] for name in ("ids", "position_ids", "node")}
+    return replace(
+        tree, **cut, limit=tree.limit[:e, :e], branch_line=none, branch_prefix=none, branch_start=none, branch_length=none
+    )
+
+
+def tree_of(rows: Sequence[Sequence[int]]) -> tuple[Tree, list[Tensor]]:
+    """A tree that holds all of these rows, and for each the places of its tokens in the tree's row, in order.
+
+    The longest rows are lines; one that leaves a line late is a branch of it, one that stands in it whole is nothing of
+    its own. Raises ValueError for no row or an empty one.
+    """
+    arrays = [np.asarray(row, dtype=np.int64) for row in rows]
+    lines: list[np.ndarray] = []
+    branches: list[Branch] = []
+    found: list[tuple[int, int, int]] = [(0, 0, -1)] * len(rows)  # line, how much of it, branch or -1
+    for i in sorted(range(len(rows)), key=lambda i: -len(arrays[i])):
+        row = arrays[i]
+        line, shared = max(
+            ((e, common(lines[e], row)) for e in range(len(lines))), key=lambda one: one[1], default=(0, 0)
+        )
+        rest = len(row) - shared
+        if rest * LONG_REST > shared:
+            found[i] = len(lines), len(row), -1
+            lines.append(row)
+        elif rest:
+            found[i] = line, shared, len(branches)
+            branches.append(Branch(line, shared, row[shared:]))
+        else:
+            found[i] = line, shared, -1
+    tree = grow(lines, branches)
+    places = []
+    for line, shared, z in found:
+        own = torch.arange(int(tree.branch_length[z])) + tree.branch_start[z] if z >= 0 else tree.ids[:0]
+        places.append(torch.cat([tree.paths[line, :shared], own]))
+    return tree, places
+
+
+def n_unique(rows: Sequence[Sequence[int]]) -> int:
+    """Tokens of these rows, what any two begin with counted once: no tree of them has fewer."""
+    arrays = sorted((np.asarray(row, dtype=np.int64) for row in rows), key=lambda row: row.tolist())
+    return sum(map(len, arrays)) - sum(common(a, b) for a, b in zip(arrays, arrays[1:], strict=False))

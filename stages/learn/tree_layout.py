@@ -1,0 +1,180 @@
+"""Where the tokens of a tree go for attention, and the copies that this takes, with backward passes that copy as little.
+
+Indices and masks are made once for a tree, not once a layer. All of it is [ours]; what may attend to what stands in
+stages.learn.tree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from stages.learn.tree import Tree
+
+# Cost alone, on a CPU: fewer rows a call than this, or more calls for as many rows, cost more than the keys they spare.
+LEAST_ROWS, MOST_GROUPS, MANY_ROWS = 48, 4, 256
+
+
+@dataclass(frozen=True)
+class Group:
+    """Branch slots start .. end of every line, whose queries run in one call over the first `keys` visible slots and
+    branch slots own .. end.
+
+    mask: (E, 1, end - start, keys + end - own) bool, True = may attend.
+    """
+
+    start: int
+    end: int
+    keys: int
+    own: int
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the tokens of a tree go for attention: E lines side by side, each with all of its path in L visible slots,
+    then its branches in S slots. What lines share is repeated here, and here alone.
+
+    slots: (E, L + S) position in the row, 0 in padding. back: (T,) slot of each token, counted over E x (L + S).
+    Both None for a single line, whose row has that order already. again, repeated: slots that repeat a token which has
+    its own slot elsewhere, and the tokens. longest: positions of the longest path, its branch included.
+    """
+
+    slots: Tensor | None
+    back: Tensor | None
+    again: Tensor
+    repeated: Tensor
+    n_visible: int
+    groups: tuple[Group, ...]
+    longest: int
+
+
+def layout_of(tree: Tree) -> Layout:
+    """Indices and masks of a tree, made once for all layers."""
+    device, (n_lines, L) = tree.ids.device, tree.paths.shape
+    branch_E = torch.zeros(n_lines, dtype=torch.long, device=device).index_add(0, tree.branch_line, tree.branch_length)
+    S, longest = int(branch_E.max()), int(tree.position_ids.max()) + 1
+    # The branches stand line by line in the row, by prefix within each.
+    order_B = torch.arange(tree.n_visible, len(tree.ids), device=device)
+    line_B = torch.repeat_interleave(torch.arange(n_lines, device=device), branch_E)
+    slot_B = order_B - (tree.n_visible + branch_E.cumsum(0) - branch_E)[line_B]
+    slots = torch.cat([tree.paths, torch.full((n_lines, S), -1, device=device)], 1)
+    slots[line_B, L + slot_B] = order_B
+
+    of_B = tree.node[order_B] - n_lines
+    prefix_ES = torch.ones((n_lines, S), dtype=torch.long, device=device)
+    first_ES = torch.arange(S, device=device).repeat(n_lines, 1)
+    # A padding slot sees the first token and itself: what a softmax over nothing gives is the kernel's choice.
+    prefix_ES[line_B, slot_B] = tree.branch_prefix[of_B]
+    first_ES[line_B, slot_B] = slot_B - (order_B - tree.branch_start[of_B])
+    groups = groups_of(prefix_ES, first_ES, L)
+    none = torch.zeros(0, dtype=torch.long, device=device)
+    if n_lines == 1:
+        return Layout(None, None, none, none, L, groups, longest)
+    flat = slots.flatten()
+    places = (flat >= 0).nonzero()[:, 0]
+    # Of a token's slots the one of its own line: what is worked out in the others is thrown away.
+    node = torch.arange(n_lines, device=device)[:, None].expand_as(slots).flatten()[places]
+    visible = places % (L + S) < L
+    mine = ~visible | (tree.node[flat[places]] == node)
+    back = torch.empty_like(tree.ids)
+    back[flat[places[mine]]] = places[mine]
+    again = places[~mine]
+    return Layout(slots.clamp(min=0), back, again, flat[again], L, groups, longest)
+
+
+def groups_of(prefix_ES: Tensor, first_ES: Tensor, n_visible: int) -> tuple[Group, ...]:
+    """Branches of early states need few of the keys: in groups, they do about 2/3 of the work that one call for all
+    would take. Results are the same.
+
+    prefix, first: (E, S), of each branch slot how many visible tokens it sees, and the slot of its branch's first token.
+    The last group is handed all slots, for then its keys need no copy. No group without a branch.
+    """
+    n_branch = prefix_ES.shape[1]
+    if not n_branch:
+        return ()
+    n_groups = max(1, min(max(MOST_GROUPS, n_branch // MANY_ROWS), n_branch // LEAST_ROWS))
+    edges = [round(g * n_branch / n_groups) for g in range(n_groups + 1)]
+    slots, found = torch.arange(n_branch, device=prefix_ES.device), []
+    for start, end in pairwise(edges):
+        prefix, first = prefix_ES[:, start:end, None], first_ES[:, start:end, None]
+        own, keys = (int(first.min()), int(prefix.max())) if end < n_branch else (0, n_visible)
+        sees_visible = torch.arange(keys, device=prefix.device) < prefix
+        sees_own = (slots[own:end] >= first) & (slots[own:end] <= slots[start:end, None])
+        mask = torch.cat([sees_visible, sees_own], 2)[:, None]
+        found.append(Group(start, end, keys, own, mask))
+    return tuple(found)
+
+
+class SideBySide(torch.autograd.Function):
+    """(1, H, T, d) -> (E, H, L + S, d), by slots and back of a Layout. Padding repeats token 0 and takes no gradient
+    there: nobody sees it.
+
+    Its backward is a gather, too, as is that of `Row`, and an addition for the slots that repeat a token; that of plain
+    indexing would add token by token.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layout: Layout) -> Tensor:
+        ctx.layout = layout
+        # Rows of (H, d) are what lies together in memory, so the tokens are picked before the heads come first.
+        tokens = x[0].transpose(0, 1).index_select(0, layout.slots.flatten())
+        return tokens.view(*layout.slots.shape, *tokens.shape[1:]).transpose(1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        flat = grad.transpose(1, 2).flatten(0, 1)
+        found = flat.index_select(0, ctx.layout.back)
+        if len(ctx.layout.again):
+            found.index_add_(0, ctx.layout.repeated, flat.index_select(0, ctx.layout.again))
+        return found.transpose(0, 1)[None], None
+
+
+class Row(torch.autograd.Function):
+    """(E, L + S, H, d) -> (1, T, H, d): out of the slots, back into the row's order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, back: Tensor) -> Tensor:
+        ctx.back, ctx.shape = back, x.shape
+        return x.flatten(0, 1).index_select(0, back)[None]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.new_zeros(ctx.shape).flatten(0, 1).index_copy_(0, ctx.back, grad[0]).view(ctx.shape), None
+
+
+class Keys(torch.autograd.Function):
+    """Keys, or values, of each call out of (E, H', L + S, d): the visible ones, and for every group its visible and its
+    own.
+
+    Its backward fills one buffer; that of slices would fill one of the full size for each.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, n_visible: int, groups: tuple[Group, ...]) -> tuple[Tensor, ...]:
+        ctx.n_visible, ctx.groups = n_visible, groups
+        rows = x.transpose(1, 2)
+        copied = [
+            torch.cat([rows[:, : g.keys], rows[:, n_visible + g.own : n_visible + g.end]], 1).transpose(1, 2)
+            for g in groups[:-1]
+        ]
+        return x[:, :, :n_visible], *copied, x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, visible: Tensor, *others: Tensor) -> tuple[Tensor, None, None]:
+        L, grad = ctx.n_visible, others[-1].transpose(1, 2)
+        rows = torch.empty_like(grad)
+        torch.add(visible.transpose(1, 2), grad[:, :L], out=rows[:, :L])
+        rows[:, L:] = grad[:, L:]
+        for group, copied in zip(ctx.groups, others[:-1], strict=False):
+            rows[:, : group.keys] += copied[:, :, : group.keys].transpose(1, 2)
+            rows[:, L + group.own : L + group.end] += copied[:, :, group.keys :].transpose(1, 2)
+        return rows.transpose(1, 2), None, None
