@@ -43,9 +43,9 @@ from flows.cost.estimate import Machine, train_flops, training_memory
 from flows.cost.shapes import DEVICES, GIB, KNOWN, Device, Shape
 from flows.cost.workload import Rows, Work
 from stages.learn.adapter import base_of, new_adapter
+from stages.learn.episode_row import EpisodeIds, pack
 from stages.learn.fit import adamw
 from stages.learn.losses import turn_ppo_clip
-from stages.learn.episode_row import EpisodeIds, pack
 from stages.learn.tree_attention import body_pass, largest_difference, tree_attention
 from stages.learn.tree_flex import flex_layout_of
 from stages.learn.value_head import new_head

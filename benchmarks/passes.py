@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from stages.learn.adapter import base_of, new_adapter
-from stages.learn.losses import chunked_log_probs, turn_ppo_clip
 from stages.learn.episode_row import EpisodeIds, pack
+from stages.learn.losses import chunked_log_probs, turn_ppo_clip
 from stages.learn.value_head import ValueHead
 from stages.train.actor_critic import Part, SelfAcConfig, credited_pass, joint_loss
 

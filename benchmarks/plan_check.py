@@ -79,20 +79,19 @@ class Counting(Metered):
 @contextmanager
 def counting_losses(counts: Counter[str]) -> Iterator[None]:
     """Adds the tokens of every row that a gradient goes through."""
-    nll, credited = passes.completion_nll, self_ac.credited_pass
+    log_probs, credited = passes.pass_log_probs, self_ac.credited_pass
 
-    def of_rows(model: Any, batch: Any) -> Any:
+    def of_rows(model: Any, step: Any) -> Any:
         if torch.is_grad_enabled():
-            lengths = [int(row.nonzero().max()) + 1 for row in batch.completion]
-            counts.update(trained=sum(lengths), predicted=int(batch.n_completion.sum()))
-        return nll(model, batch)
+            counts.update(trained=len(step.tree.ids), predicted=len(step.target_K))
+        return log_probs(model, step)
 
     def of_episodes(model: Any, head: Any, part: Any, config: Any, **options: Any) -> Any:
         counts.update(trained=len(part.row.ids), predicted=len(part.row.target_positions))
         return credited(model, head, part, config, **options)
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(passes, "completion_nll", of_rows))
+        stack.enter_context(patch.object(passes, "pass_log_probs", of_rows))
         stack.enter_context(patch.object(self_ac, "credited_pass", of_episodes))
         yield
 

@@ -21,10 +21,11 @@ from stages.frame.types import MissingInput, Row
 from stages.learn.adapter import load_state, save_adapter, tensors_of, trainable_state
 from stages.learn.ema import ema_update
 from stages.learn.fit import adamw, fit
+from stages.learn.tree_attention import tree_attention
 from stages.play.transitions import transitions
 from stages.train.history import fit_metrics, of_step
 from stages.train.model import MixedConfig, trainable
-from stages.train.passes import mixed_batches, mixed_nll, pad_id
+from stages.train.passes import Pass, mixed_batches, mixed_nll
 from stages.train.rows import TrainRow, general_rows, target_rows, weighed
 
 
@@ -69,10 +70,10 @@ def run(context: Context) -> Outputs:
     bar = context.progress("train critic", config.epochs * -(-len(rows) // config.batch))
     steps = [0]
 
-    def loss(model: Any, parts: Any) -> Any:
-        value, metrics, by_row = mixed_nll(model, parts, autocast=config.autocast)
-        if "successor" in parts:
-            for row, nll in zip(parts["successor"].rows, by_row["successor"].tolist(), strict=True):
+    def loss(model: Any, step: Pass) -> Any:
+        value, metrics, nll_R = mixed_nll(model, step, autocast=config.autocast)
+        for row, kind, nll in zip(step.rows, step.kinds, nll_R.tolist(), strict=True):
+            if kind == "successor":
                 losses[row.key] = (nll, steps[0])
         return value, metrics
 
@@ -83,11 +84,12 @@ def run(context: Context) -> Outputs:
         bar.advance(1)
 
     batches = mixed_batches(
-        kinds, main="successor", epochs=config.epochs, rng=random.Random(context.seed), pad_id=pad_id(model), device=model.device,
+        kinds, main="successor", epochs=config.epochs, rng=random.Random(context.seed), device=model.device,
         pass_tokens=config.pass_tokens,
     )  # fmt: skip
     optimiser = adamw(model, lr=config.rate(context.iteration))
-    history = fit(model, batches, loss, optimiser, clip=config.clip, after_step=after_step, merge=of_step)
+    with tree_attention(model):
+        history = fit(model, batches, loss, optimiser, clip=config.clip, after_step=after_step, merge=of_step)
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     load_state(model, target)
     save_adapter(model, context.workdir / "target", context.engine.model_hash)

@@ -24,10 +24,10 @@ from stages.frame.contract import Context, FromPath, Outputs, Stage
 from stages.learn.adapter import load_state, save_adapter, tensors_of, trainable_state
 from stages.learn.ema import ema_update
 from stages.learn.fit import adamw, fit
-from stages.learn.losses import kl_to_base
+from stages.learn.tree_attention import tree_attention
 from stages.train.history import fit_metrics, of_step
 from stages.train.model import MixedConfig, trainable
-from stages.train.passes import half, mean_nll, mixed_batches, mixed_nll, pad_id
+from stages.train.passes import Pass, half, mean_nll, mixed_batches, mixed_nll, pass_kl
 from stages.train.rows import TrainRow, general_rows, target_rows, weighed
 
 
@@ -95,11 +95,7 @@ def run(context: Context) -> Outputs:
         target = ema_update(target, trainable_state(model), config.ema_rate)
         bar.advance(1)
         if held_out and len(done) % steps_an_epoch == 0:
-            by_epoch.append(
-                mean_nll(
-                    model, held_out, pad_id=pad_id(model), pass_tokens=config.pass_tokens, autocast=config.autocast
-                )
-            )
+            by_epoch.append(mean_nll(model, held_out, pass_tokens=config.pass_tokens, autocast=config.autocast))
             if by_epoch[-1] < best[0]:
                 best = by_epoch[-1], trainable_state(model), target
 
@@ -108,20 +104,13 @@ def run(context: Context) -> Outputs:
         main="policy",
         epochs=config.epochs,
         rng=rng,
-        pad_id=pad_id(model),
         device=model.device,
         pass_tokens=config.pass_tokens,
     )
     optimiser = adamw(model, lr=config.rate(context.iteration))
-    history = fit(
-        model,
-        batches,
-        with_kl(config.kl_coef, autocast=config.autocast),
-        optimiser,
-        clip=config.clip,
-        after_step=after_step,
-        merge=of_step,
-    )
+    loss = with_kl(config.kl_coef, autocast=config.autocast)
+    with tree_attention(model):
+        history = fit(model, batches, loss, optimiser, clip=config.clip, after_step=after_step, merge=of_step)
     if best[1]:
         load_state(model, best[1])
         target = best[2]
@@ -151,14 +140,14 @@ def kept_share(rows: Sequence[TrainRow], kept: Sequence[bool]) -> float:
 def with_kl(coef: float, *, autocast: bool = False) -> Any:
     """L2 over the mixed rows, plus coef x KL to the base model on the policy's rows."""
 
-    def loss(model: Any, parts: Any) -> Any:
-        value, metrics, _ = mixed_nll(model, parts, autocast=autocast)
-        if coef and "policy" in parts:
-            policy = parts["policy"]
-            with half(policy.batch.ids.device, autocast):
-                kl, share = kl_to_base(model, policy.batch), policy.share
-            value = value + coef * share * kl
-            metrics |= {"kl": float(kl.detach()), "count/kl": share}
+    def loss(model: Any, step: Pass) -> Any:
+        value, metrics, _ = mixed_nll(model, step, autocast=autocast)
+        if coef and "policy" in step.kinds:
+            with half(step.tree.ids.device, autocast):
+                kl = pass_kl(model, step, "policy")
+            share = int(step.of("policy").sum()) / step.totals["policy"]
+            value = value + coef * kl
+            metrics |= {"kl": float(kl.detach()) / share, "count/kl": share}
         return value, metrics
 
     return loss

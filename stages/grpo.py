@@ -25,15 +25,15 @@ from torch import Tensor
 from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.types import MissingInput, Row
 from stages.learn.adapter import save_adapter
-from stages.learn.batches import Batch
 from stages.learn.certificate import Turn, cert_metrics, certificates, turn_gaps, with_gaps
 from stages.learn.fit import adamw, fit
-from stages.learn.losses import completion_log_probs, turn_ppo_clip
+from stages.learn.losses import turn_ppo_clip
+from stages.learn.tree_attention import tree_attention
 from stages.play.transitions import trainable_episodes
 from stages.train.history import fit_metrics, of_step
 from stages.train.model import PassConfig, trainable_policy
 from stages.train.on_policy import MAX_GAP, by_scenario, check_gap, check_temperature, relative_advantages
-from stages.train.passes import by_length, half, make_part, pad_id
+from stages.train.passes import Pass, half, pass_log_probs, step_passes, token_counts
 from stages.train.rows import TrainRow
 
 
@@ -48,14 +48,11 @@ class GrpoConfig(PassConfig):
 
 @dataclass(frozen=True)
 class Turns:
-    """The turns of one pass of a step. Token vectors are (K,), all completion tokens in row order. normaliser: such
-    tokens of the whole step.
-    """
+    """The turns of one pass of a step, a row each; what the turns of an episode share stands in its tree once."""
 
-    batch: Batch
-    advantage_B: Tensor
+    rows: Pass
+    advantage_R: Tensor
     old_log_probs_K: Tensor
-    normaliser: int
     first: tuple[Turn, ...]  # in the stage's first step which turn each row is; none later
 
 
@@ -80,15 +77,16 @@ def run(context: Context) -> Outputs:
 
     batches = step_batches(turns, advantage, config, random.Random(context.seed), model)
     optimiser = adamw(model, lr=config.rate(context.iteration))
-    history = fit(
-        model,
-        batches,
-        partial(clipped_loss, config=config, gaps=gaps),
-        optimiser,
-        clip=config.clip,
-        after_step=after_step,
-        merge=of_step,
-    )
+    with tree_attention(model):
+        history = fit(
+            model,
+            batches,
+            partial(clipped_loss, config=config, gaps=gaps),
+            optimiser,
+            clip=config.clip,
+            after_step=after_step,
+            merge=of_step,
+        )
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     mixed = len({t["episode_id"] for t in turns}) / len(episodes)
     certified = [
@@ -107,22 +105,24 @@ def clipped_loss(
     """L of one pass, and its metrics; the losses of a step's passes add up to that of the step.
 
     gaps: takes in those of the turns of the stage's first step."""
-    with half(part.batch.ids.device, config.autocast):
-        log_probs_K, rows_K = completion_log_probs(model, part.batch)
+    rows_K = part.rows.row_K
+    with half(rows_K.device, config.autocast):
+        log_probs_K = pass_log_probs(model, part.rows)
     if part.first:
         gaps.update(
             turn_gaps([part.first[row] for row in rows_K.tolist()], part.old_log_probs_K.tolist(), log_probs_K.tolist())
         )
     # A row is a turn; divided by the number of tokens, the sum over them is their mean.
-    return turn_ppo_clip(
+    loss, metrics = turn_ppo_clip(
         log_probs_K,
         part.old_log_probs_K,
         rows_K,
-        part.advantage_B,
+        part.advantage_R,
         clip=config.ratio_clip,
         ratio="token",
-        normaliser=part.normaliser,
+        normaliser=part.rows.normaliser,
     )
+    return loss, metrics | token_counts(part.rows)
 
 
 def episode_advantages(episodes: list[Row]) -> dict[str, float]:
@@ -145,14 +145,14 @@ def step_batches(
         order = rng.sample(rows, len(rows))
         for start in range(0, len(order), config.batch):
             chosen = order[start : start + config.batch]
-            normaliser, passes = sum(len(row.completion_ids) for row in chosen), []
-            for group in by_length(chosen, config.pass_tokens) if config.pass_tokens else [chosen]:
-                old = torch.tensor([lp for row in group for lp in by_key[row.key]["log_probs"]], device=model.device)
-                advantage_B = torch.tensor([advantage[row.key[0]] for row in group], device=model.device)
-                first = tuple((row.key[0], row.key[1]) for row in group) if epoch == start == 0 else ()
-                passes.append(
-                    Turns(make_part(group, pad_id(model), model.device).batch, advantage_B, old, normaliser, first)
+            passes = []
+            for each in step_passes({"policy": chosen}, config.pass_tokens, model.device):
+                old = torch.tensor(
+                    [lp for row in each.rows for lp in by_key[row.key]["log_probs"]], device=model.device
                 )
+                advantage_R = torch.tensor([advantage[row.key[0]] for row in each.rows], device=model.device)
+                first = tuple((row.key[0], row.key[1]) for row in each.rows) if epoch == start == 0 else ()
+                passes.append(Turns(each, advantage_R, old, first))
             yield passes
 
 

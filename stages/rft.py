@@ -26,11 +26,12 @@ from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.types import UsageError
 from stages.learn.adapter import save_adapter
 from stages.learn.fit import adamw, fit
+from stages.learn.tree_attention import tree_attention
 from stages.llm.tokens import ChatTokenizer
 from stages.play.transitions import Transition, transitions
 from stages.train.history import fit_metrics, of_step
 from stages.train.model import PassConfig, trainable_policy
-from stages.train.passes import mixed_batches, mixed_nll, pad_id
+from stages.train.passes import Pass, mixed_batches, mixed_nll
 from stages.train.rows import TrainRow, reply_ids
 
 
@@ -63,17 +64,18 @@ def run(context: Context) -> Outputs:
     model = trainable_policy(context)
     bar = context.progress("train on wins", config.epochs * -(-len(rows) // config.batch))
 
-    def loss(model: Any, parts: Any) -> Any:
-        return mixed_nll(model, parts, autocast=config.autocast)[:2]
+    def loss(model: Any, step: Pass) -> Any:
+        return mixed_nll(model, step, autocast=config.autocast)[:2]
 
     batches = mixed_batches(
-        {"policy": (rows, config.batch)}, main="policy", epochs=config.epochs, rng=rng, pad_id=pad_id(model), device=model.device,
+        {"policy": (rows, config.batch)}, main="policy", epochs=config.epochs, rng=rng, device=model.device,
         pass_tokens=config.pass_tokens,
     )  # fmt: skip
     optimiser = adamw(model, lr=config.rate(context.iteration))
-    history = fit(
-        model, batches, loss, optimiser, clip=config.clip, after_step=lambda done: bar.advance(1), merge=of_step
-    )
+    with tree_attention(model):
+        history = fit(
+            model, batches, loss, optimiser, clip=config.clip, after_step=lambda done: bar.advance(1), merge=of_step
+        )
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     counts = {"rft/wins": float(len(won))}
     if config.labels == "told":

@@ -177,14 +177,17 @@ class Bench:
         return outputs
 
 
-def rows_of(batch: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(prompt ids, completion ids) of every row of a padded batch."""
-    found = []
-    for ids, completion in zip(batch.ids.tolist(), batch.completion.tolist(), strict=True):
-        start = completion.index(True)
-        found.append(
-            (tuple(ids[:start]), tuple(token for token, chosen in zip(ids, completion, strict=True) if chosen))
-        )
+def rows_of(step: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(prompt ids, completion ids) of every row of a pass, read back from its tree: a token's path is what it may see."""
+    from stages.learn.tree import allowed
+
+    tree, sees, found = step.tree, allowed(step.tree), []
+    for r in range(len(step.rows)):
+        places = step.target_K[step.row_K == r].tolist()
+        path = sorted(sees[places[-1]].nonzero()[:, 0].tolist(), key=lambda t: int(tree.position_ids[t]))
+        ids, n = tuple(tree.ids[path].tolist()), len(path) - len(places)
+        assert path[n:] == places
+        found.append((ids[:n], ids[n:]))
     return found
 
 
@@ -196,14 +199,15 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], tupl
     from stages.train import passes
 
     trained: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-    for module, name in ((passes, "completion_nll"), (grpo, "completion_log_probs")):
+    real = passes.pass_log_probs
 
-        def spy(model: Any, batch: Any, real: Any = getattr(module, name)) -> Any:
-            if torch.is_grad_enabled():
-                trained.extend(rows_of(batch))
-            return real(model, batch)
+    def spy(model: Any, step: Any) -> Any:
+        if torch.is_grad_enabled():
+            trained.extend(rows_of(step))
+        return real(model, step)
 
-        monkeypatch.setattr(module, name, spy)
+    for module in (passes, grpo):
+        monkeypatch.setattr(module, "pass_log_probs", spy)
     return trained
 
 

@@ -19,9 +19,8 @@ from test_grpo import group_rows
 
 from stages import critic, distill, grpo, rft
 from stages.frame.contract import Config, Outputs, Stage
-from stages.learn.losses import completion_log_probs
 from stages.train.model import OptimConfig, trainable
-from stages.train.passes import half, make_part
+from stages.train.passes import half, pass_log_probs, step_passes
 from stages.train.rows import TrainRow
 
 Filled = Callable[[Path, Path], models.Bench]
@@ -76,11 +75,11 @@ def test_a_stage_computes_in_16_bits_only_when_told_and_leaves_the_weights_in_32
 def test_log_probs_leave_a_pass_in_fp32_and_gradients_reach_the_adapter(base: Path, tmp_path: Path) -> None:
     model = models.shake(trainable(models.Bench(base, tmp_path).context(Config(), {}), None), 3, 0.1)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    batch = make_part([TrainRow((7, 8, 9), tuple(range(20, 20 + n))) for n in (9, 5)], 0, "cpu").batch
+    (rows,) = step_passes({"a": [TrainRow((7, 8, 9), tuple(range(20, 20 + n))) for n in (9, 5)]}, 0, "cpu")
     found = {}
     for on in (False, True):
         with half("cpu", on):
-            log_probs_K, _ = completion_log_probs(model, batch)
+            log_probs_K = pass_log_probs(model, rows)
         assert log_probs_K.dtype == torch.float32
         found[on] = torch.cat([g.flatten() for g in torch.autograd.grad(log_probs_K.sum(), parameters)])
     assert torch.nn.functional.cosine_similarity(found[True], found[False], dim=0) > 0.99

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -134,11 +135,16 @@ def test_a_step_in_passes_leaves_the_weights_and_priorities_of_a_whole_one(bench
         found[name] = weights(bench.memory.files[name, "adapter"]), outputs
     (whole, one), (passes, many) = found["whole"], found["passes"]
     assert all(torch.allclose(value, passes[name], atol=2e-5) for name, value in whole.items())
-    assert many.metrics == pytest.approx(dict(one.metrics), rel=1e-4)
+    assert learned(many.metrics) == pytest.approx(learned(one.metrics), rel=1e-4)
     losses = [
         {(row["episode_id"], row["turn"]): row["loss"] for row in outputs.rows["priorities"]} for outputs in (one, many)
     ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def learned(metrics: Mapping[str, float]) -> dict[str, float]:
+    """All but how many tokens it took."""
+    return {name: value for name, value in metrics.items() if "/tokens" not in name}
 
 
 def test_the_newest_loss_is_the_one_kept(bench: models.Bench) -> None:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from stages.learn.credit import ADVICE, LostCredit
+from stages.learn.episode_row import EpisodeIds, PackedRow, first_turn
 from stages.learn.losses import Ratio
 from stages.learn.returns import state_mask, td_targets
-from stages.learn.episode_row import EpisodeIds, PackedRow, first_turn
 
 LOSS_TOLERANCE = 1e-4  # of the sum of |shares|: the loss exponentiates sums of fp32 log-probs, the shares 64-bit ones
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from stages.learn.adapter import as_base, base_of
+from stages.learn.adapter import base_of
 from stages.learn.batches import Batch
 
 Ratio = Literal["turn", "turn_mean", "token"]
@@ -29,12 +29,6 @@ def completion_log_probs(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     """
     states_KD, rows, columns = completion_states(model, batch)
     return chunked_log_probs(states_KD, model.get_output_embeddings(), batch.ids[rows, columns]), rows
-
-
-def completion_logits(model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """fp32 logits (K, V) that predict the completion tokens, and each one's row and column, (K,)."""
-    states_KD, rows, columns = completion_states(model, batch)
-    return model.get_output_embeddings()(states_KD).float(), rows, columns
 
 
 def completion_states(model: Any, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,21 +89,6 @@ def _entropy(logits_KV: Tensor) -> Tensor:
     return -(probs * log_probs.masked_fill(probs == 0, 0.0)).sum(1)
 
 
-def kl_to_base(model: Any, batch: Batch) -> Tensor:
-    """Mean KL(pi_theta || pi_base) over the completion tokens, the base being the same model with its adapter switched
-    off.
-
-        KL_t = sum_v pi_theta(v | x, y_<t) [log pi_theta(v | ..) - log pi_base(v | ..)]
-
-    Gradients flow into pi_theta only. Scalar. Source: ours, option `distill.kl_coef`.
-    """
-    logits_KV, _, _ = completion_logits(model, batch)
-    with torch.no_grad(), as_base(model):
-        base_KV = completion_logits(model, batch)[0].log_softmax(1)
-    log_probs_KV = logits_KV.log_softmax(1)
-    return (log_probs_KV.exp() * (log_probs_KV - base_KV)).sum(1).mean()
-
-
 def chunked_kl(
     states_KD: Tensor, base_states_KD: Tensor, head: Callable[[Tensor], Tensor], *, chunk: int = 1024
 ) -> Tensor:
@@ -140,8 +119,6 @@ def completion_nll(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
 
         nll_i = -(1 / |y_i|) sum_t log pi(y_it | x_i, y_i<t)
 
-    Used for L1 (successor) and L2 (policy) of NLAC, where y is a sample of the target (arXiv 2512.04601, eqs. for L1,
-    L2).
     Length-normalised so that long futures do not win the replay's priority. Returns (nll (B,), log-probs (K,)).
     """
     log_probs, rows = completion_log_probs(model, batch)

@@ -14,11 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+Ids = Sequence[int] | NDArray[np.int64]
 
 WHOLE = torch.iinfo(torch.int32).max  # of a node's own tokens, as many as there are
 LONG_REST = 4
@@ -31,7 +35,7 @@ class Branch:
 
     line: int
     prefix: int
-    ids: Sequence[int]
+    ids: Ids
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ def allowed(tree: Tree) -> Tensor:
     return (tree.position_ids <= tree.position_ids[:, None]) & (tree.position_ids < limit)
 
 
-def grow(lines: Sequence[Sequence[int]], branches: Sequence[Branch] = (), *, shareable: int | None = None) -> Tree:
+def grow(lines: Sequence[Ids], branches: Sequence[Branch] = (), *, shareable: int | None = None) -> Tree:
     """The tree of these lines and branches, whose order stays theirs.
 
     shareable: how many tokens of a line may stand for those of another one, None = all that are alike. Raises
@@ -82,7 +86,8 @@ def grow(lines: Sequence[Sequence[int]], branches: Sequence[Branch] = (), *, sha
     own = [np.asarray(line, dtype=np.int64) for line in lines]
     longest, n = max(map(len, own)), len(own) + len(branches)
     paths, limit = np.full((len(own), longest), -1), np.zeros((n, n), dtype=np.int64)
-    ids, positions, nodes, at = [], [], [], 0
+    ids: list[NDArray[np.int64]] = []
+    positions, nodes, at = [], [], 0
     for e, line in enumerate(own):
         f, shared = max(
             ((f, common(own[f], line, shareable)) for f in range(e)), key=lambda found: found[1], default=(0, 0)
@@ -106,7 +111,9 @@ def grow(lines: Sequence[Sequence[int]], branches: Sequence[Branch] = (), *, sha
         starts[z] = at
         at += len(branch.ids)
     return Tree(
-        *(torch.from_numpy(np.concatenate(parts)) for parts in (ids, positions, nodes)),
+        torch.from_numpy(np.concatenate(ids)),
+        torch.from_numpy(np.concatenate(positions)),
+        torch.from_numpy(np.concatenate(nodes)),
         torch.from_numpy(limit),
         torch.from_numpy(paths),
         torch.tensor([b.line for b in branches], dtype=torch.long),
@@ -116,7 +123,7 @@ def grow(lines: Sequence[Sequence[int]], branches: Sequence[Branch] = (), *, sha
     )
 
 
-def common(a: np.ndarray, b: np.ndarray, most: int | None = None) -> int:
+def common(a: NDArray[np.int64], b: NDArray[np.int64], most: int | None = None) -> int:
     """How many tokens both begin with, at most `most`."""
     n = min(len(a), len(b), len(a) if most is None else most)
     differs = a[:n] != b[:n]
@@ -130,18 +137,24 @@ def trunk(tree: Tree) -> Tree:
     none = tree.branch_line[:0]
     cut = {name: getattr(tree, name)[:n] for name in ("ids", "position_ids", "node")}
     return replace(
-        tree, **cut, limit=tree.limit[:e, :e], branch_line=none, branch_prefix=none, branch_start=none, branch_length=none
+        tree,
+        **cut,
+        limit=tree.limit[:e, :e],
+        branch_line=none,
+        branch_prefix=none,
+        branch_start=none,
+        branch_length=none,
     )
 
 
-def tree_of(rows: Sequence[Sequence[int]]) -> tuple[Tree, list[Tensor]]:
+def tree_of(rows: Sequence[Ids]) -> tuple[Tree, list[Tensor]]:
     """A tree that holds all of these rows, and for each the places of its tokens in the tree's row, in order.
 
     The longest rows are lines; one that leaves a line late is a branch of it, one that stands in it whole is nothing of
     its own. Raises ValueError for no row or an empty one.
     """
     arrays = [np.asarray(row, dtype=np.int64) for row in rows]
-    lines: list[np.ndarray] = []
+    lines: list[NDArray[np.int64]] = []
     branches: list[Branch] = []
     found: list[tuple[int, int, int]] = [(0, 0, -1)] * len(rows)  # line, how much of it, branch or -1
     for i in sorted(range(len(rows)), key=lambda i: -len(arrays[i])):
@@ -166,7 +179,12 @@ def tree_of(rows: Sequence[Sequence[int]]) -> tuple[Tree, list[Tensor]]:
     return tree, places
 
 
-def n_unique(rows: Sequence[Sequence[int]]) -> int:
+def n_new(before: Ids, row: Ids) -> int:
+    """How many tokens a row adds to a tree in which `before` stands already."""
+    return len(row) - common(np.asarray(before), np.asarray(row))
+
+
+def n_unique(rows: Sequence[Ids]) -> int:
     """Tokens of these rows, what any two begin with counted once: no tree of them has fewer."""
-    arrays = sorted((np.asarray(row, dtype=np.int64) for row in rows), key=lambda row: row.tolist())
-    return sum(map(len, arrays)) - sum(common(a, b) for a, b in zip(arrays, arrays[1:], strict=False))
+    ordered = sorted(map(tuple, rows))
+    return len(ordered[0]) + sum(n_new(a, b) for a, b in pairwise(ordered)) if ordered else 0

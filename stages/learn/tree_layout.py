@@ -122,6 +122,7 @@ class SideBySide(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, layout: Layout) -> Tensor:
         ctx.layout = layout
+        assert layout.slots is not None
         # Rows of (H, d) are what lies together in memory, so the tokens are picked before the heads come first.
         tokens = x[0].transpose(0, 1).index_select(0, layout.slots.flatten())
         return tokens.view(*layout.slots.shape, *tokens.shape[1:]).transpose(1, 2)

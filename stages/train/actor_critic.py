@@ -21,10 +21,11 @@ from torch import Tensor
 
 from stages.learn.adapter import acting_as, as_base, base_of
 from stages.learn.credit import check_credit
+from stages.learn.episode_row import EpisodeIds, PackedRow, without_shadows
 from stages.learn.ledger import check_shares, ledger, step_targets
 from stages.learn.losses import Per, Ratio, chunked_kl, chunked_log_probs, turn_ppo_clip
 from stages.learn.returns import AdvantageKind, advantages, monte_carlo, state_mask, turn_mask, value_loss
-from stages.learn.episode_row import EpisodeIds, PackedRow, without_shadows
+from stages.learn.tree import Tree
 from stages.learn.tree_attention import body_pass
 from stages.learn.tree_flex import FlexLayout, flex_layout_of
 from stages.learn.tree_layout import Layout, layout_of
@@ -155,7 +156,9 @@ def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig,
     layout = flex_layout_of if config.attention == "flex" else layout_of
     with half(row.ids.device, config.autocast):
         if config.has_critic and not config.separate:
-            states_KD, values_BM = episode_pass(model, head, row, layout=layout(row.tree), value_grad_scale=value_grad_scale)
+            states_KD, values_BM = episode_pass(
+                model, head, row, layout=layout(row.tree), value_grad_scale=value_grad_scale
+            )
         else:
             states_KD, values_BM = action_states(model, row, layout), torch.zeros_like(row.rewards)
             if config.separate:
@@ -182,14 +185,14 @@ def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig,
     return Pass(values_BM, advantages_J, log_probs_K, entropy_K, kl_K)
 
 
-def action_states(model: Any, row: PackedRow, layout: Callable[[PackedRow], Layout | FlexLayout]) -> Tensor:
+def action_states(model: Any, row: PackedRow, layout: Callable[[Tree], Layout | FlexLayout]) -> Tensor:
     """States that predict the action tokens, (K, D), by a pass without shadows."""
     plain = without_shadows(row)
     return body_pass(model, plain.tree, layout=layout(plain.tree)).index_select(0, row.source_positions)
 
 
 @torch.no_grad()
-def base_states(model: Any, row: PackedRow, layout: Callable[[PackedRow], Layout | FlexLayout]) -> Tensor:
+def base_states(model: Any, row: PackedRow, layout: Callable[[Tree], Layout | FlexLayout]) -> Tensor:
     """The same, of the base model."""
     with as_base(model):
         return action_states(model, row, layout)

@@ -18,8 +18,8 @@ from stages.frame.types import MissingInput, Outcome, Row
 from stages.judge.values import prompt_ids
 from stages.learn.certificate import certificates, shown
 from stages.learn.credit import returns_of
-from stages.learn.losses import loss_normaliser
 from stages.learn.episode_row import BadEpisode, EpisodeIds, NotAPrefix, bins, pack, unbroken
+from stages.learn.losses import loss_normaliser
 from stages.llm.roles import load_roles
 from stages.train.actor_critic import Part, SelfAcConfig
 from stages.train.on_policy import by_scenario, relative_advantages

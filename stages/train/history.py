@@ -31,9 +31,13 @@ def weighted(name: str, parts: Sequence[Mapping[str, float]]) -> float:
 
 def fit_metrics(stage: str, history: list[dict[str, float]]) -> dict[str, float]:
     """First values of a fit, means of the last five steps, each weighed by what it counts, and the number of steps; no
-    steps, no losses.
+    steps, no losses. Where passes count their tokens, all that went through the model, and what part they are of what the
+    rows would be one by one.
     """
     metrics = {f"{stage}/steps": float(len(history))}
+    tokens, apart = (sum(step.get(f"count/{name}", 0.0) for step in history) for name in ("tokens", "tokens_apart"))
+    if apart:
+        metrics |= {f"{stage}/tokens": tokens, f"{stage}/tokens_share": tokens / apart}
     for name in sorted({name for step in history for name in step if not name.startswith("count/")}):
         having = [step for step in history if name in step]
         metrics[f"{stage}/{name}_first"], metrics[f"{stage}/{name}"] = having[0][name], weighted(name, having[-5:])

@@ -1,5 +1,5 @@
-"""Training rows as steps, a step as one pass or several, and the loss of a pass: rows of every kind in every step, padded
-batches of like length, losses of passes that add up to the step's.
+"""Training rows as steps, a step as one pass or several, and the loss of a pass: rows of every kind in every step, rows
+that begin alike as one tree, losses of passes that add up to the step's.
 """
 
 from __future__ import annotations
@@ -12,9 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stages.learn.batches import Batch, pad_rows
-from stages.learn.losses import completion_nll
+from stages.learn.adapter import as_base, base_of
+from stages.learn.losses import chunked_log_probs
+from stages.learn.tree import Tree, n_new, tree_of
+from stages.learn.tree_attention import body_pass
 from stages.train.rows import TrainRow
+
+LIKE = 3
+"""Rows of one pass are at most so many times as long as the shortest of it: attention lays them side by side. Cost alone."""
 
 
 def half(device: Any, on: bool) -> torch.autocast:
@@ -23,18 +28,30 @@ def half(device: Any, on: bool) -> torch.autocast:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Rows of one kind within a step: their batch, weights and keys.
+class Pass:
+    """Rows of a step that go through the model together, as one tree, and K completion tokens, row by row.
 
-    normaliser: what the whole step's loss is divided by, where this is a part of it; None = what its own rows count.
-    share: its completion tokens among those of its kind in the step.
+    normaliser: what the whole step's loss is divided by: sum of w_i |y_i|. totals: completion tokens of each kind in the
+    step.
     """
 
-    batch: Batch
-    weights_B: Tensor
+    tree: Tree
+    target_K: Tensor  # where each completion token stands in the tree's row
+    source_K: Tensor  # where the token before it on its path stands, which predicts it
+    row_K: Tensor  # the row that it is of
     rows: tuple[TrainRow, ...]
-    normaliser: float | None = None
-    share: float = 1.0
+    kinds: tuple[str, ...]  # of each row
+    normaliser: float
+    totals: Mapping[str, int]
+
+    def to(self, device: Any) -> Pass:
+        moved = {name: getattr(self, name).to(device) for name in ("tree", "target_K", "source_K", "row_K")}
+        return replace(self, **moved)
+
+    def of(self, kind: str) -> Tensor:
+        """(K,) bool: the tokens of rows of a kind."""
+        ours = torch.tensor([each == kind for each in self.kinds], device=self.row_K.device)
+        return ours[self.row_K]
 
 
 def mixed_batches(
@@ -43,16 +60,14 @@ def mixed_batches(
     main: str,
     epochs: int,
     rng: random.Random,
-    pad_id: int,
     device: Any,
     pass_tokens: int = 0,
-) -> Iterator[list[dict[str, Part]]]:
-    """Batches that hold rows of every kind: kind -> (rows, rows a batch).
+) -> Iterator[list[Pass]]:
+    """Steps that hold rows of every kind: kind -> (rows, rows a step).
 
     `main` is gone through `epochs` times in a new order each time; the other kinds are drawn from, without repeats
-    inside a batch. Kinds with no rows are left out. Every step then holds every kind: training the critic alone
-    destroys the policy within a stage (docs/decisions.md). A step is one pass, or several of at most `pass_tokens`,
-    each with one kind.
+    inside a step. Kinds with no rows are left out. Every step then holds every kind: training the critic alone
+    destroys the policy within a stage (docs/decisions.md).
     """
     rows, size = kinds[main]
     for _ in range(epochs):
@@ -62,95 +77,135 @@ def mixed_batches(
             for kind, (pool, count) in kinds.items():
                 if kind != main and pool and count:
                     chosen[kind] = rng.sample(list(pool), min(count, len(pool)))
-            yield step_passes(chosen, pass_tokens, pad_id, device)
+            yield step_passes(chosen, pass_tokens, device)
 
 
-def step_passes(
-    chosen: Mapping[str, Sequence[TrainRow]], pass_tokens: int, pad_id: int, device: Any
-) -> list[dict[str, Part]]:
-    """One step's rows as passes whose losses add up to the step's. A row that is longer than `pass_tokens` is a pass of
-    its own.
+def step_passes(chosen: Mapping[str, Sequence[TrainRow]], pass_tokens: int, device: Any) -> list[Pass]:
+    """One step's rows as passes whose losses add up to the step's, of at most `pass_tokens` tokens each, what rows share
+    counted once; 0 = no limit. A row that is longer is a pass of its own.
     """
+    labelled = [(kind, row) for kind, picked in chosen.items() for row in picked]
+    normaliser = sum(row.weight * len(row.completion_ids) for _, row in labelled)
+    totals = {kind: sum(len(row.completion_ids) for row in picked) for kind, picked in chosen.items()}
+    return [
+        make_pass([labelled[i] for i in members], normaliser, totals).to(device)
+        for members in together([row for _, row in labelled], pass_tokens)
+    ]
+
+
+def make_pass(labelled: Sequence[tuple[str, TrainRow]], normaliser: float, totals: Mapping[str, int]) -> Pass:
+    """Raises ValueError on an empty prompt or completion: a row that trains nothing, or whose first token has no
+    context, is a bug upstream.
+    """
+    rows = tuple(row for _, row in labelled)
+    if any(not row.prompt_ids or not row.completion_ids for row in rows):
+        raise ValueError("every training row needs a prompt and a completion of at least one token")
+    tree, places = tree_of([(*row.prompt_ids, *row.completion_ids) for row in rows])
+    ends = [len(row.prompt_ids) for row in rows]
+    return Pass(
+        tree,
+        torch.cat([at[end:] for at, end in zip(places, ends, strict=True)]),
+        # The token before it on its own path, which may be another row's, too; never the one before it in the tree.
+        torch.cat([at[end - 1 : -1] for at, end in zip(places, ends, strict=True)]),
+        torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(row.completion_ids) for row in rows])),
+        rows,
+        tuple(kind for kind, _ in labelled),
+        normaliser,
+        totals,
+    )
+
+
+def together(rows: Sequence[TrainRow], pass_tokens: int) -> list[list[int]]:
+    """Rows shared out over passes: lists of indices, each row once. Rows of like length first, then those that begin
+    alike, as many as fit into `pass_tokens`.
+    """
+    ids = [(*row.prompt_ids, *row.completion_ids) for row in rows]
+    alike: list[list[int]] = []
+    for i in sorted(range(len(ids)), key=lambda i: -len(ids[i])):
+        if not alike or len(ids[i]) * LIKE < len(ids[alike[-1][0]]):
+            alike.append([])
+        alike[-1].append(i)
     if not pass_tokens:
-        return [{kind: make_part(picked, pad_id, device) for kind, picked in chosen.items()}]
-    normaliser = sum(r.weight * len(r.completion_ids) for picked in chosen.values() for r in picked)
+        return alike
     found = []
-    for kind, picked in chosen.items():
-        tokens = sum(len(r.completion_ids) for r in picked)
-        for group in by_length(picked, pass_tokens):
-            share = sum(len(r.completion_ids) for r in group) / tokens
-            found.append(
-                {kind: replace(make_part(group, pad_id, device), normaliser=max(normaliser, 1e-9), share=share)}
-            )
+    for members in alike:
+        held: list[int] = []
+        n_held = 0
+        for i in sorted(members, key=lambda i: ids[i]):
+            new = n_new(ids[held[-1]], ids[i]) if held else len(ids[i])
+            if held and n_held + new > pass_tokens:
+                found.append(held)
+                held, n_held, new = [], 0, len(ids[i])
+            held.append(i)
+            n_held += new
+        found.append(held)
     return found
 
 
-def by_length(rows: Sequence[TrainRow], pass_tokens: int) -> list[list[TrainRow]]:
-    """Rows of like length together, as many as fit into `pass_tokens` when padded to the longest, at least one."""
-    groups: list[list[TrainRow]] = []
-    longest = 0
-    for row in sorted(rows, key=lambda r: -len(r.prompt_ids) - len(r.completion_ids)):
-        if not groups or (len(groups[-1]) + 1) * longest > pass_tokens:
-            groups.append([])
-            longest = len(row.prompt_ids) + len(row.completion_ids)
-        groups[-1].append(row)
-    return groups
+def pass_log_probs(model: Any, step: Pass) -> Tensor:
+    """Log-prob of every completion token of the pass, (K,). Gradients flow into the model.
 
+        log pi(y_t | x, y_<t)
 
-def make_part(rows: Sequence[TrainRow], pad_id: int, device: Any) -> Part:
-    batch = pad_rows([r.prompt_ids for r in rows], [r.completion_ids for r in rows], pad_id=pad_id)
-    batch = Batch(batch.ids.to(device), batch.completion.to(device), batch.n_completion.to(device))
-    return Part(batch, torch.tensor([r.weight for r in rows], device=device), tuple(rows))
-
-
-def mixed_nll(
-    model: Any, parts: Mapping[str, Part], *, autocast: bool = False
-) -> tuple[Tensor, dict[str, float], dict[str, Tensor]]:
-    """Weighted mean NLL a token over all rows of all kinds: (loss, "nll/<kind>" a token, row NLL (B,) by kind).
-
-    L = sum_kinds sum_i w_i |y_i| nll_i / sum_kinds sum_i w_i |y_i|,   the sum below over all rows of the step, if these
-    are a part of it
+    Only the places that predict a completion token go through the vocabulary projection, 1024 at a time.
     """
-    total, count, metrics, by_row = torch.zeros(()), torch.zeros(()), {}, {}
-    whole = next((part.normaliser for part in parts.values()), None)
-    for kind, part in parts.items():
-        with half(part.batch.ids.device, autocast):
-            nll_B, _ = completion_nll(model, part.batch)
-        weight_B = part.weights_B * part.batch.n_completion
-        total, count = total + (weight_B * nll_B).sum(), count + weight_B.sum()
-        metrics[f"nll/{kind}"] = float(((weight_B * nll_B).sum() / weight_B.sum().clamp(min=1e-9)).detach())
-        metrics[f"count/nll/{kind}"] = float(weight_B.sum())
-        by_row[kind] = nll_B.detach()
-    return (total / count.clamp(min=1e-9) if whole is None else total / whole), metrics, by_row
+    states_KD = body_pass(model, step.tree).index_select(0, step.source_K)
+    return chunked_log_probs(states_KD, base_of(model).get_output_embeddings(), step.tree.ids[step.target_K])
+
+
+def pass_kl(model: Any, step: Pass, kind: str) -> Tensor:
+    """Sum over the completion tokens of a kind of KL(pi_theta || pi_base), the base being the model with its adapter
+    switched off, in shares of the step's tokens of that kind; a step's passes add up to its mean. [ours]
+
+        KL_t = sum_v pi_theta(v | x, y_<t) [log pi_theta(v | ..) - log pi_base(v | ..)]
+    """
+    source, head = step.source_K[step.of(kind)], base_of(model).get_output_embeddings()
+
+    def log_probs() -> Tensor:
+        found: Tensor = head(body_pass(model, step.tree).index_select(0, source)).float().log_softmax(1)
+        return found
+
+    with torch.no_grad(), as_base(model):
+        base_KV = log_probs()
+    log_probs_KV = log_probs()
+    return (log_probs_KV.exp() * (log_probs_KV - base_KV)).sum() / max(step.totals.get(kind, 0), 1)
+
+
+def mixed_nll(model: Any, step: Pass, *, autocast: bool = False) -> tuple[Tensor, dict[str, float], Tensor]:
+    """Weighted mean NLL a token over the rows of the step, as far as they are of this pass: (loss, "nll/<kind>" a token,
+    NLL a token of each row (R,), detached).
+
+        L = sum_i w_i |y_i| nll_i / sum_i w_i |y_i|,   the sum above over the rows of the pass, below over those of the step
+    """
+    with half(step.tree.ids.device, autocast):
+        log_probs_K = pass_log_probs(model, step)
+    device = log_probs_K.device
+    n_R = torch.bincount(step.row_K, minlength=len(step.rows))
+    nll_R = -log_probs_K.new_zeros(len(step.rows)).index_add(0, step.row_K, log_probs_K) / n_R
+    weight_R = torch.tensor([row.weight for row in step.rows], device=device) * n_R
+    loss = (weight_R * nll_R).sum() / max(step.normaliser, 1e-9)
+    metrics = token_counts(step)
+    told_R, counted_R = nll_R.detach().tolist(), weight_R.tolist()
+    for kind in dict.fromkeys(step.kinds):
+        mine = [r for r, each in enumerate(step.kinds) if each == kind]
+        count = sum(counted_R[r] for r in mine)
+        metrics[f"nll/{kind}"] = sum(counted_R[r] * told_R[r] for r in mine) / max(count, 1e-9)
+        metrics[f"count/nll/{kind}"] = count
+    return loss, metrics, nll_R.detach()
+
+
+def token_counts(step: Pass) -> dict[str, float]:
+    """For `fit_metrics`: tokens that go through the model, and what they were if every row had all of its own."""
+    apart = sum(len(row.prompt_ids) + len(row.completion_ids) for row in step.rows)
+    return {"count/tokens": float(len(step.tree.ids)), "count/tokens_apart": float(apart)}
 
 
 @torch.no_grad()
-def mean_nll(
-    model: Any, rows: Sequence[TrainRow], *, pad_id: int, size: int = 128, pass_tokens: int = 0, autocast: bool = False
-) -> float:
-    """Mean NLL a token over rows by their weights, as in `mixed_nll`, in evaluation mode, `size` of them a pass or as
-    many as `pass_tokens` allows.
-    """
+def mean_nll(model: Any, rows: Sequence[TrainRow], *, pass_tokens: int = 0, autocast: bool = False) -> float:
+    """Mean NLL a token over rows by their weights, as in `mixed_nll`, in evaluation mode."""
     was_training = model.training
     model.eval()
-    total = count = 0.0
-    groups = (
-        by_length(rows, pass_tokens)
-        if pass_tokens
-        else [rows[start : start + size] for start in range(0, len(rows), size)]
-    )
-    for group in groups:
-        part = make_part(group, pad_id, model.device)
-        with half(model.device, autocast):
-            nll_B, _ = completion_nll(model, part.batch)
-        weight_B = part.weights_B * part.batch.n_completion
-        total += float((weight_B * nll_B).sum())
-        count += float(weight_B.sum())
+    passes = step_passes({"": rows}, pass_tokens, model.device) if rows else []
+    total = sum(float(mixed_nll(model, each, autocast=autocast)[0]) for each in passes)
     model.train(was_training)
-    return total / max(count, 1e-9)
-
-
-def pad_id(model: Any) -> int:
-    """Any token serves: padding stands to the right, where no loss and no real token reads it."""
-    found = model.config.pad_token_id
-    return int(found if found is not None else 0)
+    return total

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stages.learn.credit import LostCredit, check_credit, returns_of
-from stages.learn.returns import turn_mask
 from stages.learn.episode_row import EpisodeIds, PackedRow, pack, unbroken
+from stages.learn.returns import turn_mask
 
 CRITIC = (90, 91, 92)
 # Actions 2 3, 5 and 8 9 of episode "a", whose last observation is empty; 1 and 3 4 of "b".

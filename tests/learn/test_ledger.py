@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from stages.learn.credit import LostCredit
+from stages.learn.episode_row import EpisodeIds, PackedRow, pack
 from stages.learn.ledger import check_shares, ledger, step_targets
 from stages.learn.losses import Ratio, turn_ppo_clip
 from stages.learn.returns import advantages, turn_mask
-from stages.learn.episode_row import EpisodeIds, PackedRow, pack
 
 RATIOS: list[Ratio] = ["turn", "turn_mean", "token"]
 CLIP, Z = 0.2, 3.0

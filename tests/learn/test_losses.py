@@ -19,7 +19,9 @@ from torch import Tensor
 
 from stages.learn.adapter import new_adapter
 from stages.learn.batches import pad_rows
-from stages.learn.losses import completion_log_probs, completion_nll, group_advantages, kl_to_base
+from stages.learn.losses import completion_log_probs, completion_nll, group_advantages
+from stages.train.passes import Pass, pass_kl, step_passes
+from stages.train.rows import TrainRow
 
 PROMPTS = [[5, 9, 3], [7], [11, 12, 13, 14, 2, 6], [4, 4]]
 COMPLETIONS = [
@@ -132,11 +134,17 @@ def test_rows_without_prompt_or_completion_are_refused() -> None:
             pad_rows(prompts, completions, pad_id=0)
 
 
+def a_pass() -> Pass:
+    rows = [TrainRow(tuple(p), tuple(c)) for p, c in zip(PROMPTS, COMPLETIONS, strict=True)]
+    (found,) = step_passes({"policy": rows}, 0, "cpu")
+    return found
+
+
 @pytest.mark.parametrize("make", MAKERS)
-def test_kl_to_base_and_its_gradient_equal_a_loop_over_the_vocabulary(make: Any) -> None:
+def test_kl_to_the_base_and_its_gradient_equal_a_loop_over_the_vocabulary(make: Any) -> None:
     model = adapted(make)
     base = make()
-    fast = kl_to_base(model, batch())
+    fast = pass_kl(model, a_pass(), "policy")
     terms: list[Tensor] = []
     for prompt, completion in zip(PROMPTS, COMPLETIONS, strict=True):
         for t in range(len(completion)):
@@ -150,13 +158,13 @@ def test_kl_to_base_and_its_gradient_equal_a_loop_over_the_vocabulary(make: Any)
     assert_same_gradients(gradients(model, fast), gradients(model, slow))
 
 
-def test_kl_to_base_is_zero_at_a_fresh_adapter_and_leaves_the_adapter_on() -> None:
+def test_kl_to_the_base_is_zero_at_a_fresh_adapter_and_leaves_the_adapter_on() -> None:
     model = new_adapter(models.tiny_llama(), rank=2, alpha=4.0, seed=0)
-    assert abs(float(kl_to_base(model, batch()).detach())) < 1e-6
+    assert abs(float(pass_kl(model, a_pass(), "policy").detach())) < 1e-6
     models.shake(model)
     before = completion_nll(model, batch())[0].detach()
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
-    kl_to_base(model, batch())
+    pass_kl(model, a_pass(), "policy")
     assert torch.equal(completion_nll(model, batch())[0].detach(), before)
     assert [name for name, p in model.named_parameters() if p.requires_grad] == trained
 
@@ -187,5 +195,5 @@ def test_losses_do_not_change_the_model() -> None:
     model = adapted(models.tiny_llama)
     before = copy.deepcopy(model.state_dict())
     completion_nll(model, batch())
-    kl_to_base(model, batch())
+    pass_kl(model, a_pass(), "policy")
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

@@ -69,7 +69,7 @@ def gradients(model: Any, states: Sequence[Tensor]) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-SHAPES = {
+SHAPES: dict[str, list[Ids]] = {
     "one row": [(3, 1, 4)],
     "one turn": episodes([1]),
     "17 turns": episodes([17]),
@@ -148,7 +148,12 @@ def test_a_planted_token_changes_nothing_that_may_not_see_it() -> None:
     """Of a teacher's branch, of another episode, of a later turn: bit for bit."""
     model, rng = with_adapter(), random.Random(1)
     lines = [some(rng, 30), some(rng, 24)]
-    branches = [Branch(0, 10, some(rng, 6)), Branch(0, 10, some(rng, 4)), Branch(0, 20, some(rng, 5)), Branch(1, 8, some(rng, 5))]
+    branches = [
+        Branch(0, 10, some(rng, 6)),
+        Branch(0, 10, some(rng, 4)),
+        Branch(0, 20, some(rng, 5)),
+        Branch(1, 8, some(rng, 5)),
+    ]
     before = grow(lines, branches)
     states = body_pass(model, before)
     for t in range(len(before.ids)):

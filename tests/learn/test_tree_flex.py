@@ -27,7 +27,10 @@ def states(kind: str, turns: list[int], device: str) -> list[tuple[torch.Tensor,
     row = pack([shadows.make_episode(n, seed) for seed, n in enumerate(turns)], shadows.CRITIC, max_positions=None).to(
         device
     )
-    return [(body_pass(model, x.tree, layout=flex_layout_of(x.tree)), body_pass(model, x.tree)) for x in (row, without_shadows(row))]
+    return [
+        (body_pass(model, x.tree, layout=flex_layout_of(x.tree)), body_pass(model, x.tree))
+        for x in (row, without_shadows(row))
+    ]
 
 
 @pytest.mark.parametrize("kind", shadows.KINDS)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from stages.learn.returns import monte_carlo, value_loss
 from stages.learn.episode_row import episode_ids, pack
+from stages.learn.returns import monte_carlo, value_loss
 from stages.learn.value_use import (
     abort_table,
     abort_thresholds,

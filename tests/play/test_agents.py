@@ -5,6 +5,7 @@ these.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -332,7 +333,7 @@ def test_grpo_learns_every_factor_with_its_episode_s_advantage(
 
     def spy(*args: Any) -> Any:
         for (part,) in real(*args):
-            seen.extend(zip(part.batch.n_completion.tolist(), part.advantage_B.tolist(), strict=True))
+            seen.extend(zip(Counter(part.rows.row_K.tolist()).values(), part.advantage_R.tolist(), strict=True))
             yield [part]
 
     monkeypatch.setattr(grpo, "step_batches", spy)

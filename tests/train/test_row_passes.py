@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import models
@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from stages.learn.adapter import new_adapter
+from stages.learn.tree import n_unique
 from stages.train.history import of_step
-from stages.train.passes import by_length, make_part, mean_nll, mixed_batches, mixed_nll, step_passes
+from stages.train.passes import Pass, make_pass, mean_nll, mixed_batches, mixed_nll, step_passes, together
 from stages.train.rows import TrainRow
 
 
@@ -34,18 +35,23 @@ def slow_nll(model: Any, row: TrainRow) -> torch.Tensor:
     return total
 
 
-def test_a_batch_gives_back_the_ids_that_went_in() -> None:
-    part = make_part(ROWS, 0, "cpu")
-    assert models.rows_of(part.batch) == [(r.prompt_ids, r.completion_ids) for r in ROWS]
-    assert part.batch.n_completion.tolist() == [len(r.completion_ids) for r in ROWS]
-    assert part.weights_B.tolist() == pytest.approx([r.weight for r in ROWS])
+def one_pass(rows: list[TrainRow]) -> Pass:
+    return make_pass([("a", row) for row in rows], sum(r.weight * len(r.completion_ids) for r in rows), {})
+
+
+def test_a_pass_gives_back_the_ids_that_went_in() -> None:
+    found = make_pass([("a", row) for row in ROWS], 1.0, {})
+    assert models.rows_of(found) == [(r.prompt_ids, r.completion_ids) for r in ROWS]
+    assert torch.bincount(found.row_K).tolist() == [len(r.completion_ids) for r in ROWS]
 
 
 def test_mixed_nll_and_its_gradient_equal_a_loop() -> None:
     """L = sum_i w_i |y_i| nll_i / sum_i w_i |y_i| over the rows of all kinds; |y_i| nll_i is what the loop adds up."""
     model = models.shake(new_adapter(models.tiny_llama(), rank=2, alpha=4.0, seed=0))
-    parts = {"successor": make_part(ROWS[:6], 0, "cpu"), "policy": make_part(ROWS[6:], 0, "cpu")}
-    loss, metrics, by_row = mixed_nll(model, parts)
+    labelled = [("successor" if i < 6 else "policy", row) for i, row in enumerate(ROWS)]
+    loss, metrics, nll_R = mixed_nll(
+        model, make_pass(labelled, sum(r.weight * len(r.completion_ids) for r in ROWS), {})
+    )
     totals = [slow_nll(model, row) for row in ROWS]
     weights = [row.weight for row in ROWS]
     tokens = sum(w * len(row.completion_ids) for w, row in zip(weights, ROWS, strict=True))
@@ -60,13 +66,13 @@ def test_mixed_nll_and_its_gradient_equal_a_loop() -> None:
             sum(weights[i] * float(totals[i].detach()) for i in rows) / share, abs=1e-5
         )
         expected = [float(totals[i].detach()) / len(ROWS[i].completion_ids) for i in rows]
-        assert by_row[kind].tolist() == pytest.approx(expected, abs=1e-5)
+        assert nll_R[list(rows)].tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_row_of_weight_0_is_as_good_as_absent() -> None:
     model = models.tiny_llama()
-    with_it, _, _ = mixed_nll(model, {"a": make_part([*ROWS[:3], train_row(99, weight=0.0)], 0, "cpu")})
-    without, _, _ = mixed_nll(model, {"a": make_part(ROWS[:3], 0, "cpu")})
+    with_it, _, _ = mixed_nll(model, one_pass([*ROWS[:3], train_row(99, weight=0.0)]))
+    without, _, _ = mixed_nll(model, one_pass(ROWS[:3]))
     assert float(with_it.detach()) == pytest.approx(float(without.detach()), abs=1e-6)
 
 
@@ -75,9 +81,8 @@ def test_mean_nll_equals_a_loop_whatever_the_batch_and_leaves_the_mode() -> None
     slow = sum(row.weight * float(slow_nll(model, row).detach()) for row in ROWS) / sum(
         row.weight * len(row.completion_ids) for row in ROWS
     )
-    assert mean_nll(model, ROWS, pad_id=0) == pytest.approx(slow, abs=1e-5)
-    assert mean_nll(model, ROWS, pad_id=3, size=2) == pytest.approx(slow, abs=1e-5)
-    assert mean_nll(model, ROWS, pad_id=3, pass_tokens=20) == pytest.approx(slow, abs=1e-5)
+    assert mean_nll(model, ROWS) == pytest.approx(slow, abs=1e-5)
+    assert mean_nll(model, ROWS, pass_tokens=20) == pytest.approx(slow, abs=1e-5)
     assert model.training
 
 
@@ -90,8 +95,8 @@ def test_a_step_in_many_passes_has_the_loss_the_gradient_and_the_metrics_of_one(
     def step(pass_tokens: int) -> tuple[float, list[torch.Tensor], dict[str, float]]:
         losses, metrics = [], []
         model.zero_grad()
-        for parts in step_passes(chosen, pass_tokens, 0, "cpu"):
-            loss, found, _ = mixed_nll(model, parts)
+        for each in step_passes(chosen, pass_tokens, "cpu"):
+            loss, found, _ = mixed_nll(model, each)
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(float(loss.detach()))
             metrics.append(found)
@@ -100,6 +105,7 @@ def test_a_step_in_many_passes_has_the_loss_the_gradient_and_the_metrics_of_one(
     loss, gradients, metrics = step(0)
     many_loss, many_gradients, many_metrics = step(pass_tokens)
     assert many_loss == pytest.approx(loss, rel=1e-5)
+    assert many_metrics.pop("count/tokens") >= metrics.pop("count/tokens")  # less is shared
     assert many_metrics == pytest.approx(metrics, rel=1e-5)
     assert {name for name in metrics if not name.startswith("count/")} == {"nll/successor", "nll/policy"}
     for one, many in zip(gradients, many_gradients, strict=True):
@@ -108,20 +114,43 @@ def test_a_step_in_many_passes_has_the_loss_the_gradient_and_the_metrics_of_one(
 
 @pytest.mark.parametrize("pass_tokens", [1, 20, 40, 10**6])
 def test_passes_hold_every_row_once_and_no_more_tokens_than_allowed(pass_tokens: int) -> None:
-    groups = by_length(ROWS, pass_tokens)
-    assert Counter(row.key for group in groups for row in group) == Counter(row.key for row in ROWS)
+    groups = together(ROWS, pass_tokens)
+    assert sorted(i for group in groups for i in group) == list(range(len(ROWS)))
     for group in groups:
-        assert (
-            len(group) == 1 or len(group) * max(len(r.prompt_ids) + len(r.completion_ids) for r in group) <= pass_tokens
-        )
-    assert by_length([], pass_tokens) == []
+        assert len(group) == 1 or n_unique([ids_of(ROWS[i]) for i in group]) <= pass_tokens
+    assert together([], pass_tokens) == []
+
+
+def ids_of(row: TrainRow) -> tuple[int, ...]:
+    return (*row.prompt_ids, *row.completion_ids)
+
+
+def test_rows_that_begin_alike_meet_in_a_pass_and_pay_for_what_they_share_once() -> None:
+    rng = random.Random(0)
+    states = [tuple(rng.randrange(40) for _ in range(50)) for _ in range(4)]
+    rows = [TrainRow(state[: 30 + 5 * k], (k, 7), key=(e, k)) for k in range(4) for e, state in enumerate(states)]
+    groups = together(rows, 60)
+    assert sorted(len({rows[i].key[0] for i in group}) for group in groups) == [1] * 4
+    (found,) = step_passes({"a": rows}, 0, "cpu")
+    assert len(found.tree.ids) == n_unique([ids_of(row) for row in rows]) < sum(len(ids_of(row)) for row in rows) / 2
+
+
+def test_rows_of_unlike_length_are_passes_of_their_own() -> None:
+    rows = [TrainRow(tuple(range(n)), (1,)) for n in (300, 150, 20, 12, 3)]
+    assert together(rows, 0) == [[0, 1], [2, 3], [4]]
 
 
 def batches_of(
     kinds: dict[str, tuple[list[TrainRow], int]], epochs: int = 1, seed: int = 0
 ) -> list[dict[str, list[TrainRow]]]:
-    found = mixed_batches(kinds, main="main", epochs=epochs, rng=random.Random(seed), pad_id=0, device="cpu")
-    return [{kind: list(part.rows) for kind, part in batch.items()} for (batch,) in found]
+    found = mixed_batches(kinds, main="main", epochs=epochs, rng=random.Random(seed), device="cpu")
+    batches: list[dict[str, list[TrainRow]]] = []
+    for passes in found:
+        batches.append(defaultdict(list))
+        for each in passes:
+            for kind, row in zip(each.kinds, each.rows, strict=True):
+                batches[-1][kind].append(row)
+    return [dict(batch) for batch in batches]
 
 
 def test_every_main_row_comes_once_an_epoch_in_another_order() -> None:
