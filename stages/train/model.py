@@ -41,7 +41,7 @@ class PassConfig(OptimConfig):
     pass_tokens: int = Field(
         0,
         ge=0,
-        description="Most tokens of one pass, padding included; a step is as many passes as it needs, with the same gradient. 0 = one pass a kind of row. [ours]",
+        description="Most tokens of one pass, what its rows share counted once; a step is as many passes as it needs, with the same gradient. 0 = no limit. [ours]",
     )
 
 
