@@ -36,7 +36,7 @@ def slow_nll(model: Any, row: TrainRow) -> torch.Tensor:
 
 def test_a_batch_gives_back_the_ids_that_went_in() -> None:
     part = make_part(ROWS, 0, "cpu")
-    assert models.rows_of(part.batch) == [(r.prompt_ids, r.completion_ids) for r in ROWS]
+    assert models.rows_of(part.batch) == [(tuple(r.prompt_ids), tuple(r.completion_ids)) for r in ROWS]
     assert part.batch.n_completion.tolist() == [len(r.completion_ids) for r in ROWS]
     assert part.weights_B.tolist() == pytest.approx([r.weight for r in ROWS])
 

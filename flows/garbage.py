@@ -1,0 +1,139 @@
+"""Which weights a project folder still needs, and which `turnwise gc` may delete.
+
+Kept are the weights
+
+- of the newest iterations of each pipeline run, of all iterations of one that is running, and what the stages of those
+  iterations read;
+- of the iteration whose adapter a pipeline run chose, and of every registered model;
+- of each run that is running, and of its inputs;
+- of each run that belongs to no pipeline run, such as a rerun of a single stage.
+
+Everything else can be made again from what is kept: configs, inputs, rows and metrics are never deleted. [ours]
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.book import EXPERIMENT
+from flows.registry import STAGES
+from flows.rerun import stored_summary
+from stages.frame.contract import POLICY_STAGES
+from stages.frame.types import MissingInput
+from stages.store.execute import lineage_inputs
+from stages.store.runs import STANDS_FOR, RunInfo
+
+if TYPE_CHECKING:
+    from stages.store.workspace import Workspace
+
+LEARNERS = ("critic", *POLICY_STAGES)
+"""Stages that leave weights; what `pretrain` leaves is the base model, and not among them."""
+ALL = 10**9  # runs
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of one run. files: bytes by artifact path. why: for what they are kept, "" where they are not."""
+
+    run_id: str
+    stage: str
+    iteration: int
+    pipeline: str  # whose run it is; "" = of none
+    files: Mapping[str, int]
+    why: str
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.files.values())
+
+
+def survey(workspace: Workspace, newest: int) -> list[Weights]:
+    """All weights that are there, by pipeline run, iteration and stage. newest: iterations of each that are kept."""
+    learners = {name: workspace.tracking.runs(name, ALL) for name in LEARNERS if name in STAGES}
+    needed = kept(workspace, newest, [one for runs in learners.values() for one in runs])
+    found = [
+        Weights(
+            one.run_id, stage, int(one.tags.get("iteration", -1)), one.tags.get("pipeline", ""), files,
+            needed.get(one.run_id, "") if one.status == "FINISHED" else "it runs" if one.status == "RUNNING" else "",
+        )
+        for stage, runs in learners.items()
+        for one in runs
+        if (files := workspace.tracking.weights(one.run_id))
+    ]  # fmt: skip
+    return sorted(found, key=lambda w: (w.pipeline, w.iteration, list(STAGES).index(w.stage)))
+
+
+def kept(workspace: Workspace, newest: int, learners: Sequence[RunInfo]) -> dict[str, str]:
+    """Run id -> why the weights of that run are kept."""
+    tracking = workspace.tracking
+    found = dict.fromkeys(tracking.registered(), "a registered model")
+    members: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for one in learners:
+        if pipeline := one.tags.get("pipeline"):
+            members[pipeline][int(one.tags.get("iteration", -1))].add(one.run_id)
+    listed: set[str] = set()
+    for info in tracking.runs(EXPERIMENT, ALL):
+        summary, mine = stored_summary(workspace, info.run_id), members[info.run_id]
+        for row in summary["iterations"]:
+            mine[int(row["iteration"])] |= set(row["runs"].values())
+        listed |= {run_id for runs in mine.values() for run_id in runs}
+        found |= _of_pipeline(workspace, info, mine, summary["final"], newest)
+    for one in tracking.running():
+        found |= dict.fromkeys(_inputs(workspace, one.run_id, one.tags), "a run that is running reads them")
+    for one in learners:
+        if not one.tags.get("pipeline") and one.run_id not in listed:
+            found.setdefault(one.run_id, "of no pipeline run")
+    for one in learners:  # a stand-in is kept as long as the run whose place it takes
+        if original := one.tags.get(STANDS_FOR):
+            found.pop(one.run_id, None)
+            if original in found:
+                found[one.run_id] = found[original]
+    return found
+
+
+def _of_pipeline(
+    workspace: Workspace, info: RunInfo, mine: Mapping[int, set[str]], final: Mapping[str, Any], newest: int
+) -> dict[str, str]:
+    numbers = sorted(number for number in mine if number >= 0)
+    last = numbers if info.status == "RUNNING" else numbers[-newest:]
+    recent = {run_id for number in last for run_id in mine[number]}
+    found: dict[str, str] = {}
+    for run_id in recent:
+        inputs = lineage_inputs(workspace, run_id) if workspace.tracking.is_finished(run_id) else {}
+        # Of each stage that it reads, weights are read of the newest run alone.
+        found |= dict.fromkeys([runs[-1] for runs in inputs.values() if runs], "a kept iteration reads them")
+    if final:
+        found |= dict.fromkeys(mine.get(int(final["iteration"]), ()), "of the chosen adapter's iteration")
+    return found | dict.fromkeys(recent, "of the newest iterations")
+
+
+def _inputs(workspace: Workspace, run_id: str, tags: Mapping[str, str]) -> list[str]:
+    """Of a run that has just begun its tag alone says what it reads, unless that is too long for a tag."""
+    try:
+        inputs = lineage_inputs(workspace, run_id)
+    except MissingInput:
+        try:
+            inputs = json.loads(tags.get("inputs", "{}"))
+        except json.JSONDecodeError:
+            return []
+    return [one for runs in inputs.values() for one in runs]
+
+
+def delete(workspace: Workspace, found: Iterable[Weights]) -> list[Weights]:
+    """Delete what is not kept, and return it; a run that somebody has begun to read meanwhile is left alone."""
+    tracking = workspace.tracking
+
+    def is_read(run_id: str) -> bool:
+        return any(run_id in _inputs(workspace, one.run_id, one.tags) for one in tracking.running())
+
+    return [one for one in found if not one.why and tracking.drop(one.run_id, lambda one=one: is_read(one.run_id))]
+
+
+def kind_of(path: str) -> str:
+    """What a file of weights is: adapter, target, critic, head or moments."""
+    return Path(path).parts[0].removesuffix(".safetensors")
