@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.book import EXPERIMENT
-from flows.registry import STAGES
+from flows.registry import STAGES, read_weights
 from flows.rerun import stored_summary
 from stages.frame.contract import POLICY_STAGES
 from stages.frame.types import MissingInput
@@ -103,10 +103,9 @@ def _of_pipeline(
     last = numbers if info.status == "RUNNING" else numbers[-newest:]
     recent = {run_id for number in last for run_id in mine[number]}
     found: dict[str, str] = {}
-    for run_id in recent:
-        inputs = lineage_inputs(workspace, run_id) if workspace.tracking.is_finished(run_id) else {}
-        # Of each stage that it reads, weights are read of the newest run alone.
-        found |= dict.fromkeys([runs[-1] for runs in inputs.values() if runs], "a kept iteration reads them")
+    for run_id in (one for one in recent if workspace.tracking.is_finished(one)):
+        read = read_weights(workspace.tracking.experiment(run_id), lineage_inputs(workspace, run_id))
+        found |= dict.fromkeys(read, "a kept iteration reads them")
     if final:
         found |= dict.fromkeys(mine.get(int(final["iteration"]), ()), "of the chosen adapter's iteration")
     return found | dict.fromkeys(recent, "of the newest iterations")

@@ -8,12 +8,12 @@ again likewise, back to the newest iteration whose weights are there. [ours]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from flows.registry import read_weights
 from flows.rerun import prepare
-from stages.frame.types import Dropped, MissingInput
-from stages.store.runs import STANDS_FOR
+from stages.frame.types import MissingInput
 
 if TYPE_CHECKING:
     from flows.pipeline import Call, Step
@@ -22,39 +22,50 @@ if TYPE_CHECKING:
 
 
 def mending(
-    step: Step, make: Callable[[Mapping[str, str]], Step], workspace: Workspace, say: Callable[[str], None]
+    step: Step,
+    make: Callable[[Rerun], Step],
+    workspace: Workspace,
+    say: Callable[[str], None] = lambda text: None,
+    *,
+    force: bool = False,
 ) -> Step:
-    """The same step, which makes dropped weights of its inputs again. make: a step that runs even what is finished, with
-    these tags.
+    """The same step, which first makes again the dropped weights that it is going to read; none where a finished run is
+    reused, unless by `force` none is. make: a step that runs even what is finished, for a rerun.
     """
 
     def mended(call: Call) -> StageRun:
-        try:
-            return step(call)
-        except Dropped as error:
-            again = replacement(error, workspace)
+        for run_id in lost(call, workspace):
+            if not force and is_finished(call, workspace):
+                break
+            again = replacement(run_id, workspace)
             say(f"{call.title}: making {again.call.title} again, whose weights were dropped")
-            mending(make({**again.tags, STANDS_FOR: again.old}), make, workspace, say)(again.call)
-        return mended(call)
+            mending(make(again), make, workspace, say, force=True)(again.call)
+        return step(call)
 
     return mended
 
 
-def replacement(error: Dropped, workspace: Workspace) -> Rerun:
-    """The call that makes the run of the dropped weights again. Raises MissingInput where it would not be the same."""
-    again = prepare(workspace.tracking.experiment(error.run_id), error.run_id, workspace)
-    if not is_same(again, workspace):
-        raise MissingInput(
-            f"the weights of run {again.old} were dropped by turnwise gc, and cannot be made again as they were: the code, a prompt, a file or the "
-            f"model has changed since. Start from a stage before it, with its new result: turnwise rerun {again.call.stage.name} --of {again.old} --downstream"
-        ) from error
-    return again
+def lost(call: Call, workspace: Workspace) -> list[str]:
+    """Runs whose weights the call reads, and which nobody has any more."""
+    tracking = workspace.tracking
+    dropped = [run_id for run_id in read_weights(call.stage.name, call.inputs) if tracking.is_dropped(run_id)]
+    return [one for one in dropped if all(tracking.is_dropped(other) for other in tracking.stand_ins(one))]
 
 
-def is_same(again: Rerun, workspace: Workspace) -> bool:
-    """Whether the rerun has the fingerprint of the old run, and so its result."""
+def is_finished(call: Call, workspace: Workspace) -> bool:
     from stages.store.execute import stage_fingerprint
 
-    call = again.call
     key = stage_fingerprint(call.stage, run=call.run, inputs=call.inputs, iteration=call.iteration, workspace=workspace)
-    return key == workspace.tracking.tags(again.old).get("fingerprint")
+    return workspace.tracking.finished(key, call.stage.name) is not None
+
+
+def replacement(run_id: str, workspace: Workspace) -> Rerun:
+    """The call that makes the run of the dropped weights again. Raises MissingInput where it would not be the same."""
+    stage = workspace.tracking.experiment(run_id)
+    again = prepare(stage, run_id, workspace)
+    if not again.replaces:
+        raise MissingInput(
+            f"the weights of {stage} run {run_id} were dropped by turnwise gc, and cannot be made again as they were: the code, a prompt, a file "
+            f"or the model has changed since. With what they are now: turnwise rerun {stage} --of {run_id} --downstream"
+        )
+    return again

@@ -57,9 +57,6 @@ def ending(gone: Sequence[Weights], left: int, args: Any) -> str:
         return f"freed {freed}; {left / 1e6:.1f} MB of weights are kept. Rows, metrics and configs are all there."
     if not gone:
         return f"Nothing to free; {left / 1e6:.1f} MB of weights are kept."
-    keep = f" --keep {args.keep}" if args.keep != KEEP else ""
-    return f"{freed} would be freed, {left / 1e6:.1f} MB of weights kept. To do it: turnwise gc{keep} --yes"
-
-
-KEEP = 2
-"""Iterations of each pipeline run whose weights are kept unless asked otherwise."""
+    return (
+        f"{freed} would be freed, {left / 1e6:.1f} MB of weights kept. To do it: turnwise gc --keep {args.keep} --yes"
+    )
