@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,7 +85,7 @@ def kept(workspace: Workspace, newest: int, learners: Sequence[RunInfo]) -> dict
         listed |= {run_id for runs in mine.values() for run_id in runs}
         found |= _of_pipeline(workspace, info, mine, summary["final"], newest)
     for one in tracking.running():
-        found |= dict.fromkeys(_inputs(workspace, one.run_id, one.tags), "a run that is running reads them")
+        found |= dict.fromkeys(_read_by(workspace, one), "a run that is running reads them")
     for one in learners:
         if not one.tags.get("pipeline") and one.run_id not in listed:
             found.setdefault(one.run_id, "of no pipeline run")
@@ -104,23 +105,26 @@ def _of_pipeline(
     recent = {run_id for number in last for run_id in mine[number]}
     found: dict[str, str] = {}
     for run_id in (one for one in recent if workspace.tracking.is_finished(one)):
-        read = read_weights(workspace.tracking.experiment(run_id), lineage_inputs(workspace, run_id))
+        read = read_weights(workspace.tracking.experiment(run_id), _inputs(workspace, run_id))
         found |= dict.fromkeys(read, "a kept iteration reads them")
     if final:
         found |= dict.fromkeys(mine.get(int(final["iteration"]), ()), "of the chosen adapter's iteration")
     return found | dict.fromkeys(recent, "of the newest iterations")
 
 
-def _inputs(workspace: Workspace, run_id: str, tags: Mapping[str, str]) -> list[str]:
-    """Of a run that has just begun its tag alone says what it reads, unless that is too long for a tag."""
+def _inputs(workspace: Workspace, run_id: str, tags: Mapping[str, str] = {}) -> dict[str, list[str]]:
+    """Upstream stage -> run ids. Of a run that has just begun its tag alone says them, unless they are too long for one."""
     try:
-        inputs = lineage_inputs(workspace, run_id)
+        return lineage_inputs(workspace, run_id)
     except MissingInput:
-        try:
-            inputs = json.loads(tags.get("inputs", "{}"))
-        except json.JSONDecodeError:
-            return []
-    return [one for runs in inputs.values() for one in runs]
+        with suppress(json.JSONDecodeError):
+            found: dict[str, list[str]] = json.loads(tags.get("inputs", "{}"))
+            return found
+        return {}
+
+
+def _read_by(workspace: Workspace, running: RunInfo) -> list[str]:
+    return [run_id for runs in _inputs(workspace, running.run_id, running.tags).values() for run_id in runs]
 
 
 def delete(workspace: Workspace, found: Iterable[Weights]) -> list[Weights]:
@@ -128,7 +132,7 @@ def delete(workspace: Workspace, found: Iterable[Weights]) -> list[Weights]:
     tracking = workspace.tracking
 
     def is_read(run_id: str) -> bool:
-        return any(run_id in _inputs(workspace, one.run_id, one.tags) for one in tracking.running())
+        return any(run_id in _read_by(workspace, one) for one in tracking.running())
 
     return [one for one in found if not one.why and tracking.drop(one.run_id, lambda one=one: is_read(one.run_id))]
 

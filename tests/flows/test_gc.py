@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Commands, Ended, stage_runs
+from commands import RUN, Commands, Ended, stage_runs
 from fakes import WEIGHTS, Stages, fake_stages
 
-from flows import book, cli, pipeline, presets
+from flows import book, cli, presets
 from flows.garbage import delete, survey
 from flows.orchestration.launch import Launcher, launch_rerun, launch_run
 from flows.registry import METHODS, READS, WIRING
@@ -114,8 +114,8 @@ def test_what_is_needed_is_made_again_as_far_back_as_it_was_dropped(workspace: W
         *("critic 0", "distill 0", "critic 1", "distill 1", "critic 2", "distill 2"), "critic 3"
     ]  # fmt: skip
     stages.calls.clear()
-    again = prepare("refine", before.run_id, workspace, iteration=2)
-    launch_rerun(again, workspace, Launcher(workspace.home, None), Display(quiet=True), sets=[], force=True)
+    again = prepare("refine", before.run_id, workspace, sets=["refine.lr=0.7"], iteration=2)
+    launch_rerun(again, workspace, Launcher(workspace.home, None), Display(quiet=True), sets=[], force=False)
     assert stages.calls == [
         ("critic", 0), ("distill", 0), ("critic", 1), ("distill", 1), ("critic", 2), ("refine", 2)
     ]  # fmt: skip
@@ -134,12 +134,10 @@ def test_a_rerun_of_the_run_itself_stands_in_for_it(workspace: Workspace, stages
     """As the sentence says; and weights that would be others now are not passed off as the old ones."""
     runs = runs_of(go(workspace))
     collected(workspace)
-    argv = ["rerun", "critic", "--of", runs["critic 0"], "--plain", "--quiet", "--home", str(workspace.home)]
     again = prepare("critic", runs["critic 0"], workspace)
     assert again.replaces and not prepare("critic", runs["critic 0"], workspace, sets=["critic.lr=0.7"]).replaces
     launch_rerun(again, workspace, Launcher(workspace.home, None), Display(quiet=True), sets=[], force=True)
     assert workspace.tracking.artifact(runs["critic 0"], "adapter").is_dir()
-    assert argv
 
 
 def test_what_runs_keeps_what_it_reads_and_all_of_its_pipeline(workspace: Workspace, stages: Stages) -> None:
@@ -168,9 +166,7 @@ def test_reads_are_inputs_and_every_stage_of_a_method_has_them() -> None:
 
 
 @pytest.mark.slow
-def test_the_real_stages_read_the_weights_that_the_table_names(
-    fresh: Path, command: Commands, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_real_stages_read_the_weights_that_the_table_names(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: set[tuple[str, str]] = set()
     real = _Inputs.artifact
 
@@ -180,8 +176,6 @@ def test_the_real_stages_read_the_weights_that_the_table_names(
         return found
 
     monkeypatch.setattr(_Inputs, "artifact", artifact)
-    from commands import RUN
-
     assert cli.main([*RUN, "--quiet", "--home", str(fresh)]) == 0
     said = {
         (stage, name)
@@ -197,6 +191,9 @@ def test_real_weights_come_back_to_the_bit(finished: Ended, command: Commands) -
     runs, home = stage_runs(finished.done.json), finished.home
     files = {title: [*home.rglob(f"{run}/artifacts/*/*.safetensors")] for title, run in runs.items()}
     bits = {title: {file.parent.name: file.read_bytes() for file in found} for title, found in files.items()}
+    summary = next(home.glob("mlflow/artifacts/pipeline/*/artifacts/summary.json"))
+    told = json.loads(summary.read_text())
+    summary.write_text(json.dumps({**told, "final": {**told["final"], "iteration": 1}}))  # whichever was better
     done = command(home, "gc", "--keep", "1", "--yes", "--json")
     gone = [f"{one['stage']} {one['iteration']}" for one in done.json["runs"] if one["dropped"]]
     assert gone == ["critic 0"]
@@ -206,4 +203,3 @@ def test_real_weights_come_back_to_the_bit(finished: Ended, command: Commands) -
     assert len(stand_in) == 1
     for name, content in bits["critic 0"].items():
         assert (stand_in[0] / "artifacts" / name / "adapter_model.safetensors").read_bytes() == content
-    assert pipeline.LAST == "evaluate"
