@@ -1,7 +1,7 @@
 """Peak memory of reading the replay at the paper's size: all of it, as the obvious code does, and as the stages do.
 
     python -m benchmarks.replay_memory                    # a twentieth of it, about a minute
-    python -m benchmarks.replay_memory --share 1          # 20,000 transitions, and 60 iterations for RFT; 10 GB of disk
+    python -m benchmarks.replay_memory --share 1 --stage targets
 
 A synthetic replay: runs of 128 episodes of 13 turns, prompts that grow from 5,000 to 8,700 random ids. Each arm reads it
 in a process of its own; what it takes is the peak of its resident memory (VmHWM) above that after the imports. `targets`
@@ -130,6 +130,7 @@ def measure(path: Path, stage: str, arm: str, n_runs: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=0.05, help="of the paper's size (default: 0.05)")
+    parser.add_argument("--stage", choices=tuple(ARMS), action="append", help="this one only (default: both)")
     parser.add_argument("--arm", nargs=4, metavar=("PATH", "STAGE", "ARM", "RUNS"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.arm:
@@ -137,13 +138,13 @@ def main() -> None:
         measure(Path(path), stage, arm, int(n_runs))
         return
     whole = {"targets": NEWEST, "rft": ITERATIONS * EPISODES * TURNS}
-    sizes = {stage: max(1, round(args.share * n / (EPISODES * TURNS))) for stage, n in whole.items()}
+    sizes = {stage: max(1, round(args.share * whole[stage] / (EPISODES * TURNS))) for stage in args.stage or ARMS}
     print("| stage | read | transitions | peak, MB | bytes a transition | seconds |\n|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "replay.duckdb"
         write(path, max(sizes.values()))
-        for stage, arms in ARMS.items():
-            for arm in arms:
+        for stage in sizes:
+            for arm in ARMS[stage]:
                 own = ["--arm", str(path), stage, arm, str(sizes[stage])]
                 done = subprocess.run(
                     [sys.executable, "-m", "benchmarks.replay_memory", *own], check=True, capture_output=True, text=True

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 LEARNERS = ("critic", *POLICY_STAGES)
 """Stages that leave weights; what `pretrain` leaves is the base model, and not among them."""
+KEEP = 2
+"""Newest iterations of a pipeline run that are kept unless asked otherwise."""
 ALL = 10**9  # runs
 
 

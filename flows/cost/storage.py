@@ -13,12 +13,12 @@ from typing import Any
 from flows.cost.lengths import Lengths
 from flows.cost.shapes import GIB
 from flows.cost.workload import Work
+from flows.garbage import KEEP
 from flows.registry import METHODS
 
 ID, LOG_PROB, TEXT = 4, 8, 4  # bytes of a token: as an id, as a log-prob, as text
 PYTHON = 44  # bytes of an id while its episode is played: a number of Python's, and its places in two lists
 CANDIDATE = 250  # bytes of a transition that can be drawn
-KEEP = 2  # what `turnwise gc` keeps unless asked otherwise
 
 
 def weights_bytes(run: Any, lora: int, stage: str) -> int:
