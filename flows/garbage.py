@@ -2,9 +2,9 @@
 
 Kept are the weights
 
-- of the newest iterations of each pipeline run, of all iterations of one that is running, and what the stages of those
-  iterations read;
-- of the iteration whose adapter a pipeline run chose, and of every registered model;
+- of the newest iterations of each pipeline run, one that is running included, and what the stages of those iterations
+  read;
+- of the iteration whose adapter a pipeline run chose, or would choose as things stand, and of every registered model;
 - of each run that is running, and of its inputs;
 - of each run that belongs to no pipeline run, such as a rerun of a single stage.
 
@@ -85,7 +85,7 @@ def kept(workspace: Workspace, newest: int, learners: Sequence[RunInfo]) -> dict
         for row in summary["iterations"]:
             mine[int(row["iteration"])] |= set(row["runs"].values())
         listed |= {run_id for runs in mine.values() for run_id in runs}
-        found |= _of_pipeline(workspace, info, mine, summary["final"], newest)
+        found |= _of_pipeline(workspace, mine, _chosen(summary), newest)
     for one in tracking.running():
         found |= dict.fromkeys(_read_by(workspace, one), "a run that is running reads them")
     for one in learners:
@@ -99,18 +99,23 @@ def kept(workspace: Workspace, newest: int, learners: Sequence[RunInfo]) -> dict
     return found
 
 
-def _of_pipeline(
-    workspace: Workspace, info: RunInfo, mine: Mapping[int, set[str]], final: Mapping[str, Any], newest: int
-) -> dict[str, str]:
-    numbers = sorted(number for number in mine if number >= 0)
-    last = numbers if info.status == "RUNNING" else numbers[-newest:]
+def _chosen(summary: Mapping[str, Any]) -> int | None:
+    """The iteration whose adapter is evaluated at the end: the best so far where the run has not come to it yet."""
+    if summary["final"]:
+        return int(summary["final"]["iteration"])
+    rows = [row for row in summary["iterations"] if row["iteration"] >= 0 and row.get("win_rate") is not None]
+    return int(max(rows, key=lambda row: (row["win_rate"], -row["iteration"]))["iteration"]) if rows else None
+
+
+def _of_pipeline(workspace: Workspace, mine: Mapping[int, set[str]], chosen: int | None, newest: int) -> dict[str, str]:
+    last = sorted(number for number in mine if number >= 0)[-newest:]
     recent = {run_id for number in last for run_id in mine[number]}
     found: dict[str, str] = {}
     for run_id in (one for one in recent if workspace.tracking.is_finished(one)):
         read = read_weights(workspace.tracking.experiment(run_id), _inputs(workspace, run_id))
         found |= dict.fromkeys(read, "a kept iteration reads them")
-    if final:
-        found |= dict.fromkeys(mine.get(int(final["iteration"]), ()), "of the chosen adapter's iteration")
+    if chosen is not None:
+        found |= dict.fromkeys(mine.get(chosen, ()), "of the chosen adapter's iteration")
     return found | dict.fromkeys(recent, "of the newest iterations")
 
 
@@ -133,10 +138,10 @@ def delete(workspace: Workspace, found: Iterable[Weights]) -> list[Weights]:
     """Delete what is not kept, and return it; a run that somebody has begun to read meanwhile is left alone."""
     tracking = workspace.tracking
 
-    def is_read(run_id: str) -> bool:
-        return any(run_id in _read_by(workspace, one) for one in tracking.running())
+    def drop(run_id: str) -> bool:
+        return tracking.drop(run_id, lambda: any(run_id in _read_by(workspace, one) for one in tracking.running()))
 
-    return [one for one in found if not one.why and tracking.drop(one.run_id, lambda one=one: is_read(one.run_id))]
+    return [one for one in found if not one.why and drop(one.run_id)]
 
 
 def kind_of(path: str) -> str:

@@ -140,21 +140,27 @@ def test_a_rerun_of_the_run_itself_stands_in_for_it(workspace: Workspace, stages
     assert workspace.tracking.artifact(runs["critic 0"], "adapter").is_dir()
 
 
-def test_what_runs_keeps_what_it_reads_and_all_of_its_pipeline(workspace: Workspace, stages: Stages) -> None:
+def test_what_runs_keeps_what_it_reads_and_the_best_so_far(workspace: Workspace, stages: Stages) -> None:
     runs, tracking = runs_of(go(workspace)), workspace.tracking
     reading = tracking.start("distill", "d", {"inputs": json.dumps({"critic": [runs["critic 0"]]})})
     assert collected(workspace) == ["distill 0", "critic 2"]
     tracking.finish(reading)
-    going = tracking.start("pipeline", "p", {})
-    for i in range(4):
-        made = tracking.start("critic", f"critic {i}", {"pipeline": going, "iteration": str(i)})
+    going, rates, made = tracking.start("pipeline", "p", {}), (0.7, 0.2, 0.7, None), []
+    for i in range(len(rates)):
+        made.append(tracking.start("critic", f"critic {i}", {"pipeline": going, "iteration": str(i)}))
         (workspace.home / "a").mkdir(exist_ok=True)
         (workspace.home / "a" / WEIGHTS).write_text(str(i))
-        tracking.save(made, workspace.home / "a", "adapter")
-        tracking.finish(made)
-    assert collected(workspace) == ["critic 0"]
-    tracking.finish(going, "KILLED")  # what a killed one needs to go on is its newest
-    assert collected(workspace) == ["critic 0", "critic 1"]
+        tracking.save(made[-1], workspace.home / "a", "adapter")
+        tracking.finish(made[-1])
+    rows = [
+        {"iteration": i, "win_rate": rate, "runs": {"critic": one}}
+        for i, (rate, one) in enumerate(zip(rates, made, strict=True))
+    ]
+    tracking.write_json(going, "summary.json", {"iterations": rows, "final": {}})
+    gone = {one.run_id for one in delete(workspace, survey(workspace, 2))}
+    assert gone == {runs["critic 0"], made[1]}  # of the running one not the newest two, nor the best so far
+    tracking.finish(going, "KILLED")  # what it needs to go on is its newest, and in the end the best
+    assert collected(workspace) == []
 
 
 def test_reads_are_inputs_and_every_stage_of_a_method_has_them() -> None:
