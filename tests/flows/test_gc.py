@@ -209,3 +209,21 @@ def test_real_weights_come_back_to_the_bit(finished: Ended, command: Commands) -
     assert len(stand_in) == 1
     for name, content in bits["critic 0"].items():
         assert (stand_in[0] / "artifacts" / name / "adapter_model.safetensors").read_bytes() == content
+
+
+def test_weights_of_a_run_that_never_finished_go_and_of_a_rerun_stay(workspace: Workspace) -> None:
+    (workspace.home / "a").mkdir()
+    (workspace.home / "a" / WEIGHTS).write_text("x")
+    made = {}
+    for status in ("FAILED", "KILLED", "FINISHED", "RUNNING"):
+        made[status] = workspace.tracking.start("distill", status, {"iteration": "0"})
+        workspace.tracking.save(made[status], workspace.home / "a", "adapter")
+        if status != "RUNNING":
+            workspace.tracking.finish(made[status], status)  # type: ignore[arg-type]
+    why = {one.run_id: one.why for one in survey(workspace, 1)}
+    assert why == {
+        made["FAILED"]: "",
+        made["KILLED"]: "",
+        made["FINISHED"]: "of no pipeline run",
+        made["RUNNING"]: "it runs",
+    }
