@@ -7,6 +7,8 @@ Modules:
     registry   which stages there are, their order in a method, and whose runs each one reads
     presets    `RunConfig`, the config of a whole run: default, then preset, then `--set`
     rerun      one stage again from its stored inputs
+    garbage    which weights are still needed, and which `turnwise gc` may delete
+    remake     weights that were deleted, made again where a stage needs them
     workspace  opens a project folder: stores, engines, clean-up after dead processes
     report     progress on stderr, the table of iterations on stdout
     output     streams that may close, fill up or know no bars: what is shown is dropped, the run goes on

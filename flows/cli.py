@@ -101,7 +101,7 @@ def _add_running(commands: Any) -> None:
     )
     _add_set(run)
     _add_run_options(run)
-    what = "Estimate a run before it runs: steps, tokens, GPU memory and hours of every stage, and whether it fits."
+    what = "Estimate a run before it runs: steps, tokens, memory and hours of every stage, disk, and whether it fits."
     plan = _command(commands, "plan", what, "turnwise plan demo --device h100", module="cost.plan")
     plan.add_argument("preset", metavar="PRESET", help="name of a preset, or a path that ends in .toml")
     _add_set(plan)
@@ -184,6 +184,18 @@ def _add_looking(commands: Any) -> None:
     data.add_argument(
         "--into", type=Path, metavar="FOLDER", help="where a folder of the task's name is made (default: data/tasks)"
     )
+    what = (
+        "Say which weights of older iterations no run needs any more; delete them with --yes. They can be made again."
+    )
+    gc = _command(commands, "gc", what, "turnwise gc --keep 3 --yes", module="commands.gc")
+    gc.add_argument(
+        "--keep",
+        type=int,
+        default=2,
+        metavar="N",
+        help="newest iterations of each pipeline run that are kept (default: 2)",
+    )
+    gc.add_argument("--yes", action="store_true", help="delete; without it nothing is changed")
     _command(
         commands, "verify", "List stored rows that belong to no finished run; they are never read.", "turnwise verify"
     )

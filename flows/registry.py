@@ -7,6 +7,7 @@ A stage is imported when it is asked for, so that the command line need not pay 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -51,6 +52,24 @@ WIRING: dict[str, dict[str, Which]] = {
     "evaluate": {**_POLICIES, "critic": "last"},
 }
 """Stage -> upstream stage -> all of its runs so far, or the newest only. Upstream stages without a run yet are left out."""
+
+READS: dict[str, tuple[str, ...]] = {
+    "collect": tuple(_POLICIES),
+    "targets": ("distill",),
+    "critic": ("distill",),
+    "refine": ("critic",),
+    "distill": ("critic",),
+    "rft": ("rft",),
+    "grpo": ("grpo",),
+    "self_ac": ("self_ac",),
+    "evaluate": (*_POLICIES, "critic"),
+}
+"""Stage -> upstream stages whose weights it reads, those of the newest run of each. Of all others it reads rows alone."""
+
+
+def read_weights(stage: str, inputs: Mapping[str, Sequence[str]]) -> list[str]:
+    """The runs among a stage's inputs whose weights it reads."""
+    return [inputs[name][-1] for name in READS.get(stage, ()) if inputs.get(name)]
 
 
 def load_stage(name: str) -> Stage:

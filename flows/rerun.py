@@ -21,7 +21,7 @@ from flows.registry import METHODS, STAGES, load_stage
 from flows.telling import changes_named, changes_told
 from stages.envs import nearest
 from stages.frame.types import MissingInput, UsageError
-from stages.store.runs import differences
+from stages.store.runs import STANDS_FOR, differences
 
 if TYPE_CHECKING:
     from flows.presets import RunConfig
@@ -37,11 +37,13 @@ class Rerun:
     changed: Mapping[str, tuple[Any, Any]] = field(
         default_factory=dict
     )  # `section.key` -> the old value and the new one
+    replaces: bool = False  # takes the old run's place as the owner of weights that were dropped
 
     @property
     def tags(self) -> dict[str, str]:
         """What links the new run to the old one, and tells them apart."""
-        return {"rerun_of": self.old, "changed": changes_told(self.changed)}
+        own = {"rerun_of": self.old, "changed": changes_told(self.changed)}
+        return {**own, STANDS_FOR: self.old} if self.replaces else own
 
     @property
     def whose(self) -> str:
@@ -70,7 +72,16 @@ def prepare(
     before, run = stored_config(old, workspace), stored_config(old, workspace, sets)
     changed = differences(before.model_dump(mode="json"), run.model_dump(mode="json"))
     at = int(workspace.tracking.tags(old)["iteration"])
-    return Rerun(old, Call(loaded, run, lineage_inputs(workspace, old), at, "rerun"), changed)
+    call = Call(loaded, run, lineage_inputs(workspace, old), at, "rerun")
+    return Rerun(old, call, changed, replaces=workspace.tracking.is_dropped(old) and is_same(call, old, workspace))
+
+
+def is_same(call: Call, old: str, workspace: Workspace) -> bool:
+    """Whether the call has the fingerprint of the old run, and so its result."""
+    from stages.store.execute import stage_fingerprint
+
+    key = stage_fingerprint(call.stage, run=call.run, inputs=call.inputs, iteration=call.iteration, workspace=workspace)
+    return key == workspace.tracking.tags(old).get("fingerprint")
 
 
 def stored_config(run_id: str, workspace: Workspace, sets: Sequence[str] = ()) -> RunConfig:

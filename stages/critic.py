@@ -22,11 +22,11 @@ from stages.learn.adapter import load_state, save_adapter, tensors_of, trainable
 from stages.learn.ema import ema_update
 from stages.learn.fit import adamw, fit
 from stages.learn.tree_attention import tree_attention
-from stages.play.transitions import transitions
+from stages.play.transitions import candidates, ids_of
 from stages.train.history import fit_metrics, of_step
 from stages.train.model import MixedConfig, trainable
 from stages.train.passes import Pass, mixed_batches, mixed_nll
-from stages.train.rows import TrainRow, general_rows, target_rows, weighed
+from stages.train.rows import TrainRow, general_rows, read_targets, target_rows, weighed
 
 
 class CriticConfig(MixedConfig):
@@ -53,9 +53,7 @@ class CriticConfig(MixedConfig):
 def run(context: Context) -> Outputs:
     """Artifacts `adapter` and `target`, rows of `priorities`."""
     config: CriticConfig = context.config
-    rows = target_rows(
-        [r for r in context.replay.rows("targets", context.inputs["targets"]) if r["role"] == "successor"]
-    )
+    rows = target_rows(read_targets(context.replay, context.inputs["targets"], "successor"))
     if not rows:
         raise MissingInput(f"critic needs successor targets of run {context.latest('targets')}, found 0; rerun targets")
     last_policy = context.latest("distill")
@@ -107,12 +105,12 @@ def run(context: Context) -> Outputs:
 def policy_rows(context: Context) -> list[TrainRow]:
     """What the policy is anchored on: the last refinements; where there are none, its own readable actions."""
     run_id = context.latest("refine")
-    if run_id and (refined := [r for r in context.replay.rows("targets", [run_id]) if r["role"] == "policy"]):
+    if run_id and (refined := read_targets(context.replay, [run_id], "policy")):
         return target_rows(refined)
+    own = [t for t in candidates(context.replay, context.inputs["collect"][-1:]) if not t.malformed]
     return [
-        TrainRow(t.prompt_ids, t.action_ids, key=t.key)
-        for t in transitions(context.replay, context.inputs["collect"][-1:])
-        if not t.malformed
+        TrainRow(prompt, action, key=t.key)
+        for t, (prompt, action) in zip(own, ids_of(context.replay, own), strict=True)
     ]
 
 

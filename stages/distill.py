@@ -28,7 +28,7 @@ from stages.learn.tree_attention import tree_attention
 from stages.train.history import fit_metrics, of_step
 from stages.train.model import MixedConfig, trainable
 from stages.train.passes import Pass, half, mean_nll, mixed_batches, mixed_nll, pass_kl
-from stages.train.rows import TrainRow, general_rows, target_rows, weighed
+from stages.train.rows import TrainRow, general_rows, read_targets, target_rows, weighed
 
 
 class DistillConfig(MixedConfig):
@@ -66,7 +66,7 @@ def run(context: Context) -> Outputs:
     """Artifacts `adapter` and `target`; where refine left nothing to learn, they are the critic's as they came in."""
     config: DistillConfig = context.config
     rng = random.Random(context.seed)
-    stored = [r for r in context.replay.rows("targets", context.inputs["refine"]) if r["role"] == "policy"]
+    stored = read_targets(context.replay, context.inputs["refine"], "policy")
     rows = weighed(target_rows(stored), config.weight)
     shares = {"distill/kept_share": kept_share(rows, [bool(r["info"].get("kept")) for r in stored])} if rows else {}
     rng.shuffle(rows)
@@ -75,7 +75,7 @@ def run(context: Context) -> Outputs:
     critic = str(context.latest("critic"))
     model = trainable(context, context.artifact(critic, "adapter"))
     target = tensors_of(model, context.artifact(critic, "target"))
-    successors = [r for r in context.replay.rows("targets", context.inputs["targets"]) if r["role"] == "successor"]
+    successors = read_targets(context.replay, context.inputs["targets"], "successor")
     kinds = {
         "policy": (rows, config.batch),
         "successor": (weighed(target_rows(successors), config.weight), config.successor_rows),

@@ -64,9 +64,11 @@ def run(context: Context) -> Outputs:
     config: GrpoConfig = context.config
     check_temperature(context)
     latest = context.inputs["collect"][-1:]
-    episodes = trainable_episodes(context.replay, latest)
+    episodes = trainable_episodes(context.replay, latest, ["episode_id", "scenario_id", "total_reward"])
     advantage = episode_advantages(episodes)
-    turns = [t for t in context.replay.rows("turns", latest) if advantage.get(t["episode_id"], 0.0) != 0.0]
+    columns = ["episode_id", "turn", "prompt_ids", "action_ids", "log_probs"]
+    used = {(name,) for name, value in advantage.items() if value != 0.0}
+    turns = context.replay.read("turns", latest, columns, by=["episode_id"], among=used)
     model = trainable_policy(context)
     gaps: dict[Turn, dict[str, float]] = {}
     bar = context.progress("train by GRPO", config.epochs * -(-len(turns) // config.batch))
@@ -140,7 +142,7 @@ def step_batches(
 ) -> Iterator[list[Turns]]:
     """Steps in their passes: one, or as many as `pass_tokens` asks for."""
     by_key = {(t["episode_id"], t["turn"]): t for t in turns}
-    rows = [TrainRow(tuple(t["prompt_ids"]), tuple(t["action_ids"]), key=key) for key, t in by_key.items()]
+    rows = [TrainRow(t["prompt_ids"], t["action_ids"], key=key) for key, t in by_key.items()]
     for epoch in range(config.epochs):
         order = rng.sample(rows, len(rows))
         for start in range(0, len(order), config.batch):

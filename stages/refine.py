@@ -32,7 +32,7 @@ from stages.llm.roles import NO_ROOM, Roles, ask, check_student, history_text, l
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
 from stages.play.drawing import by_priority, until_enough
 from stages.play.environment import read_action
-from stages.play.transitions import Transition, known_losses, transitions
+from stages.play.transitions import Candidate, Transition, candidates, in_full, known_losses
 
 
 class RefineConfig(Config):
@@ -102,7 +102,7 @@ def run(context: Context) -> Outputs:
         )
     if context.iteration < config.warmup:
         return Outputs({"refine/rows": 0.0})
-    pool = transitions(context.replay, context.inputs["collect"], newest=config.replay_size)
+    pool = candidates(context.replay, context.inputs["collect"], newest=config.replay_size)
     if not pool:
         raise MissingInput("refine needs states from collect, found none; collect more episodes")
     losses = known_losses(context.replay, context.inputs.get("critic", ()))
@@ -124,13 +124,13 @@ def run(context: Context) -> Outputs:
     )
 
 
-def attempt(context: Context, roles: Roles, drawn: Sequence[Transition], number: int) -> list[Refinement]:
+def attempt(context: Context, roles: Roles, drawn: Sequence[Candidate], number: int) -> list[Refinement]:
     """What comes of these states: an action to be learned each, m of them where the critic said No, or why there is
     none.
     """
     again = replace(context, seed=mix(context.seed, "again", number)) if number else context
     bar = context.progress("refine actions, role by role", 3)
-    fresh = fresh_actions(again, roles, drawn)
+    fresh = fresh_actions(again, roles, in_full(context.replay, drawn))
     bar.advance()
     judged = judge_all(again, roles, fresh)
     bar.advance()

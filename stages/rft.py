@@ -28,7 +28,7 @@ from stages.learn.adapter import save_adapter
 from stages.learn.fit import adamw, fit
 from stages.learn.tree_attention import tree_attention
 from stages.llm.tokens import ChatTokenizer
-from stages.play.transitions import Transition, transitions
+from stages.play.transitions import Candidate, candidates, ids_of, last_observations
 from stages.train.history import fit_metrics, of_step
 from stages.train.model import PassConfig, trainable_policy
 from stages.train.passes import Pass, mixed_batches, mixed_nll
@@ -55,12 +55,14 @@ def run(context: Context) -> Outputs:
     """Artifact `adapter`; without a single win so far it is the adapter that came in."""
     config: RftConfig = context.config
     rng = random.Random(context.seed)
-    lived = [t for t in transitions(context.replay, context.inputs["collect"]) if not t.malformed]
+    lived = [t for t in candidates(context.replay, context.inputs["collect"]) if not t.malformed]
     won = [t for t in lived if t.total_reward >= 1]
     pool = won if config.labels == "wins" else lived
     drawn = draw(pool, config.rows, rng, refill=config.refill)
-    labels = [t.action_ids for t in drawn] if config.labels == "wins" else told_ids(context, lived, drawn)
-    rows = [TrainRow(t.prompt_ids, ids, key=t.key) for t, ids in zip(drawn, labels, strict=True)]
+    read = ids_of(context.replay, drawn)
+    actions = [ids for _, ids in read]
+    labels = actions if config.labels == "wins" else told_ids(context, drawn, actions)
+    rows = [TrainRow(prompt, label, key=t.key) for t, (prompt, _), label in zip(drawn, read, labels, strict=True)]
     model = trainable_policy(context)
     bar = context.progress("train on wins", config.epochs * -(-len(rows) // config.batch))
 
@@ -79,15 +81,17 @@ def run(context: Context) -> Outputs:
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     counts = {"rft/wins": float(len(won))}
     if config.labels == "told":
-        counts["rft/corrected"] = float(sum(t.action_ids != ids for t, ids in zip(drawn, labels, strict=True)))
+        counts["rft/corrected"] = float(
+            sum(tuple(ids) != tuple(label) for ids, label in zip(actions, labels, strict=True))
+        )
     return Outputs(fit_metrics("rft", history) | counts, {}, {"adapter": context.workdir / "adapter"})
 
 
-def draw(pool: Sequence[Transition], n: int, rng: random.Random, *, refill: bool) -> list[Transition]:
+def draw(pool: Sequence[Candidate], n: int, rng: random.Random, *, refill: bool) -> list[Candidate]:
     """n turns of the pool, none twice; with `refill` none comes a time more than another until all have, else at most
     the pool.
     """
-    drawn: list[Transition] = []
+    drawn: list[Candidate] = []
     while pool and len(drawn) < n:
         drawn += rng.sample(pool, min(n - len(drawn), len(pool)))
         if not refill:
@@ -95,7 +99,7 @@ def draw(pool: Sequence[Transition], n: int, rng: random.Random, *, refill: bool
     return drawn
 
 
-def told_ids(context: Context, lived: Sequence[Transition], drawn: Sequence[Transition]) -> list[tuple[int, ...]]:
+def told_ids(context: Context, drawn: Sequence[Candidate], actions: Sequence[Sequence[int]]) -> list[Sequence[int]]:
     """The tokens of each drawn action; where the last observation of its episode says that another was wanted, of that.
 
     Raises UsageError where the environment's module has no `told`.
@@ -107,12 +111,13 @@ def told_ids(context: Context, lived: Sequence[Transition], drawn: Sequence[Tran
             f'rft.labels: "told" wants an environment whose last observation corrects actions, and {task.env} has no function '
             '`told`; use "wins"'
         )
-    last = {t.episode_id: t.observation for t in lived}  # oldest first: the last turn's stays
+    last = last_observations(context.replay, drawn)
     chats, decode = ChatTokenizer(context.run.model.path), context.engine.decode
-    texts = [(text, told(text, last[t.episode_id])) for t in drawn for text in [decode(t.action_ids)]]
+    texts = [
+        (text, told(text, last[t.episode_id])) for t, ids in zip(drawn, actions, strict=True) for text in [decode(ids)]
+    ]
     return [
-        t.action_ids if before == after else reply_ids(chats, after)
-        for t, (before, after) in zip(drawn, texts, strict=True)
+        ids if before == after else reply_ids(chats, after) for ids, (before, after) in zip(actions, texts, strict=True)
     ]
 
 

@@ -31,7 +31,7 @@ from stages.llm.roles import mix
 from stages.play.transitions import trainable_episodes
 from stages.store.tables import write_parquet
 from stages.train.actor_critic import CRITIC, Part, SelfAcConfig, credited_pass, joint_loss, of_step, page
-from stages.train.episode_steps import critic_prompt, steps, trainable_rows
+from stages.train.episode_steps import HEAD, critic_prompt, steps, trainable_rows
 from stages.train.history import fit_metrics
 from stages.train.model import trainable_policy
 from stages.train.on_policy import check_gap, check_temperature
@@ -47,7 +47,7 @@ def run(context: Context) -> Outputs:
     config: SelfAcConfig = context.config
     check_options(config, checkpointing=context.run.model.gradient_checkpointing)
     check_temperature(context)
-    heads = trainable_episodes(context.replay, context.inputs["collect"][-1:])
+    heads = trainable_episodes(context.replay, context.inputs["collect"][-1:], HEAD)
     critic_ids = critic_prompt(context)
     model = open_policy(context)
     if config.attention == "flex" and model.device.type == "cpu":

@@ -18,6 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -29,7 +30,7 @@ from stages.learn.statistics import leak_rate
 from stages.llm.roles import NO_ROOM, Roles, ask, check_student, complete_future, history_text, load_roles, mix
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
 from stages.play.environment import read_action
-from stages.play.transitions import Transition, known_losses, transitions
+from stages.play.transitions import Candidate, Drawable, Transition, candidates, in_full, known_losses
 
 UNREADABLE = "next action"
 """Why a target is dropped whose a' the environment could not read."""
@@ -63,6 +64,21 @@ class TargetsConfig(Config):
     correct: bool = Field(True, description="CoT correction of the combined future. [paper]")
 
 
+D = TypeVar("D", bound=Drawable)
+
+
+@dataclass(frozen=True)
+class Drawn(Generic[D]):
+    """What is to be backed up: a transition and those that follow it, before they are read in full."""
+
+    chain: tuple[D, ...]
+    weight: float
+
+    @property
+    def t(self) -> D:
+        return self.chain[0]
+
+
 @dataclass(frozen=True)
 class Backup:
     """Transitions that follow each other, on their way to a target of the first. A role whose reply cannot be read, or
@@ -90,7 +106,7 @@ def run(context: Context) -> Outputs:
     """
     config: TargetsConfig = context.config
     roles = load_roles(context.run.roles.prompts)
-    pool = usable(transitions(context.replay, context.inputs["collect"], newest=config.replay_size))
+    pool = usable(candidates(context.replay, context.inputs["collect"], newest=config.replay_size))
     if not pool:
         raise MissingInput(
             f"targets needs transitions from collect, found none in its {len(context.inputs['collect'])} runs; collect more episodes"
@@ -101,7 +117,7 @@ def run(context: Context) -> Outputs:
         config,
         np.random.default_rng(context.seed),
     )
-    backups = bellman_backup(context, roles, drawn)
+    backups = bellman_backup(context, roles, read_in_full(context, drawn))
     kept, too_long = [b for b in backups if not b.dropped], sum(b.dropped == OUT_OF_CONTEXT for b in backups)
     if too_long == len(backups):
         raise nothing_fits("targets", too_long, context.engine.context)
@@ -139,14 +155,14 @@ def nothing_readable(backups: Sequence[Backup]) -> TurnwiseError:
     )
 
 
-def usable(pool: Sequence[Transition]) -> list[Transition]:
+def usable(pool: Sequence[D]) -> list[D]:
     """Transitions that a critic can learn from: every one but a reply that was unreadable and then mended."""
     return [t for t in pool if t.has_target]
 
 
 def draw(
-    pool: Sequence[Transition], losses: dict[tuple[str, int], float], config: TargetsConfig, rng: np.random.Generator
-) -> list[Backup]:
+    pool: Sequence[D], losses: dict[tuple[str, int], float], config: TargetsConfig, rng: np.random.Generator
+) -> list[Drawn[D]]:
     """A prioritised sample without replacement; with `terminal_frac` from terminal and other transitions apart."""
     terminal = [i for i, t in enumerate(pool) if t.terminal]
     other = [i for i, t in enumerate(pool) if not t.terminal]
@@ -164,20 +180,26 @@ def draw(
             picked = sample_without_replacement(rng, p, n)
             weights = importance_weights(p, picked, config.beta)
             chosen += [
-                Backup(following(pool[members[j]], by_key, config.steps), float(w))
+                Drawn(following(pool[members[j]], by_key, config.steps), float(w))
                 for j, w in zip(picked, weights, strict=True)
             ]
     return chosen
 
 
-def following(t: Transition, by_key: Mapping[tuple[str, int], Transition], steps: int) -> tuple[Transition, ...]:
+def following(t: D, by_key: Mapping[tuple[str, int], D], steps: int) -> tuple[D, ...]:
     """The transition and those that followed it in its episode, at most `steps`; fewer at its end or before an
     unreadable reply.
     """
     chain = [t]
-    while len(chain) < steps and not chain[-1].terminal and (after := by_key.get((t.episode_id, chain[-1].turn + 1))):
+    while len(chain) < steps and not chain[-1].terminal and (after := by_key.get((t.key[0], chain[-1].key[1] + 1))):
         chain.append(after)
     return tuple(chain)
+
+
+def read_in_full(context: Context, drawn: Sequence[Drawn[Candidate]]) -> list[Backup]:
+    """The drawn chains with their texts."""
+    read = iter(in_full(context.replay, [t for one in drawn for t in one.chain]))
+    return [Backup(tuple(next(read) for _ in one.chain), one.weight) for one in drawn]
 
 
 def bellman_backup(context: Context, roles: Roles, drawn: Sequence[Backup]) -> list[Backup]:

@@ -28,6 +28,7 @@ INPUTS = {
     "grpo": ("collect", "grpo"),
     "evaluate": (*POLICIES, "critic"),
 }
+WEIGHTS = "adapter_model.safetensors"
 MAKE_ADAPTERS = ("critic", "distill", "rft", "grpo")
 
 
@@ -52,10 +53,17 @@ class Stages:
             raise error
         self.calls.append((name, context.iteration))
         self.inputs[name, context.iteration] = {key: list(runs) for key, runs in context.inputs.items()}
+        read = [
+            (context.artifact(run_id, "adapter") / WEIGHTS).read_text()
+            for run_id in registry.read_weights(name, context.inputs)
+        ]
         files = {}
         if name in MAKE_ADAPTERS:
             (context.workdir / "adapter").mkdir()
             (context.workdir / "adapter" / "weights").write_text(f"{name} {context.iteration} {context.config.lr}")
+            (context.workdir / "adapter" / WEIGHTS).write_text(
+                f"{name} {context.iteration} {context.config.lr} after {read}"
+            )
             files["adapter"] = context.workdir / "adapter"
         if name == "evaluate":
             self.splits.append((context.config.split, context.iteration))

@@ -8,7 +8,8 @@ too, so that a stage can be run on scripted replies and real gradients.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig
 from stages.frame.types import Completion, Engine, Episode, Message, Outcome, Request, Row, Scenario, Turn
 from stages.llm.scripted import END_ID, VOCABULARY, ScriptedEngine
 from stages.play.transitions import Transition
+from stages.store.tables import ARRAYS, columns_of
 from stages.targets import Backup
 
 torch.set_num_threads(1)
@@ -88,11 +90,28 @@ class Memory:
     def rows(self, table: str, run_ids: Sequence[str], *, where: str = "") -> list[Row]:
         return [row for run_id in run_ids for row in self.tables.get((table, run_id), [])]
 
+    def read(
+        self,
+        table: str,
+        run_ids: Sequence[str],
+        columns: Sequence[str],
+        *,
+        by: Sequence[str] = (),
+        among: Collection[tuple[Any, ...]] = (),
+    ) -> list[Row]:
+        found = [row for row in self.rows(table, run_ids) if not by or tuple(row[name] for name in by) in among]
+        kinds = columns_of(table, [*columns, *by])
+        return [{name: compact(row[name], kinds[name]) for name in columns} for row in found]
+
     def keep(self, run_id: str, outputs: Outputs) -> None:
         for table, rows in outputs.rows.items():
             self.tables[table, run_id] = [{**row, "run_id": run_id} for row in rows]
         for path, file in outputs.files.items():
             self.files[run_id, path] = file
+
+
+def compact(value: Any, kind: str) -> Any:
+    return value if value is None or kind not in ARRAYS else array(ARRAYS[kind], value)
 
 
 class NoBar:

@@ -98,7 +98,7 @@ def run_source(context: Context) -> Outputs:
 
 def run_double(context: Context) -> Outputs:
     """One priority for each turn that was read."""
-    turns = context.replay.rows("turns", context.inputs["source"])
+    turns = context.replay.read("turns", context.inputs["source"], ["episode_id", "turn", "log_probs"])
     rows = [
         {
             "episode_id": t["episode_id"],
@@ -113,7 +113,7 @@ def run_double(context: Context) -> Outputs:
 
 def run_total(context: Context) -> Outputs:
     """Reads rows and a file of different stages, writes no rows."""
-    losses = [row["loss"] for row in context.replay.rows("priorities", context.inputs["double"])]
+    losses = [row["loss"] for row in context.replay.read("priorities", context.inputs["double"], ["loss"])]
     source = context.latest("source")
     assert source is not None
     size = context.artifact(source, "adapter/weights.bin").stat().st_size

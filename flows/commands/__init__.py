@@ -7,6 +7,7 @@ Modules:
     certificate  in `turnwise show EPISODE`: whether every turn's tokens stand in the state after it, and what differs where not
     ledger       `turnwise show RUN --ledger EPISODE`: what each turn of an episode earned and counted for in the loss
     dry_run      `--dry-run`: what would run, what would be reused
+    gc           `turnwise gc`: weights that nobody needs any more
     describe     `turnwise stages`, from the stages themselves
     data         `turnwise data`: fetches a task's published data, lists what there is
     export       rows, adapters, and merged models with or without their value head, to a folder

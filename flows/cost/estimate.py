@@ -21,6 +21,7 @@ from typing import Any
 
 from flows.cost.lengths import Lengths, assumed
 from flows.cost.shapes import GIB, KNOWN, Device, Shape, device_of, shape_of
+from flows.cost.storage import disk, host
 from flows.cost.workload import Prompts, Rows, Work, workload
 from flows.datasets import missing_rows
 from stages.frame.types import UsageError
@@ -272,8 +273,10 @@ def estimate(run: Any, device: str, n: int, changes: Sequence[str] = ()) -> dict
     costs = [cost(m, stage, works, lengths) for stage, works in by_stage.items()]
     memory = {stage: training_memory(m, works[-1]) for stage, works in by_stage.items() if works[-1].trained}
     memory["engine"] = engine_memory(m)
+    works = [work for each in by_stage.values() for work in each]
     return {
         "preset": run.preset, "model": run.model.path, "parameters": m.shape.parameters, "adapter": m.lora, "dtype": run.model.dtype,
         "method": run.method, "engine": run.model.engine, "iterations": run.iterations, "device": device, "devices": n, "assumed": asdict(lengths),
-        "stages": [asdict(one) for one in costs], "memory_gib": memory, "verdict": [*verdicts(m, memory), *missing_rows(run)],
+        "stages": [asdict(one) for one in costs], "memory_gib": memory,
+        "host_gib": host(run, m.weights, works, lengths), "disk_gib": disk(run, m.lora, works, lengths), "verdict": [*verdicts(m, memory), *missing_rows(run)],
     }  # fmt: skip

@@ -63,6 +63,18 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         said.append(
             f"{name:<9}{sum(parts.values()):6.1f}  " + ", ".join(f"{what} {size:.1f}" for what, size in parts.items())
         )
+    host, disk = found["host_gib"], found["disk_gib"]
+    said += ["", "GiB of the machine that trains, at most:"]
+    said.append(
+        f"memory   {sum(host.values()):6.1f}  " + ", ".join(f"{what} {size:.1f}" for what, size in host.items())
+    )
+    kept = f"rows {disk['rows']:.1f} before compression"
+    said.append(
+        f"disk     {disk['weights'] + disk['rows']:6.1f}  weights {disk['weights']:.1f} after {found['iterations']} iterations, {kept}"
+    )
+    said.append(
+        f"with gc  {disk['weights after gc'] + disk['rows']:6.1f}  weights {disk['weights after gc']:.1f} (turnwise gc --yes), {kept}"
+    )
     return [
         *said,
         "",

@@ -106,7 +106,8 @@ def launch_run(
 
     def make_step(parent: str) -> Step:
         step = launch.step(plain_step(workspace, display.bar, parent, force=force, of=name, say=display.say))
-        return display.watched(branch.step(step, workspace) if branch else step)
+        step = mended(display.watched(step), workspace, launch, display, force=force)
+        return branch.step(step, workspace) if branch else step
 
     def body() -> Summary:
         return run_pipeline(
@@ -126,5 +127,18 @@ def launch_rerun(
     step = display.watched(
         launch.step(plain_step(workspace, display.bar, force=force, tags=rerun.tags, of=rerun.whose, say=display.say))
     )
+    step = mended(step, workspace, launch, display, force=force)
     parameters = {"stage": rerun.call.stage.name, "of": rerun.old, "sets": sets}
     return launch.flow(lambda: step(rerun.call), f"rerun {rerun.call.title} of {rerun.whose}", parameters)
+
+
+def mended(step: Step, workspace: Workspace, launch: Launcher, display: Display, *, force: bool) -> Step:
+    """The step, which makes dropped weights of its inputs again, as steps of the same kind."""
+    from flows.pipeline import plain_step
+    from flows.remake import mending
+
+    def make(again: Rerun) -> Step:
+        inner = plain_step(workspace, display.bar, force=True, tags=again.tags, of=again.whose, say=display.say)
+        return display.watched(launch.step(inner))
+
+    return mending(step, make, workspace, display.say, force=force)

@@ -51,9 +51,20 @@ TaskOptions = Annotated[dict[str, Any], OfTask()]
 class Reader(Protocol):
     """Rows of finished runs, as a stage may read them (implemented by `replay.Replay`)."""
 
-    def rows(self, table: str, run_ids: Sequence[str], *, where: str = "") -> list[Row]:
-        """All rows that these runs wrote to `table`, in the order written. Raises MissingInput if a run never
-        committed.
+    def read(
+        self,
+        table: str,
+        run_ids: Sequence[str],
+        columns: Sequence[str],
+        *,
+        by: Sequence[str] = (),
+        among: Collection[tuple[Any, ...]] = (),
+    ) -> list[Row]:
+        """These columns of the rows that the runs wrote to `table`: run by run as named, within a run in the order
+        written. Raises MissingInput if a run never committed, ValueError for a column that the table does not have.
+
+        Lists of numbers come as `array.array` ("i" of ids, "d" of log-probs): 4 and 8 bytes each, where a list of
+        Python's numbers takes 32 to 36. by, among: only rows whose values in the columns `by` are one of `among`.
         """
 
 

@@ -236,6 +236,14 @@ class MissingInput(TurnwiseError):
     """A stage lacks rows or artifacts that an earlier stage should have left."""
 
 
+class Dropped(MissingInput):
+    """An artifact that `turnwise gc` deleted; its run can be made again from its inputs."""
+
+    def __init__(self, text: str, run_id: str) -> None:
+        super().__init__(text)
+        self.run_id = run_id
+
+
 class Diverged(TurnwiseError):
     """A training left the numbers: a loss, a gradient or a weight that is not finite. Its stage leaves no weights."""
 

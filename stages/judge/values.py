@@ -34,7 +34,7 @@ from stages.learn.value_use import (
     explained_variance,
     returns_to_go,
 )
-from stages.llm.hf import check_adapter, load_base
+from stages.llm.hf import check_adapter, shared_base
 from stages.llm.roles import Roles
 from stages.store.tables import write_parquet
 
@@ -94,7 +94,7 @@ def load_critic(engine: Engine, roles: Roles, model: ModelConfig, artifact: Call
     check_adapter(artifact(name), engine.model_hash)
     if isinstance(engine, Sleeper):  # as before a training
         engine.sleep()
-    adapted = open_adapter(load_base(model.path, model.dtype)[0], artifact(name)).eval()
+    adapted = open_adapter(shared_base(model.path, model.dtype), artifact(name)).eval()
     head = load_head(artifact("head"), width=base_of(adapted).config.hidden_size).to(adapted.device)
     return Critic(adapted, head.eval(), () if head.soft_len else prompt_ids(engine, roles), float(trained["gamma"]))
 

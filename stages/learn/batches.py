@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,11 @@ def pad_rows(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[in
     ids = torch.full((len(prompts), max(lengths)), pad_id)
     mask = torch.zeros(ids.shape, dtype=torch.bool)
     for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        ids[i, : lengths[i]] = torch.tensor([*prompt, *completion])
+        ids[i, : len(prompt)], ids[i, len(prompt) : lengths[i]] = as_tensor(prompt), as_tensor(completion)
         mask[i, len(prompt) : lengths[i]] = True
     return Batch(ids, mask, mask.sum(1))
+
+
+def as_tensor(ids: Sequence[int]) -> Tensor:
+    """Ids of an array without a look at each."""
+    return torch.frombuffer(ids, dtype=torch.int32) if isinstance(ids, array) else torch.tensor(ids)

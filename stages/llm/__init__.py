@@ -6,6 +6,7 @@ Modules:
     streams   an engine as a stream: new requests join those under way, or wait for the next tick
     metered   an engine that counts the tokens it generates
     hf        engine over transformers, with LoRA adapters by name
+    shared    the last base's weights, in memory once for all stages of a process
     vllm      engine over vLLM in process: adapters and base in one batch, asleep while a stage trains
     openai    engine over OpenAI-compatible endpoints that speak token ids
     servers   several servers as one: the least loaded of those that are up

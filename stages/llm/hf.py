@@ -18,6 +18,7 @@ from torch import Tensor
 
 from stages.frame.types import Completion, EngineUnavailable, Request, UsageError
 from stages.llm import tokens
+from stages.llm.shared import lend
 
 KEPT_ADAPTERS = 4  # the newest ones stay loaded: policy, its predecessor, target, one more
 
@@ -35,7 +36,21 @@ def model_hash(path: str) -> str:
 
 
 def load_base(path: str, dtype: str) -> tuple[Any, Any]:
-    """(model in eval mode on the best device, tokenizer). Raises UsageError if the folder holds none."""
+    """(model in eval mode on the best device, tokenizer), read from disk. Raises UsageError if the folder holds none."""
+    model, tokenizer = _read(path, dtype)
+    return model.to(_device()), tokenizer
+
+
+def shared_base(path: str, dtype: str) -> Any:
+    """The same model over weights that stay in memory for the next one that asks: nobody may write to them."""
+    return lend(path, dtype, lambda: _read(path, dtype)[0]).to(_device())
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _read(path: str, dtype: str) -> tuple[Any, Any]:
     tokens.check_folder(path)
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -54,7 +69,7 @@ def load_base(path: str, dtype: str) -> tuple[Any, Any]:
         raise UsageError(
             f"model.path: no model that transformers can load at {path!r} ({str(error).splitlines()[0]})"
         ) from error
-    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
+    return model.eval(), tokenizer
 
 
 class HfEngine(tokens.ChatTokenizer):
@@ -63,7 +78,7 @@ class HfEngine(tokens.ChatTokenizer):
     def __init__(self, path: str, *, dtype: str = "float32", batch: int = 256) -> None:
         super().__init__(path)
         self.model_hash = model_hash(path)
-        self._base, self.tokenizer = load_base(path, dtype)
+        self._base = shared_base(path, dtype)
         self._peft: Any = None
         self._loaded: dict[str, Path] = {}
         self._batch = batch

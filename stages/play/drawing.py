@@ -13,15 +13,16 @@ from typing import TypeVar
 import numpy as np
 
 from stages.learn.priorities import priorities, sample_without_replacement
-from stages.play.transitions import Transition
+from stages.play.transitions import Drawable
 
 Key = tuple[str, int]
 R = TypeVar("R")
+D = TypeVar("D", bound=Drawable)
 
 
 def by_priority(
-    pool: Sequence[Transition], losses: Mapping[Key, float], alpha: float, eps: float, rng: np.random.Generator
-) -> list[Transition]:
+    pool: Sequence[D], losses: Mapping[Key, float], alpha: float, eps: float, rng: np.random.Generator
+) -> list[D]:
     """The whole pool in a random order, each next one drawn from those left with p ~ (loss + eps)^alpha. alpha = 0: all
     orders alike.
 
@@ -35,7 +36,7 @@ def by_priority(
 
 
 def until_enough(
-    order: Sequence[Transition], wanted: int, tries: int, ask: Callable[[Sequence[Transition], int], list[R]], done: Callable[[Sequence[R]], set[Key]],
+    order: Sequence[D], wanted: int, tries: int, ask: Callable[[Sequence[D], int], list[R]], done: Callable[[Sequence[R]], set[Key]],
     lost: Callable[[Sequence[R]], set[Key]],
 ) -> list[list[R]]:  # fmt: skip
     """What `ask` made of the first `wanted` of `order`, then of as many further ones as are missing, and so on: one

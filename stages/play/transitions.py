@@ -1,13 +1,58 @@
-"""Between episodes and rows: what the replay stores of an episode, and the transitions (s, a, r, s') read back from it."""
+"""Between episodes and rows: what the replay stores of an episode, and the transitions (s, a, r, s') read back from it.
+
+A stage draws among `candidates`, a few numbers each, and reads only what was drawn `in_full`, or its ids (`ids_of`):
+all texts and ids of a long run do not fit into memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from stages.frame.contract import Reader
 from stages.frame.types import Episode, Message, Outcome, Row, Scenario
+
+KEY = ("episode_id", "turn")
+EPISODE = ("episode_id", "task", "split", "scenario_id", "scenario", "total_reward", "messages")
+TURN = (
+    *KEY, "state_len", "action", "thought", "observation", "reward", "terminated", "malformed", "prompt_ids", "action_ids",
+)  # fmt: skip
+"""Columns of `episodes` and `turns` that a transition is made of."""
+
+
+class Drawable(Protocol):
+    """What a draw needs to know of a transition."""
+
+    @property
+    def key(self) -> tuple[str, int]: ...
+
+    @property
+    def terminal(self) -> bool: ...
+
+    @property
+    def has_target(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A transition that can be drawn, without what it says; of the run `run_id`."""
+
+    run_id: str
+    episode_id: str
+    turn: int
+    terminal: bool
+    malformed: bool
+    total_reward: float
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.episode_id, self.turn
+
+    @property
+    def has_target(self) -> bool:
+        """A critic can learn from it: every one but a reply that was unreadable and then mended."""
+        return self.terminal or not self.malformed
 
 
 @dataclass(frozen=True)
@@ -29,8 +74,8 @@ class Transition:
     reward: float
     terminal: bool
     malformed: bool
-    prompt_ids: tuple[int, ...]
-    action_ids: tuple[int, ...]
+    prompt_ids: Sequence[int]
+    action_ids: Sequence[int]
     total_reward: float
     past_actions: tuple[str, ...]
 
@@ -40,7 +85,7 @@ class Transition:
 
     @property
     def has_target(self) -> bool:
-        """A critic can learn from it: every one but a reply that was unreadable and then mended."""
+        """As of a candidate."""
         return self.terminal or not self.malformed
 
 
@@ -64,35 +109,83 @@ def episode_rows(episodes: Sequence[Episode], iteration: int) -> dict[str, list[
     return {"episodes": heads, "turns": turns}
 
 
-def trainable_episodes(replay: Reader, run_ids: Sequence[str]) -> list[Row]:
-    """The rows of `episodes` of these runs that the policy answers for."""
-    return [row for row in replay.rows("episodes", run_ids) if Outcome(row["outcome"]).trainable]
+def trainable_episodes(replay: Reader, run_ids: Sequence[str], columns: Sequence[str]) -> list[Row]:
+    """The rows of `episodes` of these runs that the policy answers for, with these columns."""
+    rows = replay.read("episodes", run_ids, [*dict.fromkeys([*columns, "outcome"])])
+    return [row for row in rows if Outcome(row["outcome"]).trainable]
+
+
+def candidates(replay: Reader, run_ids: Sequence[str], *, newest: int | None = None) -> list[Candidate]:
+    """What can be drawn: the transitions of all trainable episodes of these runs, oldest first; the `newest` ones where
+    a number is given.
+    """
+    pieces: list[list[Candidate]] = []
+    found = 0
+    for run_id in reversed(dict.fromkeys(run_ids)):  # from the newest on, as far as needed
+        if newest is not None and found >= newest:
+            break
+        pieces.append(_candidates(replay, run_id))
+        found += len(pieces[-1])
+    return [one for piece in reversed(pieces) for one in piece][-newest if newest else 0 :]
+
+
+def _candidates(replay: Reader, run_id: str) -> list[Candidate]:
+    heads = trainable_episodes(replay, [run_id], ["episode_id", "total_reward"])
+    totals = {row["episode_id"]: (row["episode_id"], row["total_reward"]) for row in heads}
+    rows = replay.read("turns", [run_id], ["episode_id", "turn", "terminated", "malformed"])
+    # The id of the head: one text for all turns of an episode.
+    return [
+        Candidate(run_id, totals[row["episode_id"]][0], row["turn"], row["terminated"], row["malformed"], totals[row["episode_id"]][1])
+        for row in rows
+        if row["episode_id"] in totals
+    ]  # fmt: skip
+
+
+def in_full(replay: Reader, chosen: Sequence[Candidate]) -> list[Transition]:
+    """The candidates with texts and ids, in their order; the same object where one stands there several times."""
+    found = {(run_id, t.key): t for run_id, keys in _by_run(chosen).items() for t in _transitions(replay, run_id, keys)}
+    return [found[one.run_id, one.key] for one in chosen]
 
 
 def transitions(replay: Reader, run_ids: Sequence[str], *, newest: int | None = None) -> list[Transition]:
-    """Transitions of all trainable episodes of these runs, oldest first; the `newest` ones where a number is given."""
-    if newest is None:
-        return _transitions(replay, run_ids)
-    # Run by run from the newest on, as far as needed: the rows of all of a long run's iterations do not fit into
-    # memory.
-    found: list[Transition] = []
-    for run_id in reversed(run_ids):
-        if len(found) >= newest:
-            break
-        found = _transitions(replay, [run_id]) + found
-    return found[-newest:]
+    """All that can be drawn, in full: of so few runs that they fit into memory."""
+    return in_full(replay, candidates(replay, run_ids, newest=newest))
 
 
-def _transitions(replay: Reader, run_ids: Sequence[str]) -> list[Transition]:
-    episodes = {row["episode_id"]: row for row in trainable_episodes(replay, run_ids)}
-    found: list[Transition] = []
-    past: dict[str, list[str]] = {}
-    for row in replay.rows("turns", run_ids):
-        if (episode := episodes.get(row["episode_id"])) is not None:
-            actions = past.setdefault(row["episode_id"], [])
-            found.append(_transition(row, episode, tuple(actions)))
-            if not row["malformed"]:
-                actions.append(row["action"])
+def ids_of(replay: Reader, chosen: Sequence[Candidate]) -> list[tuple[Sequence[int], Sequence[int]]]:
+    """The ids of the prompt and of the action of each candidate, in their order."""
+    found = {
+        (run_id, row["episode_id"], row["turn"]): (row["prompt_ids"], row["action_ids"])
+        for run_id, keys in _by_run(chosen).items()
+        for row in replay.read("turns", [run_id], [*KEY, "prompt_ids", "action_ids"], by=KEY, among=keys)
+    }
+    return [found[one.run_id, *one.key] for one in chosen]
+
+
+def _by_run(chosen: Sequence[Candidate]) -> dict[str, set[tuple[str, int]]]:
+    found: dict[str, set[tuple[str, int]]] = {}
+    for one in chosen:
+        found.setdefault(one.run_id, set()).add(one.key)
+    return found
+
+
+def _transitions(replay: Reader, run_id: str, keys: Collection[tuple[str, int]]) -> list[Transition]:
+    ids = [(episode_id,) for episode_id in dict.fromkeys(episode_id for episode_id, _ in keys)]
+    by = ["episode_id"]
+    episodes = {row["episode_id"]: row for row in replay.read("episodes", [run_id], EPISODE, by=by, among=ids)}
+    found, past = [], _past_actions(replay.read("turns", [run_id], [*KEY, "action", "malformed"], by=by, among=ids))
+    for row in replay.read("turns", [run_id], TURN, by=KEY, among=keys):
+        found.append(_transition(row, episodes[row["episode_id"]], past[row["episode_id"], row["turn"]]))
+    return found
+
+
+def _past_actions(rows: Sequence[Row]) -> dict[tuple[str, int], tuple[str, ...]]:
+    """The readable actions before each turn."""
+    found, actions = {}, dict[str, tuple[str, ...]]()
+    for row in rows:
+        before = actions.get(row["episode_id"], ())
+        found[row["episode_id"], row["turn"]] = before
+        actions[row["episode_id"]] = before if row["malformed"] else (*before, row["action"])
     return found
 
 
@@ -106,11 +199,22 @@ def _transition(row: Row, episode: Row, past: tuple[str, ...]) -> Transition:
         scenario=Scenario(episode["task"], episode["split"], episode["scenario_id"], episode["scenario"]),
         state=tuple(messages[: row["state_len"]]), next_state=tuple(messages[:following]), action=row["action"], thought=row["thought"],
         observation=row["observation"], reward=row["reward"], terminal=row["terminated"], malformed=row["malformed"],
-        prompt_ids=tuple(row["prompt_ids"]), action_ids=tuple(row["action_ids"]), total_reward=episode["total_reward"], past_actions=past,
+        prompt_ids=row["prompt_ids"], action_ids=row["action_ids"], total_reward=episode["total_reward"], past_actions=past,
     )  # fmt: skip
+
+
+def last_observations(replay: Reader, chosen: Sequence[Candidate]) -> dict[str, str]:
+    """By episode id: the observation of the last readable turn of each candidate's episode."""
+    found: dict[str, str] = {}
+    for run_id in dict.fromkeys(one.run_id for one in chosen):
+        ids = {(one.episode_id,) for one in chosen if one.run_id == run_id}
+        columns = ["episode_id", "observation", "malformed"]
+        rows = replay.read("turns", [run_id], columns, by=["episode_id"], among=ids)
+        found |= {row["episode_id"]: row["observation"] for row in rows if not row["malformed"]}
+    return found
 
 
 def known_losses(replay: Reader, critics: Sequence[str]) -> dict[tuple[str, int], float]:
     """The newest loss of every transition that the critic has trained on, by key. critics: its runs, oldest first."""
-    rows = replay.rows("priorities", critics) if critics else []
+    rows = replay.read("priorities", critics, [*KEY, "loss"]) if critics else []
     return {(row["episode_id"], row["turn"]): row["loss"] for row in rows}

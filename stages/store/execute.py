@@ -13,7 +13,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -159,9 +159,17 @@ class _Inputs:
     run_ids: frozenset[str]
     workspace: Workspace
 
-    def rows(self, table: str, run_ids: Sequence[str], *, where: str = "") -> list[Row]:
+    def read(
+        self,
+        table: str,
+        run_ids: Sequence[str],
+        columns: Sequence[str],
+        *,
+        by: Sequence[str] = (),
+        among: Collection[tuple[Any, ...]] = (),
+    ) -> list[Row]:
         self._check(run_ids)
-        return self.workspace.replay.rows(table, run_ids, where=where)
+        return self.workspace.replay.read(table, run_ids, columns, by=by, among=among)
 
     def artifact(self, run_id: str, path: str) -> Path:
         self._check([run_id])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -37,6 +38,16 @@ def register(client: Any, name: str, source: str, run_id: str, tags: Mapping[str
         name, source, run_id=run_id, tags=dict(tags), description=note, await_creation_for=0
     )
     return Version(name, int(made.version))
+
+
+def sources(client: Any) -> set[str]:
+    """Ids of the runs that the versions' adapters are artifacts of."""
+    found, token = set(), None
+    while True:
+        page = client.search_model_versions("", page_token=token)
+        found |= {Path(one.source).parts[-3] for one in page}
+        if not (token := page.token):
+            return found
 
 
 def _quoted(text: str) -> str:

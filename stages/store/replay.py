@@ -10,19 +10,21 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stages.frame.types import MissingInput, Row, TurnwiseError, UsageError
 from stages.store.machine import disk_full, first_line
 from stages.store.sqlite import exclusive
-from stages.store.tables import PRODUCERS, SCHEMA_VERSION, TABLES, arrow, columns_of, schema_sql, write_parquet
+from stages.store.tables import PRODUCERS, SCHEMA_VERSION, TABLES, arrow, columns_of, compact, schema_sql, write_parquet
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
+
+PIECE = 2048  # rows that DuckDB hands over at a time, the fewest that it can
 
 
 class Replay:
@@ -58,7 +60,8 @@ class Replay:
             connection.execute("commit")
 
     def rows(self, table: str, run_ids: Sequence[str], *, where: str = "") -> list[Row]:
-        """All rows that these runs wrote to `table`: run by run as named, within a run in the order written.
+        """All rows that these runs wrote to `table`, whole, as a person looks at them: run by run as named, within a run
+        in the order written. A stage reads by `read`.
 
         where: an SQL condition on the columns. Raises MissingInput for a run that never committed (a run that committed
         no row to this table is no error).
@@ -72,6 +75,31 @@ class Replay:
         for name in (name for name, kind in columns.items() if kind == "JSON"):
             for row in rows:
                 row[name] = json.loads(row[name])
+        return rows
+
+    def read(
+        self,
+        table: str,
+        run_ids: Sequence[str],
+        columns: Sequence[str],
+        *,
+        by: Sequence[str] = (),
+        among: Collection[tuple[Any, ...]] = (),
+    ) -> list[Row]:
+        """As `contract.Reader` says: the columns that are named, and nothing else is read from the file."""
+        kinds = columns_of(table, [*columns, *by])
+        runs = list(dict.fromkeys(run_ids))
+        if not runs or (by and not among):
+            return []
+        rows: list[Row] = []
+        with self._open_for(table, runs) as connection:
+            for run_id in runs:
+                query, values = _narrow(table, columns, run_id, by, among)
+                found: list[tuple[int, Row]] = []
+                # In pieces, so that the rows are never there twice; sorted here, since DuckDB sorts whole rows.
+                for batch in connection.sql(query, params=values).to_arrow_reader(PIECE):
+                    found += zip(batch.column(0).to_pylist(), compact(batch, columns, kinds), strict=True)
+                rows += [row for _, row in sorted(found, key=lambda one: one[0])]
         return rows
 
     def count(self, table: str, run_ids: Sequence[str]) -> int:
@@ -227,6 +255,17 @@ def _selection(table: str, run_ids: Sequence[str], where: str) -> tuple[str, lis
         f"select {', '.join(columns_of(table))} from {table} where list_contains($1, run_id){condition} order by list_position($1, run_id), rowid",
         [runs],
     )
+
+
+def _narrow(
+    table: str, columns: Sequence[str], run_id: str, by: Sequence[str], among: Collection[tuple[Any, ...]]
+) -> tuple[str, list[Any]]:
+    query, values = f"select rowid, {', '.join(columns)} from {table} where run_id = $1", [run_id]
+    if not by:
+        return query, values
+    lists = ", ".join(f"unnest(${i + 2})" for i in range(len(by)))
+    key = f"({', '.join(by)})" if len(by) > 1 else by[0]
+    return f"{query} and {key} in (select {lists})", [*values, *(list(one) for one in zip(*among, strict=True))]
 
 
 def _is_older(connection: DuckDBPyConnection, path: Path, *, create: bool) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 MAX_VALUE = 5000  # characters of a tag or param; MLflow cuts longer ones without a word
 NOTE = "mlflow.note.content"  # the tag that MLflow's page shows as the description of a run, in Markdown
+STANDS_FOR = "stands_for"  # the tag that names the run whose dropped weights this run has
 SET = "set."  # begins the name of a param that says what differs from the preset
 _HIDDEN = "mlflow.process."  # MLflow's page shows no tag whose name begins with "mlflow."
 _URL_USER = re.compile(r"(\w://)[^/\s@]+@")

@@ -7,7 +7,9 @@ log-probs as the 64-bit floats that Python holds, so that both give back exactly
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,10 @@ TABLES: Mapping[str, Mapping[str, str]] = {
         "gap_max": "DOUBLE",
     },
 }
+ARRAYS = {"INTEGER[]": "i", "DOUBLE[]": "d"}
+"""Types that a stage reads as `array.array`, which is compared, iterated and tested for being empty as a list is, and whose elements are Python's own
+numbers; of a numpy array none of this holds."""
+
 # Who writes a table first, for the advice in an error.
 PRODUCERS = {
     "episodes": "collect",
@@ -114,10 +120,12 @@ PRODUCERS = {
 }
 
 
-def columns_of(table: str) -> Mapping[str, str]:
-    """Column -> type. Raises ValueError for an unknown table."""
+def columns_of(table: str, names: Sequence[str] = ()) -> Mapping[str, str]:
+    """Column -> type. Raises ValueError for an unknown table, and for a name that is none of its columns."""
     if table not in TABLES:
         raise ValueError(f"no table {table!r} in the replay; there are {', '.join(TABLES)}")
+    if odd := [name for name in names if name not in TABLES[table]]:
+        raise ValueError(f"no column {odd[0]!r} in table {table}; there are {', '.join(TABLES[table])}")
     return TABLES[table]
 
 
@@ -161,6 +169,27 @@ def arrow(table: str, run_id: str, rows: Sequence[Row]) -> Any:
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"column {name} of {table} must be {kind}: {error}") from error
     return pa.Table.from_arrays(arrays, names=list(columns))
+
+
+def compact(batch: Any, columns: Sequence[str], kinds: Mapping[str, str]) -> list[Row]:
+    """Rows of an Arrow batch; lists of numbers as `array.array`, JSON as Python objects."""
+    values = {}
+    for name in columns:
+        column, kind = batch.column(name), kinds[name]
+        if kind in ARRAYS:
+            values[name] = _arrays(column, ARRAYS[kind])
+        else:
+            values[name] = [json.loads(one) for one in column.to_pylist()] if kind == "JSON" else column.to_pylist()
+    return [dict(zip(columns, row, strict=True)) for row in zip(*values.values(), strict=True)]
+
+
+def _arrays(column: Any, letter: str) -> list[Any]:
+    """Each list as an array; what is missing, or holds something missing, as Python has it."""
+    numbers = column.values
+    if column.null_count or numbers.null_count:
+        return [one if one is None or None in one else array(letter, one) for one in column.to_pylist()]
+    flat, edges = memoryview(numbers.to_numpy(zero_copy_only=True)), column.offsets.to_pylist()
+    return [array(letter, flat[start:end].tobytes()) for start, end in pairwise(edges)]
 
 
 def write_parquet(batch: Any, path: Path) -> Path:

@@ -11,16 +11,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stages.frame.types import MissingInput, UsageError
+from stages.frame.types import Dropped, MissingInput, UsageError
 from stages.store import artifacts, models, sqlite
 from stages.store.machine import is_dead, process_tags
 from stages.store.mlflow_db import connect, experiment_of
-from stages.store.runs import NOTE, RunInfo, ScenarioSet, clip, clipped, hidden, run_info, shown
+from stages.store.runs import NOTE, STANDS_FOR, RunInfo, ScenarioSet, clip, clipped, hidden, run_info, shown
 from stages.store.sqlite import told
 
 if TYPE_CHECKING:
@@ -81,8 +81,9 @@ class Tracking:
             return None
         with told(self.db):
             ids = [self.experiment_id(experiment)] if experiment else self._all_experiments()
-            found = self._client.search_runs(ids, wanted, max_results=1, order_by=NEWEST_FIRST)
-        return self._noted(found[0]) if found else None
+            found = self._client.search_runs(ids, wanted, max_results=PAGE, order_by=NEWEST_FIRST)
+        # One that stands in for another has the other's results under a new id: what follows would be made again.
+        return next((self._noted(run) for run in found if STANDS_FOR not in run.data.tags), None)
 
     def is_finished(self, run_id: str) -> bool:
         """Whether the run ended well, which alone makes its rows and artifacts readable. False for an unknown id."""
@@ -177,8 +178,44 @@ class Tracking:
         artifacts.write_json(self._folder(run_id), artifact_path, value)
 
     def artifact(self, run_id: str, path: str) -> Path:
-        """Where the run's artifact lies; nothing is copied. Raises MissingInput."""
-        return artifacts.existing(self._folder(run_id), path)
+        """Where the run's artifact lies, or that of the run that stands in for it since its weights were dropped;
+        nothing is copied. Raises MissingInput, and Dropped where there is no such run.
+        """
+        try:
+            return artifacts.existing(self._folder(run_id), path)
+        except Dropped:
+            for stand_in in self.stand_ins(run_id):
+                if not artifacts.dropped(self._folder(stand_in)):
+                    return artifacts.existing(self._folder(stand_in), path)
+            raise
+
+    def stand_ins(self, run_id: str) -> list[str]:
+        """Finished runs with the same fingerprint that were made to take the place of this one, newest first."""
+        same = f"attributes.status = 'FINISHED' and tags.{STANDS_FOR} = '{run_id}' and tags.fingerprint = "
+        mine = self._run(run_id).data.tags.get("fingerprint")
+        return [info.run_id for info in self._search(None, f"{same}'{mine}'", None)] if mine else []
+
+    def weights(self, run_id: str) -> dict[str, int]:
+        """Bytes of each file of weights that the run has, by its artifact path."""
+        return artifacts.weights(self._folder(run_id))
+
+    def is_dropped(self, run_id: str) -> bool:
+        return bool(artifacts.dropped(self._folder(run_id)))
+
+    def drop(self, run_id: str, wanted: Callable[[], bool]) -> bool:
+        """Delete the run's weights, and mark the run; False where it is `wanted` after all (`artifacts.drop`)."""
+        with told(self.db):
+            done = artifacts.drop(self._folder(run_id), self.weights(run_id), wanted)
+            if done:
+                self._client.set_tag(run_id, "dropped", "weights")  # for MLflow's page: the file beside them decides
+        return done
+
+    def registered(self) -> set[str]:
+        """Ids of the runs whose adapter is a version of a registered model."""
+        if not self.db.exists():
+            return set()
+        with told(self.db):
+            return models.sources(self._client)
 
     def tags(self, run_id: str) -> dict[str, str]:
         return shown(self._run(run_id).data.tags)

@@ -24,6 +24,10 @@ from stages.llm.roles import load_roles
 from stages.train.actor_critic import Part, SelfAcConfig
 from stages.train.on_policy import by_scenario, relative_advantages
 
+HEAD = ("episode_id", "scenario_id", "outcome", "total_reward", "messages")
+TURN = ("episode_id", "turn", "prompt_ids", "action_ids", "log_probs", "reward")
+"""Columns of `episodes` and `turns` that a row is made of."""
+
 
 @dataclass(frozen=True)
 class Trainable:
@@ -53,7 +57,7 @@ def trainable_rows(
     """
     config: SelfAcConfig = context.config
     turns: dict[str, list[Row]] = defaultdict(list)
-    for turn in context.replay.rows("turns", context.inputs["collect"][-1:]):
+    for turn in context.replay.read("turns", context.inputs["collect"][-1:], TURN):
         turns[turn["episode_id"]].append(turn)
     roles = load_roles(context.run.roles.prompts)
     relative, counts = None, {"self_ac/split": 0.0, "self_ac/dropped": 0.0}

@@ -11,7 +11,7 @@ from stages.frame.contract import Config, Context
 from stages.frame.types import Sleeper
 from stages.learn.adapter import new_adapter, open_adapter
 from stages.learn.fit import lr_factor
-from stages.llm.hf import check_adapter, load_base
+from stages.llm.hf import check_adapter, shared_base
 from stages.llm.roles import mix
 
 
@@ -62,7 +62,7 @@ def trainable(context: Context, start: Path | None) -> Any:
     model = context.run.model
     if isinstance(context.engine, Sleeper):  # it and the training share a device, and need it one after the other
         context.engine.sleep()
-    base, _ = load_base(model.path, model.dtype)
+    base = shared_base(model.path, model.dtype)
     if model.gradient_checkpointing:
         base.gradient_checkpointing_enable({"use_reentrant": False})
     if start is not None:

@@ -5,23 +5,33 @@ rows, which are a file of text (a supervised data set) in the first place, and f
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from stages.frame.contract import Reader
 from stages.frame.types import Row, UsageError
 from stages.llm.tokens import ChatTokenizer
 
 
 @dataclass(frozen=True)
 class TrainRow:
-    """One (prompt -> completion) to be learned. `key` says where it came from, e.g. (episode id, turn)."""
+    """One (prompt -> completion) to be learned. `key` says where it came from, e.g. (episode id, turn).
 
-    prompt_ids: tuple[int, ...]
-    completion_ids: tuple[int, ...]
+    Ids are kept as arrays of 4 bytes each, whatever they are given as.
+    """
+
+    prompt_ids: Sequence[int]
+    completion_ids: Sequence[int]
     weight: float = 1.0
     key: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_ids", "completion_ids"):
+            if not isinstance(ids := getattr(self, name), array):
+                object.__setattr__(self, name, array("i", ids))
 
 
 def weighed(rows: Sequence[TrainRow], by: str) -> list[TrainRow]:
@@ -31,12 +41,15 @@ def weighed(rows: Sequence[TrainRow], by: str) -> list[TrainRow]:
     return [replace(r, weight=r.weight / len(r.completion_ids)) for r in rows] if by == "row" else list(rows)
 
 
+def read_targets(replay: Reader, run_ids: Sequence[str], role: str) -> list[Row]:
+    """What a training row is made of, of the rows of table `targets` that are of this role."""
+    columns = ["episode_id", "turn", "student_ids", "completion_ids", "weight", "info"]
+    return replay.read("targets", run_ids, columns, by=["role"], among=[(role,)])
+
+
 def target_rows(rows: Sequence[Row]) -> list[TrainRow]:
     """Rows of table `targets` as training rows: the student's prompt, never the teacher's."""
-    return [
-        TrainRow(tuple(r["student_ids"]), tuple(r["completion_ids"]), r["weight"], (r["episode_id"], r["turn"]))
-        for r in rows
-    ]
+    return [TrainRow(r["student_ids"], r["completion_ids"], r["weight"], (r["episode_id"], r["turn"])) for r in rows]
 
 
 def general_rows(model_path: str, path: str) -> list[TrainRow]:

@@ -193,6 +193,7 @@ def test_wrong_usage_is_status_2_and_one_sentence(
         (["verify"], 0, "Every stored row belongs to a finished run"),
         (["run", "preset.toml", "--dry-run"], 0, "would run, 0 would be reused"),
         (["data", "list"], 0, "turnwise data fetch TASK"),
+        (["gc"], 0, "Nothing to free"),
     ],
 )
 def test_a_command_that_reads_leaves_an_empty_folder_empty(

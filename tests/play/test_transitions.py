@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import models
 import pytest
@@ -92,9 +93,9 @@ def test_older_runs_than_the_newest_transitions_need_are_not_read() -> None:
     seen: list[str] = []
 
     class Reader(models.Memory):
-        def rows(self, table: str, run_ids: Sequence[str], *, where: str = "") -> list[Row]:
+        def read(self, table: str, run_ids: Sequence[str], columns: Sequence[str], **which: Any) -> list[Row]:
             seen.extend(run_ids)
-            return super().rows(table, run_ids, where=where)
+            return super().read(table, run_ids, columns, **which)
 
     memory = Reader()
     for i, episode in enumerate(EPISODES[:3]):

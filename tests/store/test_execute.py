@@ -141,7 +141,7 @@ def test_a_stage_sees_only_its_inputs(workspace: Workspace) -> None:
     source, stranger = run_source(workspace), run_source(workspace, ToyRun(seed=1))
 
     def rows(context: Context) -> Outputs:
-        return Outputs({"rows": float(len(context.replay.rows("turns", [source.run_id, stranger.run_id])))})
+        return Outputs({"rows": float(len(context.replay.read("turns", [source.run_id, stranger.run_id], ["turn"])))})
 
     def file(context: Context) -> Outputs:
         return Outputs({}, files={"copy": context.artifact(stranger.run_id, "adapter")})

@@ -41,7 +41,7 @@ def one_pass(rows: list[TrainRow]) -> Pass:
 
 def test_a_pass_gives_back_the_ids_that_went_in() -> None:
     found = make_pass([("a", row) for row in ROWS], 1.0, {})
-    assert models.rows_of(found) == [(r.prompt_ids, r.completion_ids) for r in ROWS]
+    assert models.rows_of(found) == [(tuple(r.prompt_ids), tuple(r.completion_ids)) for r in ROWS]
     assert torch.bincount(found.row_K).tolist() == [len(r.completion_ids) for r in ROWS]
 
 

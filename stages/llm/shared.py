@@ -1,0 +1,69 @@
+"""The weights of the last base model stay in memory, so that the stages of a process read them from disk once.
+
+What is lent is a model of its own (modules, buffers, config, flags and hooks are copies of those of a fresh load) over
+the very same weights, which nobody may write to: training is of adapters beside them. So nothing that a stage does to
+its model, adapters, gradient checkpointing or hooks, is in the next one's. The weights that are kept stay on the CPU:
+a model on a GPU has copies, which go with it, and an engine finds the GPU's memory as it left it. [ours]
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A model that nobody works with, and how often each of its weights had been written to when it was read."""
+
+    key: tuple[Any, ...]
+    model: Any
+    versions: tuple[int, ...]
+
+    @property
+    def untouched(self) -> bool:
+        return self.versions == _versions(self.model)
+
+
+_kept: list[Kept] = []  # at most one
+
+
+def lend(path: str, dtype: str, load: Callable[[], Any]) -> Any:
+    """A model over the kept weights of this folder, on the CPU. Where they are not those of the folder as it is now, or
+    somebody wrote to them, `load` reads a model in evaluation mode on the CPU.
+    """
+    key = (str(Path(path).absolute()), dtype, _files(path))
+    if not (_kept and _kept[0].key == key and _kept[0].untouched):
+        forget()  # first: there is not always room for two
+        model = load()
+        _kept.append(Kept(key, model, _versions(model)))
+    return _twin(_kept[0].model)
+
+
+def forget() -> None:
+    """Let go of the weights; models that were lent keep theirs."""
+    _kept.clear()
+
+
+def _twin(model: Any) -> Any:
+    # detach: another parameter with a `requires_grad` of its own over the same memory, and the same count of writes.
+    shared: dict[int, Any] = {
+        id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in model.parameters()
+    }
+    return copy.deepcopy(model, shared)
+
+
+def _versions(model: Any) -> tuple[int, ...]:
+    return tuple(p._version for p in model.parameters())
+
+
+def _files(path: str) -> tuple[tuple[str, int, int], ...]:
+    """What tells a folder from what stood there before; nothing of a hub's name."""
+    folder = Path(path)
+    found = [(file.name, file.stat()) for file in sorted(folder.iterdir()) if file.is_file()] if folder.is_dir() else []
+    return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
