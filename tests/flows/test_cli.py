@@ -166,7 +166,7 @@ def test_an_adapter_is_exported_to_a_new_folder_only(turnwise: Turnwise, stages:
         (["runs", "--stage", "critc"], "there is no stage 'critc'; did you mean 'critic'? Stages: pipeline, "),
         (["run", "_paper", "--plain"], "'_paper' is only there to be extended"),
         (["run", "d" * 5000, "--plain"], "There is no preset 'ddd"),
-        (["run", "d" * 5000 + ".toml", "--plain"], "There is no preset file ddd"),
+        (["run", "d" * 5000 + ".toml", "--plain"], "There is no preset file ...ddd"),
         (["export", "ffff", "o" * 5000], "File name too long"),
         (["run"], "PRESET"),
         (["runn"], "invalid choice"),
