@@ -106,8 +106,8 @@ def launch_run(
 
     def make_step(parent: str) -> Step:
         step = launch.step(plain_step(workspace, display.bar, parent, force=force, of=name, say=display.say))
-        step = mended(display.watched(step), workspace, launch, display, force=force)
-        return branch.step(step, workspace) if branch else step
+        step = mended(step, workspace, launch, display, force=force)
+        return display.watched(branch.step(step, workspace) if branch else step)
 
     def body() -> Summary:
         return run_pipeline(

@@ -121,8 +121,12 @@ def test_a_run_that_falls_due_while_another_runs_is_cancelled_and_one_cancelled_
     served.api.cancel(first)
     assert served.api.reaches(first)["state"]["type"] == "CANCELLED"
     assert served.api.slots_taken(ENDLESS) == 0
-    (info,) = [info for info in served.pipelines() if info.tags["preset"] == "endless"]
-    assert info.status == "KILLED"  # by the run itself, as it ended: nothing is left for the next command to find out
+
+    def statuses() -> list[str]:
+        return [info.status for info in served.pipelines() if info.tags["preset"] == "endless"]
+
+    # By the run itself, as it ends: nothing is left for the next command to find out.
+    assert until(lambda: statuses() == ["KILLED"], 30), statuses()
 
 
 def test_a_cron_of_every_minute_fires_every_minute_and_each_run_does_work(served: Served) -> None:

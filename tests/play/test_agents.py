@@ -366,7 +366,7 @@ def test_self_ac_learns_every_factor_with_an_advantage_of_its_own(bench: models.
 def test_transitions_of_a_chain_are_its_factors(bench: models.Bench) -> None:
     episodes = chains(bench)
     found = transitions(bench.memory, ["collect0"])
-    assert [(t.prompt_ids, t.action_ids) for t in found] == produced(episodes)
+    assert [(tuple(t.prompt_ids), tuple(t.action_ids)) for t in found] == produced(episodes)
     assert [len(t.state) for t in found] == [2] * 8
 
 
