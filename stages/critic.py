@@ -83,7 +83,7 @@ def run(context: Context) -> Outputs:
 
     batches = mixed_batches(
         kinds, main="successor", epochs=config.epochs, rng=random.Random(context.seed), device=model.device,
-        pass_tokens=config.pass_tokens,
+        pass_tokens=config.pass_tokens, draw=config.draw,
     )  # fmt: skip
     optimiser = adamw(model, lr=config.rate(context.iteration))
     with tree_attention(model):

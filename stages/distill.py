@@ -106,6 +106,7 @@ def run(context: Context) -> Outputs:
         rng=rng,
         device=model.device,
         pass_tokens=config.pass_tokens,
+        draw=config.draw,
     )
     optimiser = adamw(model, lr=config.rate(context.iteration))
     loss = with_kl(config.kl_coef, autocast=config.autocast)

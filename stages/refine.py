@@ -30,7 +30,7 @@ from stages.judge.refinement import UNREADABLE, Refinement, cap_yes, drawn_again
 from stages.judge.rethink import Unthought, think_again
 from stages.llm.roles import NO_ROOM, Roles, ask, check_student, history_text, load_roles, mix, policy_text
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
-from stages.play.drawing import by_priority, until_enough
+from stages.play.drawing import Draw, by_priority, until_enough
 from stages.play.environment import read_action
 from stages.play.transitions import Candidate, Transition, candidates, in_full, known_losses
 
@@ -45,6 +45,10 @@ class RefineConfig(Config):
         description="Most times that states are drawn: first all, then further ones in the place of those that left no row. [ours]",
     )
     replay_size: int = Field(4000, ge=1, description="Newest transitions whose states can be drawn. [ours]")
+    draw: Draw = Field(
+        "turn",
+        description="States are drawn one by one, or by the episode: its turns share what was said before. [ours; paper: one by one]",
+    )
     alpha: float = Field(
         0.6,
         ge=0,
@@ -106,7 +110,7 @@ def run(context: Context) -> Outputs:
     if not pool:
         raise MissingInput("refine needs states from collect, found none; collect more episodes")
     losses = known_losses(context.replay, context.inputs.get("critic", ()))
-    order = by_priority(pool, losses, config.alpha, config.eps, np.random.default_rng(context.seed))
+    order = by_priority(pool, losses, config.alpha, config.eps, np.random.default_rng(context.seed), config.draw)
     wanted = min(config.states, len(pool))
     tries = until_enough(
         order, wanted, config.tries, partial(attempt, context, roles), partial(to_learn, context), too_long

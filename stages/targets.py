@@ -18,10 +18,10 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stages.frame.contract import Config, Context, Outputs, Stage
 from stages.frame.types import Completion, Malformed, Message, MissingInput, Row, TurnwiseError
@@ -29,6 +29,7 @@ from stages.learn.priorities import importance_weights, priorities, sample_witho
 from stages.learn.statistics import leak_rate
 from stages.llm.roles import NO_ROOM, Roles, ask, check_student, complete_future, history_text, load_roles, mix
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
+from stages.play.drawing import Draw, by_episode
 from stages.play.environment import read_action
 from stages.play.transitions import Candidate, Drawable, Transition, candidates, in_full, known_losses
 
@@ -41,6 +42,10 @@ class TargetsConfig(Config):
 
     transitions: int = Field(256, ge=1, description="Targets made an iteration. [ours]")
     replay_size: int = Field(20000, ge=1, description="Newest transitions that can be drawn. [ours]")
+    draw: Draw = Field(
+        "turn",
+        description="Transitions are drawn one by one, or by the episode, as many as that gives: its turns share what was said before, in generation and in training. [ours; paper: one by one]",
+    )
     alpha: float = Field(
         0.6,
         ge=0,
@@ -62,6 +67,12 @@ class TargetsConfig(Config):
         description="Real steps of the episode that are merged before a future is sampled; many = to its end, off-policy. [ours; paper: 1]",
     )
     correct: bool = Field(True, description="CoT correction of the combined future. [paper]")
+
+    @model_validator(mode="after")
+    def _kinds_are_of_turns(self) -> Self:
+        if self.draw == "episode" and self.terminal_frac is not None:
+            raise ValueError('terminal_frac draws terminal turns apart from others; leave it out with draw = "episode"')
+        return self
 
 
 D = TypeVar("D", bound=Drawable)
@@ -163,7 +174,11 @@ def usable(pool: Sequence[D]) -> list[D]:
 def draw(
     pool: Sequence[D], losses: dict[tuple[str, int], float], config: TargetsConfig, rng: np.random.Generator
 ) -> list[Drawn[D]]:
-    """A prioritised sample without replacement; with `terminal_frac` from terminal and other transitions apart."""
+    """A prioritised sample without replacement: of transitions, with `terminal_frac` from terminal and other ones apart;
+    or of episodes, whose weight is the sum of their transitions'.
+    """
+    if config.draw == "episode":
+        return draw_episodes(pool, losses, config, rng)
     terminal = [i for i, t in enumerate(pool) if t.terminal]
     other = [i for i, t in enumerate(pool) if not t.terminal]
     total = min(config.transitions, len(pool))
@@ -184,6 +199,17 @@ def draw(
                 for j, w in zip(picked, weights, strict=True)
             ]
     return chosen
+
+
+def draw_episodes(
+    pool: Sequence[D], losses: dict[tuple[str, int], float], config: TargetsConfig, rng: np.random.Generator
+) -> list[Drawn[D]]:
+    p = priorities(np.array([losses.get(t.key, math.nan) for t in pool]), config.alpha, config.eps)
+    chosen, p_E, of = by_episode(pool, p, config.transitions, rng)
+    weights = importance_weights(np.array(p_E), np.array(of), config.beta)
+    by_key = {t.key: t for t in pool}
+    every = [Drawn(following(pool[i], by_key, config.steps), float(w)) for i, w in zip(chosen, weights, strict=True)]
+    return every[: config.transitions]  # of the last episode the first turns
 
 
 def following(t: D, by_key: Mapping[tuple[str, int], D], steps: int) -> tuple[D, ...]:

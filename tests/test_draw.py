@@ -11,9 +11,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from models import make_backup
+from pydantic import ValidationError
 
 from stages.frame.types import Completion
 from stages.llm.roles import load_roles
+from stages.play.drawing import by_priority
 from stages.play.transitions import Transition
 from stages.targets import Backup, TargetsConfig, draw, leaks
 
@@ -111,3 +113,53 @@ def test_importance_weights_undo_the_preference() -> None:
         values.append(b.weight * int(b.t.episode_id[1:]))
     assert abs(np.mean(values) - 1.5) < 5 * np.std(values) / math.sqrt(len(values))
     assert {b.weight for b in draw(pool(4), losses, TargetsConfig(transitions=4, beta=0.0), rng)} == {1.0}
+
+
+def episodes(*turns: int) -> list[Transition]:
+    """Transitions of episodes e0, e1, .. with so many turns each, shuffled."""
+    t = make_backup().t
+    found = [replace(t, episode_id=f"e{e}", turn=k, terminal=k == n - 1) for e, n in enumerate(turns) for k in range(n)]
+    return [found[i] for i in np.random.default_rng(0).permutation(len(found))]
+
+
+def test_an_episode_is_drawn_by_the_sum_of_its_turns_with_all_of_them_in_turn() -> None:
+    """First of three, 8,000 times, against (loss + eps)^alpha added up by hand."""
+    config = TargetsConfig(transitions=3, alpha=0.6, eps=0.01, draw="episode")
+    losses = {("e0", 0): 0.1, ("e0", 1): 2.0, ("e1", 0): 1.0, ("e2", 0): 3.0, ("e2", 1): 0.5, ("e2", 2): 0.0}
+    weights = [sum((v + 0.01) ** 0.6 for (e, _), v in losses.items() if e == f"e{i}") for i in range(3)]
+    n, rng = 8000, np.random.default_rng(0)
+    counts: Counter[str] = Counter()
+    for _ in range(n):
+        drawn = [one.t.key for one in draw(episodes(2, 1, 3), losses, config, rng)]
+        assert len(drawn) == 3
+        counts[drawn[0][0]] += 1
+        for episode in {episode for episode, _ in drawn}:
+            mine = [turn for e, turn in drawn if e == episode]
+            assert mine == list(range(len(mine)))  # of the last one perhaps not all
+    for i, weight in enumerate(weights):
+        p = weight / sum(weights)
+        assert abs(counts[f"e{i}"] - n * p) < 5 * math.sqrt(n * p * (1 - p))
+
+
+def test_all_is_drawn_where_there_is_no_more_and_weights_are_an_episode_s() -> None:
+    config = TargetsConfig(transitions=100, alpha=1.0, eps=1e-9, beta=1.0, draw="episode")
+    found = draw(episodes(2, 1), {("e0", 0): 1.0, ("e0", 1): 2.0, ("e1", 0): 1.0}, config, np.random.default_rng(0))
+    assert {one.t.key: one.weight for one in found} == pytest.approx(
+        {("e0", 0): 1 / (2 * 3 / 4), ("e0", 1): 1 / (2 * 3 / 4), ("e1", 0): 1 / (2 / 4)}
+    )
+
+
+def test_kinds_of_turns_and_episodes_exclude_each_other() -> None:
+    with pytest.raises(ValidationError, match='leave it out with draw = "episode"'):
+        TargetsConfig(draw="episode", terminal_frac=0.5)
+
+
+def test_states_come_episode_by_episode_each_from_its_first_turn_on() -> None:
+    pool = episodes(3, 2, 4)
+    order = [t.key for t in by_priority(pool, {}, 0.6, 0.01, np.random.default_rng(1), "episode")]
+    assert sorted(order) == sorted(t.key for t in pool)
+    heads = [episode for i, (episode, _) in enumerate(order) if i == 0 or order[i - 1][0] != episode]
+    assert len(heads) == 3 and all(
+        [turn for e, turn in order if e == episode] == list(range(n))
+        for episode, n in (("e0", 3), ("e1", 2), ("e2", 4))
+    )

@@ -68,7 +68,9 @@ def bring_near(model: Any, turns: list[dict[str, Any]], advantage: dict[str, flo
     near = (pass_log_probs(model, whole.rows).detach() + 0.3 * noise).tolist()
     for row in whole.rows.rows:
         mine = next(
-            t for t in turns if (tuple(t["prompt_ids"]), tuple(t["action_ids"])) == (tuple(row.prompt_ids), tuple(row.completion_ids))
+            t
+            for t in turns
+            if (tuple(t["prompt_ids"]), tuple(t["action_ids"])) == (tuple(row.prompt_ids), tuple(row.completion_ids))
         )
         mine["log_probs"], near = near[: len(row.completion_ids)], near[len(row.completion_ids) :]
     return n

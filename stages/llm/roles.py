@@ -102,7 +102,10 @@ def ask(
         for i, prompt in enumerate(ids)
         if has_room(prompt, context)
     }
-    replies = dict(zip(requests, engine.generate(list(requests.values())) if requests else [], strict=True))
+    # Prompts that begin alike after each other: an engine that keeps what it has read finds it there. Seeds are of the
+    # prompts' own order, so what comes is the same.
+    order = sorted(requests, key=lambda i: ids[i])
+    replies = dict(zip(order, engine.generate([requests[i] for i in order]) if order else [], strict=True))
     for i, reply in replies.items():
         tag = thought_opened(engine.decode, ids[i])
         replies[i] = replace(reply, text=tag + reply.text) if thoughts else spoken(reply, tag, engine.decode)

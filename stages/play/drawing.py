@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -16,23 +16,57 @@ from stages.learn.priorities import priorities, sample_without_replacement
 from stages.play.transitions import Drawable
 
 Key = tuple[str, int]
+Draw = Literal["turn", "episode"]
+"""What is drawn, or meets in a step: turns one by one, or episodes with all of their turns, which share what was said before."""
 R = TypeVar("R")
 D = TypeVar("D", bound=Drawable)
 
 
 def by_priority(
-    pool: Sequence[D], losses: Mapping[Key, float], alpha: float, eps: float, rng: np.random.Generator
+    pool: Sequence[D],
+    losses: Mapping[Key, float],
+    alpha: float,
+    eps: float,
+    rng: np.random.Generator,
+    draw: Draw = "turn",
 ) -> list[D]:
     """The whole pool in a random order, each next one drawn from those left with p ~ (loss + eps)^alpha. alpha = 0: all
-    orders alike.
+    orders alike. draw: one by one, or episode by episode.
 
     A transition that the critic has not met counts with the largest loss. One that it never will, since no target is
     made of it, with the mean: it would be new for ever.
     """
     mean = sum(losses.values()) / len(losses) if losses else math.nan
     known = [losses.get(t.key, math.nan if t.has_target else mean) for t in pool]
-    order = sample_without_replacement(rng, priorities(np.array(known), alpha, eps), len(pool))
+    p = priorities(np.array(known), alpha, eps)
+    if draw == "episode" and pool:
+        return [pool[i] for i in by_episode(pool, p, len(pool), rng)[0]]
+    order = sample_without_replacement(rng, p, len(pool))
     return [pool[i] for i in order]
+
+
+def by_episode(
+    pool: Sequence[D], p: Sequence[float] | np.ndarray, n: int, rng: np.random.Generator
+) -> tuple[list[int], list[float], list[int]]:
+    """At least n of the pool (all, where it has no more), episode by episode, as indices in turn order: episodes without
+    replacement, each in proportion to the sum of its turns' p, with all of its turns.
+
+    Also the probability of every episode of the pool, and which of them each index is of. [ours]
+    """
+    turns: dict[str, list[int]] = {}
+    for i in sorted(range(len(pool)), key=lambda i: pool[i].key):
+        turns.setdefault(pool[i].key[0], []).append(i)
+    episodes = list(turns)
+    p_E = np.array([sum(p[i] for i in turns[episode]) for episode in episodes])
+    p_E = p_E / p_E.sum()
+    found: list[int] = []
+    of: list[int] = []
+    for e in sample_without_replacement(rng, p_E, len(episodes)):
+        if len(found) >= n:
+            break
+        found += turns[episodes[e]]
+        of += [int(e)] * len(turns[episodes[e]])
+    return found, p_E.tolist(), of
 
 
 def until_enough(

@@ -13,6 +13,7 @@ from stages.learn.adapter import new_adapter, open_adapter
 from stages.learn.fit import lr_factor
 from stages.llm.hf import check_adapter, shared_base
 from stages.llm.roles import mix
+from stages.play.drawing import Draw
 
 
 class OptimConfig(Config):
@@ -48,6 +49,10 @@ class PassConfig(OptimConfig):
 class MixedConfig(PassConfig):
     """And of critic and distill, whose steps hold rows of several kinds."""
 
+    draw: Draw = Field(
+        "turn",
+        description="Rows of a step: any, or an episode's rows after each other, which share what was said before. [ours]",
+    )
     weight: Literal["token", "row"] = Field(
         "token",
         description="What counts alike in a step's loss: token, so that a long row counts for more, with its whole log-likelihood; or row, whatever its "

@@ -16,6 +16,7 @@ from stages.learn.adapter import as_base, base_of
 from stages.learn.losses import chunked_log_probs
 from stages.learn.tree import Tree, n_new, tree_of
 from stages.learn.tree_attention import body_pass
+from stages.play.drawing import Draw
 from stages.train.rows import TrainRow
 
 LIKE = 3
@@ -62,22 +63,48 @@ def mixed_batches(
     rng: random.Random,
     device: Any,
     pass_tokens: int = 0,
+    draw: Draw = "turn",
 ) -> Iterator[list[Pass]]:
     """Steps that hold rows of every kind: kind -> (rows, rows a step).
 
     `main` is gone through `epochs` times in a new order each time; the other kinds are drawn from, without repeats
-    inside a step. Kinds with no rows are left out. Every step then holds every kind: training the critic alone
+    inside a step. Kinds with no rows are left out. draw: row by row, or episode by episode (`in_order`); steps hold as
+    many rows either way. Every step then holds every kind: training the critic alone
     destroys the policy within a stage (docs/decisions.md).
     """
     rows, size = kinds[main]
+    if draw == "episode":
+        kinds = {kind: (sorted(pool, key=lambda row: row.key), count) for kind, (pool, count) in kinds.items()}
+        rows, _ = kinds[main]
     for _ in range(epochs):
-        order = rng.sample(range(len(rows)), len(rows))
+        order = in_order(rows, draw, rng)
         for start in range(0, len(order), size):
-            chosen = {main: [rows[i] for i in order[start : start + size]]}
+            chosen = {main: order[start : start + size]}
             for kind, (pool, count) in kinds.items():
                 if kind != main and pool and count:
-                    chosen[kind] = rng.sample(list(pool), min(count, len(pool)))
+                    chosen[kind] = some_of(pool, count, draw, rng)
             yield step_passes(chosen, pass_tokens, device)
+
+
+def in_order(rows: Sequence[TrainRow], draw: Draw, rng: random.Random) -> list[TrainRow]:
+    """All rows in a random order; or episodes in a random order, each with its rows as they stand."""
+    if draw == "turn":
+        return rng.sample(list(rows), len(rows))
+    episodes: dict[Any, list[TrainRow]] = {}
+    for row in rows:
+        episodes.setdefault(row.key[:1], []).append(row)
+    return [row for episode in rng.sample(list(episodes.values()), len(episodes)) for row in episode]
+
+
+def some_of(pool: Sequence[TrainRow], count: int, draw: Draw, rng: random.Random) -> list[TrainRow]:
+    """`count` rows without repeats, each as likely as any other; with draw = episode those that stand after each other
+    from a random place on, so that they are of one episode or of few.
+    """
+    count = min(count, len(pool))
+    if draw == "turn":
+        return rng.sample(list(pool), count)
+    start = rng.randrange(len(pool))
+    return [pool[(start + i) % len(pool)] for i in range(count)]
 
 
 def step_passes(chosen: Mapping[str, Sequence[TrainRow]], pass_tokens: int, device: Any) -> list[Pass]:

@@ -161,6 +161,24 @@ def test_every_main_row_comes_once_an_epoch_in_another_order() -> None:
     assert epochs[0] != epochs[1] != epochs[2]
 
 
+def test_by_the_episode_an_episode_s_rows_follow_each_other_and_steps_are_as_many() -> None:
+    rows = [TrainRow((1, e, k), (k,), key=(f"e{e}", k)) for k in range(5) for e in range(6)]
+    others = [TrainRow((2, e, k), (k,), key=(f"o{e}", k)) for k in range(3) for e in range(4)]
+    kinds = {"main": (rows, 8), "other": (others, 3)}
+    found = mixed_batches(kinds, main="main", epochs=1, rng=random.Random(0), device="cpu", draw="episode")
+    steps = [
+        [(kind, row.key) for each in passes for kind, row in zip(each.kinds, each.rows, strict=True)]
+        for passes in found
+    ]
+    assert len(steps) == len(batches_of(kinds)) == 4
+    keys = [key for step in steps for kind, key in sorted(step, key=lambda one: one[0] != "main") if kind == "main"]
+    assert sorted(keys) == sorted(row.key for row in rows)
+    for step in steps:
+        assert len({key[0] for kind, key in step if kind == "main"}) <= 3  # 8 rows of episodes of 5
+        mine = [key for kind, key in step if kind == "other"]
+        assert len(set(mine)) == 3 and len({key[0] for key in mine}) <= 2
+
+
 def test_every_step_holds_rows_of_every_kind_without_repeats() -> None:
     others = [train_row(100 + i) for i in range(5)]
     found = batches_of(
