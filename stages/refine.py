@@ -47,7 +47,7 @@ class RefineConfig(Config):
     replay_size: int = Field(4000, ge=1, description="Newest transitions whose states can be drawn. [ours]")
     draw: Draw = Field(
         "turn",
-        description="States are drawn one by one, or by the episode: its turns share what was said before. [ours; paper: one by one]",
+        description="States are drawn one by one, or by the episode: its turns share what was said before. [ours]",
     )
     alpha: float = Field(
         0.6,

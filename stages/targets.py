@@ -44,7 +44,7 @@ class TargetsConfig(Config):
     replay_size: int = Field(20000, ge=1, description="Newest transitions that can be drawn. [ours]")
     draw: Draw = Field(
         "turn",
-        description="Transitions are drawn one by one, or by the episode, as many as that gives: its turns share what was said before, in generation and in training. [ours; paper: one by one]",
+        description="Transitions are drawn one by one, or by the episode, as many as that gives: its turns share what was said before, in generation and in training. [ours]",
     )
     alpha: float = Field(
         0.6,
