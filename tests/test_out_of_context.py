@@ -165,7 +165,8 @@ def test_ask_gives_no_reply_to_a_prompt_that_is_too_long_and_the_others_theirs()
     free, tight = models.Recorder(speak), models.Recorder(speak, context=120)
     expected = ask(free, prompts, **options)
     assert ask(tight, prompts, **options) == [expected[0], (expected[1][0], NO_ROOM), expected[2]]
-    assert [r.seed for r in tight.requests] == [free.requests[0].seed, free.requests[2].seed]
+    left = [r for r in free.requests if tuple(r.prompt_ids) != expected[1][0]]
+    assert [r.seed for r in tight.requests] == [r.seed for r in left] and len(left) == 2
     assert ask(Metered(tight), prompts[1:2], **options, thoughts=True) == [(expected[1][0], NO_ROOM)]
     assert tight.calls == 1
 
