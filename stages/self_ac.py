@@ -25,7 +25,7 @@ from stages.learn.adapter import add_adapter, base_of, save_adapter
 from stages.learn.certificate import Turn, cert_metrics, turn_gaps, with_gaps
 from stages.learn.checkpoint import load_checkpoint, save_checkpoint
 from stages.learn.fit import adamw, fit
-from stages.learn.tree_attention import check_masks, tree_attention
+from stages.learn.tree_attention import tree_attention
 from stages.learn.value_head import ValueHead, load_head, new_head, save_head
 from stages.llm.roles import mix
 from stages.play.transitions import trainable_episodes
@@ -52,8 +52,6 @@ def run(context: Context) -> Outputs:
     model = open_policy(context)
     if config.attention == "flex" and model.device.type == "cpu":
         raise UsageError("self_ac.attention: FlexAttention has no backward pass on a CPU; set it to sdpa")
-    if context.policy_run is None:
-        check_masks(model)  # once, before the first step
     head = open_head(context, model)
     found = trainable_rows(context, heads, critic_ids, longest(model))
     both = nn.ModuleList([model, head])

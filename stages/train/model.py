@@ -11,6 +11,7 @@ from stages.frame.contract import Config, Context
 from stages.frame.types import Sleeper
 from stages.learn.adapter import new_adapter, open_adapter
 from stages.learn.fit import lr_factor
+from stages.learn.tree_attention import check_masks
 from stages.llm.hf import check_adapter, shared_base
 from stages.llm.roles import mix
 from stages.play.drawing import Draw
@@ -62,7 +63,8 @@ class MixedConfig(PassConfig):
 
 def trainable(context: Context, start: Path | None) -> Any:
     """The base model with the adapter of folder `start`, or a fresh one, in training mode. Raises UsageError for an
-    adapter of another base.
+    adapter of another base, and, once, before the first adapter is made, for a model on which a tree is not what its
+    rows are alone.
     """
     model = context.run.model
     if isinstance(context.engine, Sleeper):  # it and the training share a device, and need it one after the other
@@ -74,9 +76,11 @@ def trainable(context: Context, start: Path | None) -> Any:
         check_adapter(start, context.engine.model_hash)
         return open_adapter(base, start).train()
     # The seed of the run, not of the stage: every stage of a run that starts afresh starts from the same adapter.
-    return new_adapter(
+    fresh = new_adapter(
         base, rank=model.lora_rank, alpha=model.lora_alpha, seed=mix("adapter", context.run.seed) % 2**31
-    ).train()
+    )
+    check_masks(fresh)
+    return fresh.train()
 
 
 def trainable_policy(context: Context) -> Any:
