@@ -19,7 +19,7 @@ from stages.llm.roles import ask, load_roles
 
 def examples(role: str, n_steps: int, step: int, n: int, rng: random.Random) -> list[Example]:
     """n examples of visits with so many steps whose first step broke its rule, about the step that is asked for."""
-    roles = load_roles("service_desk")
+    roles = load_roles("service_desk_file", history="file")
     found: list[Example] = []
     while len(found) < n:
         v = corpus.visit(rng)
@@ -30,11 +30,9 @@ def examples(role: str, n_steps: int, step: int, n: int, rng: random.Random) -> 
             tool, option = v.chosen[step]
             later = corpus.future(v.chosen[step + 1 :], v.broken())
             fields = {"observation": f"{option} done.", "reward": "none", "future": later}
-            prompt = roles.prompt(
-                "combine", history=corpus.history(v, step), action=f"{tool} {option}", thought="", **fields
-            )
+            prompt = roles.prompt("combine", corpus.state(v, step), action=f"{tool} {option}", thought="", **fields)
         else:
-            prompt = roles.prompt("corrector", text=rest)
+            prompt = roles.prompt("corrector", corpus.state(v, step), text=rest)
         found.append(Example(role, tuple(prompt), rest))
     return found
 

@@ -39,7 +39,7 @@ from stages.judge.search import (
 )
 from stages.judge.values import Critic, load_critic
 from stages.learn.statistics import wilson
-from stages.llm.roles import Roles, load_roles
+from stages.llm.roles import Roles, roles_of
 from stages.store.workspace import Workspace
 
 
@@ -67,7 +67,7 @@ def opened(workspace: Workspace, run: str) -> Player:
     config: Any = presets.resolve({**stored["config"], "seed": stored["seed"], "preset": "tree_search"})
     if config.task.env != "game24":
         raise UsageError(f"wanted a run on game24, found one on {config.task.env}")
-    engine, roles = workspace.engine(config), load_roles(config.roles.prompts)
+    engine, roles = workspace.engine(config), roles_of(config.roles)
     engine.load_adapter(found, tracking.artifact(found, "adapter"))
     if (critic := load_critic(engine, roles, config.model, lambda path: tracking.artifact(found, path))) is None:
         raise UsageError(f"run {found[:8]} trained no critic, its self_ac.alpha is 0")

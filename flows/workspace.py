@@ -133,9 +133,9 @@ def make_engine(run: RunConfig) -> Engine:
 
 
 def prompt_hashes(run: RunConfig) -> dict[str, str]:
-    from stages.llm.roles import load_roles
+    from stages.llm.roles import roles_of
 
-    return load_roles(run.roles.prompts).hashes()
+    return roles_of(run.roles).hashes()
 
 
 def model_hash(run: RunConfig) -> str:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from stages import envs
 from stages.frame.contract import POLICY_STAGES, Config, Context, Outputs, Stage
-from stages.llm.roles import load_roles
+from stages.llm.roles import roles_of
 from stages.play.environment import environment
 from stages.play.rollout import rollout, rollout_settings
 from stages.play.tally import check_environment, summary
@@ -42,9 +42,7 @@ def run(context: Context) -> Outputs:
     settings = rollout_settings(
         context, context.policy_adapter(), seed=context.seed, slots=config.slots, attempts=config.attempts
     )
-    episodes = rollout(
-        context.engine, environment(context), scenarios, load_roles(roles.prompts), settings, done=bar.advance
-    )
+    episodes = rollout(context.engine, environment(context), scenarios, roles_of(roles), settings, done=bar.advance)
     check_environment(episodes)
     return Outputs(summary(episodes, "collect"), episode_rows(episodes, context.iteration))
 

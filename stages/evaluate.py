@@ -29,7 +29,7 @@ from stages.frame.types import Episode, Row, UsageError
 from stages.judge.audit import audit
 from stages.judge.values import Critic, Values, best_of, judge_episodes, open_critic, report, values_of
 from stages.learn.statistics import pass_hat, share_interval, wilson
-from stages.llm.roles import NO_ROOM, Roles, ask, load_roles, mix
+from stages.llm.roles import NO_ROOM, Roles, ask, mix, roles_of
 from stages.llm.tokens import nothing_fits
 from stages.play.environment import environment
 from stages.play.rollout import GIVEN_UP, rollout, rollout_settings
@@ -99,7 +99,7 @@ def run(context: Context) -> Outputs:
         raise UsageError(
             f"evaluate.best_of: {config.best_of} episodes of a scenario are chosen from, {trials} trials are counted; set one of them to 1"
         )
-    roles, policy = load_roles(shared.prompts), context.policy_adapter()
+    roles, policy = roles_of(shared), context.policy_adapter()
     # The scenarios depend on the run's seed alone: every iteration, and every rerun, is judged on the same ones.
     scenarios = envs.scenarios(task.env, task.options, config.split, config.episodes, mix("evaluate", context.run.seed))
     times = config.best_of * trials
@@ -231,6 +231,6 @@ def probe(context: Context, path: str, rows_a_role: int, adapter: str | None) ->
 
 
 STAGE = Stage(
-    "evaluate", 4, EvaluateConfig, inputs=(*POLICY_STAGES, "critic"), roles=("policy", "successor", "evaluator", "value"), run=run,
+    "evaluate", 5, EvaluateConfig, inputs=(*POLICY_STAGES, "critic"), roles=("policy", "successor", "evaluator", "value"), run=run,
     outputs=("episodes", "turns", "judgements", "audit/", "values/"), roles_with={"critic": ("successor", "evaluator")},
 )  # fmt: skip

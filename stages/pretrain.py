@@ -24,7 +24,7 @@ from stages.corpora import Example, agents, desk
 from stages.corpora.held_out import agents_card, desk_card, play_scores, role_scores
 from stages.corpora.tokenizers import byte_tokenizer, word_tokenizer
 from stages.frame.contract import Config, Context, Outputs, Stage
-from stages.llm.roles import Roles, load_roles
+from stages.llm.roles import Roles, roles_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -226,7 +226,7 @@ def run(context: Context) -> Outputs:
     from stages.learn.fit import check_finite
 
     config: PretrainConfig = context.config
-    roles, seed = load_roles(context.run.roles.prompts), context.run.seed
+    roles, seed = roles_of(context.run.roles), context.run.seed
     prompts = agents.prompts() if config.corpus == "agents" else {}
     material = agents_material(prompts, config.vocabulary) if prompts else desk_material(roles)
     model = make_model(config, material.tokenizer, seed)

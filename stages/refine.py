@@ -28,7 +28,8 @@ from stages.judge.critique import Judgement, judge
 from stages.judge.gate import no_worse
 from stages.judge.refinement import UNREADABLE, Refinement, cap_yes, drawn_again, judgement_row, metrics
 from stages.judge.rethink import Unthought, think_again
-from stages.llm.roles import NO_ROOM, Roles, ask, check_student, history_text, load_roles, mix, policy_text
+from stages.llm.last_message import check_last_message
+from stages.llm.roles import NO_ROOM, Roles, ask, check_student, mix, policy_text, roles_of
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
 from stages.play.drawing import Draw, by_priority, until_enough
 from stages.play.environment import read_action
@@ -99,13 +100,14 @@ def run(context: Context) -> Outputs:
     no prompt fits.
     """
     config: RefineConfig = context.config
-    roles = load_roles(context.run.roles.prompts)
+    roles = roles_of(context.run.roles)
     if config.refinements > 1 and context.run.roles.judge_temperature == 0:
         raise UsageError(
             "refine.refinements is above 1 while roles.judge_temperature is 0: all of them would be equal; raise the temperature"
         )
     if context.iteration < config.warmup:
         return Outputs({"refine/rows": 0.0})
+    check_last_message(context.engine, roles)
     pool = candidates(context.replay, context.inputs["collect"], newest=config.replay_size)
     if not pool:
         raise MissingInput("refine needs states from collect, found none; collect more episodes")
@@ -214,7 +216,9 @@ def refine_all(context: Context, roles: Roles, judged: Sequence[Refinement]) -> 
     ]
     if config.correct:
         # Where there are no words to be corrected, a corrector would make some up.
-        prompts = [roles.prompt("corrector", text=r.raw.text) for r in rewritten if r.raw and r.raw != NO_ROOM]
+        prompts = [
+            roles.prompt("corrector", r.state.state, text=r.raw.text) for r in rewritten if r.raw and r.raw != NO_ROOM
+        ]
         replies = ask(
             context.engine,
             prompts,
@@ -251,15 +255,7 @@ def refiner_prompt(roles: Roles, r: Refinement, critique: str) -> list[Message]:
     thought, action = parse_react(r.action.text)
     assert r.judgement is not None
     evaluation = r.judgement.critique if critique == "full" else "Optimality: No."
-    state = r.state.state
-    return roles.prompt(
-        "refiner",
-        system=str(state[0]["content"]),
-        history=history_text(state),
-        action=action,
-        thought=thought,
-        evaluation=evaluation,
-    )
+    return roles.prompt("refiner", r.state.state, action=action, thought=thought, evaluation=evaluation)
 
 
 def gated(context: Context, roles: Roles, refined: Sequence[Refinement]) -> list[Refinement]:
@@ -308,6 +304,6 @@ def target_row(context: Context, roles: Roles, r: Refinement, number: int) -> Ro
 
 
 STAGE = Stage(
-    "refine", 5, RefineConfig, inputs=("collect", "critic"), roles=("policy", "successor", "evaluator", "refiner", "corrector", "thinker"), run=run,
+    "refine", 6, RefineConfig, inputs=("collect", "critic"), roles=("policy", "successor", "evaluator", "refiner", "corrector", "thinker"), run=run,
     outputs=("judgements", "targets"),
 )  # fmt: skip

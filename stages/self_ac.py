@@ -195,6 +195,6 @@ def ledger_gaps(path: Path) -> dict[Turn, dict[str, float]]:
 
 
 STAGE = Stage(
-    "self_ac", 5, SelfAcConfig, inputs=("collect", "self_ac"), roles=("policy", "value"), run=run,
+    "self_ac", 6, SelfAcConfig, inputs=("collect", "self_ac"), roles=("policy", "value"), run=run,
     outputs=("certificates", "adapter/", "head/", "critic/", "moments.safetensors", "ledger.parquet"),
 )  # fmt: skip

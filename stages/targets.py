@@ -4,8 +4,8 @@
         observation
 
 Source: arXiv 2512.04601, section 4 (successor training) and Algorithm 1; a fresh a', the terminal prompt and the
-sampling shares are ours (docs/paper-map.md). Each target keeps two information sets: the student prompt x (history,
-action) and the teacher prompt x+ (with s', r, f'). Only x reaches a training row.
+sampling shares are ours (docs/paper-map.md). Each target keeps two information sets: the student prompt x
+(conversation, action) and the teacher prompt x+ (with s', r, f'). Only x reaches a training row.
 
     turnwise rerun targets --of RUN --set targets.transitions=512
 """
@@ -27,7 +27,18 @@ from stages.frame.contract import Config, Context, Outputs, Stage
 from stages.frame.types import Completion, Malformed, Message, MissingInput, Row, TurnwiseError
 from stages.learn.priorities import importance_weights, priorities, sample_without_replacement
 from stages.learn.statistics import leak_rate
-from stages.llm.roles import NO_ROOM, Roles, ask, check_student, complete_future, history_text, load_roles, mix
+from stages.llm.last_message import check_last_message
+from stages.llm.roles import (
+    NO_ROOM,
+    Roles,
+    ask,
+    check_student,
+    complete_future,
+    mix,
+    policy_text,
+    prompt_text,
+    roles_of,
+)
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
 from stages.play.drawing import Draw, by_episode
 from stages.play.environment import read_action
@@ -116,7 +127,8 @@ def run(context: Context) -> Outputs:
     readable reply, UsageError where no prompt fits.
     """
     config: TargetsConfig = context.config
-    roles = load_roles(context.run.roles.prompts)
+    roles = roles_of(context.run.roles)
+    check_last_message(context.engine, roles)
     pool = usable(candidates(context.replay, context.inputs["collect"], newest=config.replay_size))
     if not pool:
         raise MissingInput(
@@ -307,7 +319,10 @@ def merged(context: Context, roles: Roles, backups: Sequence[Backup], depth: int
         found[i] = checked(replace(found[i], teacher=(ids, tuple(prompt)), combined=reply, target=reply))
     live = [i for i in live if not found[i].dropped]
     if context.config.correct:
-        prompts = [roles.prompt("corrector", text=found[i].combined.text) for i in live]  # type: ignore[union-attr]
+        prompts = [
+            roles.prompt("corrector", found[i].chain[depth].state, text=found[i].combined.text)  # type: ignore[union-attr]
+            for i in live
+        ]
         for i, (_, reply) in zip(live, told(prompts, "correct"), strict=True):
             found[i] = checked(replace(found[i], target=reply))
     if depth:
@@ -317,8 +332,8 @@ def merged(context: Context, roles: Roles, backups: Sequence[Backup], depth: int
 
 
 def successor_prompt(roles: Roles, state: Sequence[Message], action: str) -> list[Message]:
-    """The student's prompt x: history and action, nothing that is known only afterwards."""
-    return roles.prompt("successor", history=history_text(state), action=action, thought="")
+    """The student's prompt x: the conversation and the action, nothing that is known only afterwards."""
+    return roles.prompt("successor", state, action=action, thought="")
 
 
 def teacher_prompt(roles: Roles, t: Transition, future: str) -> list[Message]:
@@ -326,8 +341,7 @@ def teacher_prompt(roles: Roles, t: Transition, future: str) -> list[Message]:
     did not end.
     """
     return roles.prompt(
-        "combine", history=history_text(t.state), action=t.action or "unreadable", thought=t.thought, observation=t.observation,
-        reward=reward_text(t), future=future,
+        "combine", t.state, action=t.action or "unreadable", thought=t.thought, observation=t.observation, reward=reward_text(t), future=future,
     )  # fmt: skip
 
 
@@ -351,17 +365,18 @@ def checked(b: Backup) -> Backup:
 
 def target_row(context: Context, roles: Roles, b: Backup) -> Row:
     assert b.combined is not None and b.target is not None
-    prompt = successor_prompt(roles, b.t.state, b.t.action or "unreadable")
-    text, action = prompt[0]["content"], b.t.action or "unreadable"
-    seen = [*(t.observation for t in b.chain), b.future if b.future != "none" else ""]
-    check_student(
-        text, roles.templates["successor"].format(history=history_text(b.t.state), action=action, thought=""), seen
+    action = b.t.action or "unreadable"
+    student_ids = context.engine.encode(successor_prompt(roles, b.t.state, action))
+    student = context.engine.decode(student_ids)
+    known = (
+        f"{policy_text(roles, b.t.state)}\n{roles.templates['successor'].format(history='', action=action, thought='')}"
     )
+    check_student(student, known, [*(t.observation for t in b.chain), b.future if b.future != "none" else ""])
     ids, messages = b.teacher
     return {
         "target_id": f"{b.t.episode_id}-{b.t.turn}-{context.iteration}", "role": "successor", "episode_id": b.t.episode_id, "turn": b.t.turn,
-        "terminal": b.t.terminal, "student_ids": list(context.engine.encode(prompt)), "completion_ids": list(b.target.token_ids),
-        "teacher_ids": list(ids), "student_prompt": text, "teacher_prompt": json.dumps([m["content"] for m in messages]),
+        "terminal": b.t.terminal, "student_ids": list(student_ids), "completion_ids": list(b.target.token_ids),
+        "teacher_ids": list(ids), "student_prompt": student, "teacher_prompt": json.dumps([m["content"] for m in messages]),
         "raw": b.combined.text, "completion": b.target.text, "weight": b.weight,
         "info": {"next_action": b.next_action, "future": b.future, "reward": b.t.reward},
     }  # fmt: skip
@@ -378,7 +393,7 @@ def leaks(roles: Roles, kept: Sequence[Backup]) -> dict[str, float]:
         return {}
     before, after = ([c.text for b in kept if (c := getattr(b, part))] for part in ("combined", "target"))
     privileged = ["\n".join(t.observation for t in b.chain) for b in kept]
-    known = [successor_prompt(roles, b.t.state, b.t.action)[0]["content"] for b in kept]
+    known = [prompt_text(successor_prompt(roles, b.t.state, b.t.action)) for b in kept]
     shuffled = privileged[1:] + privileged[:1]
     return {
         "targets/leak_before": leak_rate(before, privileged, known)[0],
@@ -395,6 +410,6 @@ def names(texts: Sequence[str]) -> list[str]:
 
 
 STAGE = Stage(
-    "targets", 4, TargetsConfig, inputs=("collect", "critic", "distill"), roles=("policy", "successor", "combine", "corrector"), run=run,
+    "targets", 5, TargetsConfig, inputs=("collect", "critic", "distill"), roles=("policy", "successor", "combine", "corrector"), run=run,
     outputs=("targets",),
 )  # fmt: skip

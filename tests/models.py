@@ -135,9 +135,7 @@ class Recorder(ScriptedEngine):
         """Requests to the role whose prompt begins with `head`, by one adapter, and what came of them."""
         pairs = zip(self.requests, self.completions, strict=True)
         return [
-            (r, c)
-            for r, c in pairs
-            if r.adapter == adapter and self.decode(r.prompt_ids).removeprefix("<user>\n").startswith(head)
+            (r, c) for r, c in pairs if r.adapter == adapter and words_of(self.decode(r.prompt_ids)).startswith(head)
         ]
 
 
@@ -249,8 +247,15 @@ def wrong_action(prompt: str, options: Mapping[str, Any]) -> str:
     return f"{tool} {next(option for option in desk.OPTIONS_OF[tool] if option != right)}"
 
 
+def words_of(prompt: str) -> str:
+    """The last message of a prompt of the scripted engine: a role's words, or what the policy has just seen."""
+    return prompt.removesuffix("<assistant>\n").rsplit("<user>\n", 1)[-1].strip()
+
+
 def role_of(prompt: str) -> str:
-    """Which role a prompt of service_desk is put to."""
+    """Which role a prompt of service_desk is put to; "check" where a chat template is only tried out."""
+    if prompt.startswith("<system>\nDesk.\n<user>\nHello."):
+        return "check"
     heads = {
         "Predict": "successor",
         "Merge": "combine",
@@ -258,7 +263,7 @@ def role_of(prompt: str) -> str:
         "Improve": "refiner",
         "Rewrite": "corrector",
     }
-    return "policy" if prompt.startswith("<system>") else heads[prompt.removeprefix("<user>\n").split(".")[0]]
+    return heads.get(words_of(prompt).split(".")[0], "policy")
 
 
 def successor_row(

@@ -134,8 +134,6 @@ ROLES = {
 
 
 def role_of(prompt: str) -> str:
-    """The role of NLAC that a prompt is put to; the policy's begins with a longer system message."""
-    found = re.search(
-        r"\A(?:<\|im_start\|>system\nYou are a helpful assistant\.<\|im_end\|>\n)?<\|im_start\|>user\n(\w+)", prompt
-    )
-    return ROLES[found[1]] if found else "policy"
+    """The role of NLAC that a prompt is put to, by its last message; the policy's ends with what was seen."""
+    found = re.findall(r"<\|im_start\|>user\nStep aside from the conversation above\. (\w+)", prompt)
+    return ROLES[found[-1]] if found else "policy"

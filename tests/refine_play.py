@@ -32,7 +32,7 @@ class Play:
         if role in self.spoiled:
             return self.spoiled[role]
         if role == "corrector":
-            return prompt.removeprefix("<user>\nRewrite.\n").removesuffix("\n<assistant>\n").replace("as told, ", "")
+            return models.words_of(prompt).removeprefix("Rewrite.\n").replace("as told, ", "")
         if role == "successor":
             return f"Future: then {draw(request, ['fail', 'pass', 'end', 'more'])}. {prompt.rsplit('Action: ', 1)[1].splitlines()[0]}"
         if role == "evaluator":

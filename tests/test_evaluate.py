@@ -24,7 +24,7 @@ from stages.frame.types import Request, UsageError
 from stages.judge.audit import ends_well, predicted
 from stages.judge.critique import Judgement
 from stages.learn.statistics import share_interval, wilson
-from stages.llm.roles import load_roles
+from stages.llm.roles import roles_of
 from stages.llm.scripted import draw
 
 OPTIONS = {"requests": 3, "tiers": 2}
@@ -381,7 +381,7 @@ def test_the_last_word_on_the_end_tells_how_a_future_ends(words: Any, future: st
 @pytest.mark.parametrize("preset", ["demo", "twenty_questions", "qwen7b_math", "qwen7b_tau_retail", "qwen7b_20q"])
 def test_a_task_s_words_for_the_end_stand_in_what_its_successor_is_told_to_say(preset: str) -> None:
     run: Any = presets.load(preset)
-    prompts = load_roles(run.roles.prompts).templates
+    prompts = roles_of(run.roles).templates
     told = prompts["successor"].rsplit("at the end", 1)[-1] if preset != "demo" else "pass or fail"
     assert all(
         any(re.search(rf"\b{w}\b", told) for w in words) for words in (run.evaluate.win_words, run.evaluate.loss_words)

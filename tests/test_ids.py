@@ -16,7 +16,7 @@ import pytest
 
 from stages import collect, critic, distill, grpo, refine, rft, targets
 from stages.frame.types import Completion, Request
-from stages.llm.roles import check_student, history_text
+from stages.llm.roles import check_student
 from stages.llm.scripted import END_ID
 from stages.play.transitions import transitions
 
@@ -108,12 +108,10 @@ def check_rows(bench: models.Bench, trained: list[Row], targets_run: str, collec
             assert prompt in {asked for asked, _ in pairs}
             continue
         t = states[row["episode_id"], row["turn"]]
-        assert prompt == bench.engine.encode([{"role": "user", "content": row["student_prompt"]}])
-        check_student(
-            bench.engine.decode(prompt),
-            f"Predict. {history_text(t.state)} {t.action}",
-            [t.observation, row["info"]["future"]],
-        )
+        assert prompt == bench.engine.encode([*t.state, {"role": "user", "content": f"Predict.\nAction: {t.action}"}])
+        assert bench.engine.decode(prompt) == row["student_prompt"]
+        seen = " ".join([*(str(m["content"]) for m in t.state), f"Predict. Action: {t.action}"])
+        check_student(row["student_prompt"], seen, [t.observation, row["info"]["future"]])
 
 
 @pytest.mark.parametrize("stage", ["rft", "grpo"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tau_small
-from models import Bench, Recorder
+from models import Bench, Recorder, words_of
 
 from stages import collect, envs, evaluate, refine, targets
 from stages.collect import CollectConfig
@@ -17,6 +17,7 @@ from stages.frame.types import Request, TurnwiseError
 from stages.refine import RefineConfig
 from stages.targets import TargetsConfig
 
+ASIDE = "Step aside from the conversation above."
 THINK = '{"name": "think", "arguments": {"thought": "hm"}}'
 BAD = {
     "broken JSON": '{"name": "think", "arguments": {"thought": "hm"}',
@@ -26,7 +27,7 @@ BAD = {
 
 
 class Cast:
-    """Roles of tau_bench by the first words of their prompts. `fresh`, `better`, `base`: actions of the policy, the
+    """Roles of tau_bench by the first words of the last message. `fresh`, `better`, `base`: actions of the policy, the
     refiner and the base policy.
     """
 
@@ -34,15 +35,16 @@ class Cast:
         self.fresh, self.better, self.base = fresh, better, base
 
     def __call__(self, prompt: str, request: Request) -> str:
-        if prompt.startswith("<system>"):
+        words = words_of(prompt)
+        if not words.startswith(ASIDE):
             return f"Thought: t\nAction: {self.fresh if request.adapter else self.base}"
-        head = prompt.removeprefix("<user>\n").split(maxsplit=1)[0]
+        head = words.removeprefix(ASIDE).split(maxsplit=1)[0]
         if head == "Judge":
             return "Optimality: No. look it up."
         if head == "Improve":
             return f"Thought: t\nAction: {self.better}"
         if head == "Rewrite":
-            return prompt.rsplit("Text:\n", 1)[1].split("\n<assistant>")[0]
+            return words.rsplit("Text:\n", 1)[1]
         return "Future: the case is lost."
 
 

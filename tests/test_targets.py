@@ -18,8 +18,8 @@ import pytest
 from stages import collect, refine, targets
 from stages.frame.contract import Config, Outputs
 from stages.frame.sections import RolesConfig, TaskConfig
-from stages.frame.types import MissingInput, Outcome, Request, TurnwiseError
-from stages.llm.roles import Roles, history_text, load_roles
+from stages.frame.types import Message, MissingInput, Outcome, Request, TurnwiseError
+from stages.llm.roles import Roles, load_roles
 from stages.play.transitions import episode_rows, known_losses, transitions
 from stages.targets import TargetsConfig, target_row
 
@@ -45,15 +45,14 @@ def field(prompt: str, name: str) -> str:
 
 
 def role_play(prompt: str, request: Request) -> str:
-    asked = prompt.removesuffix("<assistant>\n")
-    if "<system>" in asked:
+    asked, role = prompt.removesuffix("<assistant>\n"), models.role_of(prompt)
+    if role == "policy":
         return "Thought: t Action: give discount"
-    head = asked.removeprefix("<user>\n").split(".")[0]
-    if head == "Predict":
+    if role == "successor":
         return f"Future: F({field(asked, 'Action')} after {asked.count('Action:')} by {request.adapter})"
-    if head == "Merge":
+    if role == "combine":
         return f"Future: B({field(asked, 'Action')} | {field(asked, 'Then')} | {field(asked, 'Reward')} | {field(asked, 'Later')})"
-    return f"{asked.removeprefix('<user>').strip().removeprefix('Rewrite.').strip()} corrected"
+    return f"{models.words_of(prompt).removeprefix('Rewrite.').strip()} corrected"
 
 
 def bench_of(base: Path, tmp_path: Path, reply: Any = role_play, **roles: Any) -> models.Bench:
@@ -189,24 +188,23 @@ def test_each_role_is_played_by_its_own_adapter(base: Path, tmp_path: Path, froz
     )
     made(bench)
     engine: Any = bench.engine
-    by_role: dict[str, list[Request]] = {"policy": [], "Predict": [], "Merge": [], "Rewrite": []}
+    by_role: dict[str, list[Request]] = {"policy": [], "successor": [], "combine": [], "corrector": []}
     for request in engine.requests:
-        text = engine.decode(request.prompt_ids)
-        by_role["policy" if "<system>" in text else text.removeprefix("<user>\n").split(".")[0]].append(request)
+        by_role[models.role_of(engine.decode(request.prompt_ids))].append(request)
     assert {role: len(asked) for role, asked in by_role.items()} == {
         "policy": 2,
-        "Predict": 2,
-        "Merge": 5,
-        "Rewrite": 5,
+        "successor": 2,
+        "combine": 5,
+        "corrector": 5,
     }
     assert {r.adapter for r in by_role["policy"]} == {"distill0-adapter"}
-    assert {r.adapter for r in by_role["Predict"]} == {"distill0-target"}
-    assert {r.adapter for r in [*by_role["Merge"], *by_role["Rewrite"]]} == {judge}
+    assert {r.adapter for r in by_role["successor"]} == {"distill0-target"}
+    assert {r.adapter for r in [*by_role["combine"], *by_role["corrector"]]} == {judge}
     assert {role: {r.temperature for r in asked} for role, asked in by_role.items()} == {
         "policy": {0.9},
-        "Predict": {0.7},
-        "Merge": {0.1},
-        "Rewrite": {0.1},
+        "successor": {0.7},
+        "combine": {0.1},
+        "corrector": {0.1},
     }
     assert len({(r.prompt_ids, r.seed) for r in engine.requests}) == len(engine.requests)
 
@@ -222,9 +220,9 @@ def test_before_the_first_critic_all_roles_are_the_base(base: Path, tmp_path: Pa
     ("spoiled", "left"),
     [
         ("policy", {("Lost", 1), ("Won", 0), ("Failed", 1)}),
-        ("Predict", {("Lost", 1), ("Won", 0), ("Failed", 1)}),
-        ("Merge", set()),
-        ("Rewrite", set()),
+        ("successor", {("Lost", 1), ("Won", 0), ("Failed", 1)}),
+        ("combine", set()),
+        ("corrector", set()),
     ],
 )
 @pytest.mark.parametrize("how", ["garbage", "cut"])
@@ -234,7 +232,7 @@ def test_a_reply_that_cannot_be_read_drops_its_target_and_is_counted(
     """A cut action may still be one; a cut future never is."""
 
     def reply(prompt: str, request: Request) -> str:
-        role = "policy" if "<system>" in prompt else prompt.removeprefix("<user>\n").split(".")[0]
+        role = models.role_of(prompt)
         good = role_play(prompt, request)
         return (
             good
@@ -276,8 +274,9 @@ def test_the_row_keeps_both_information_sets_and_the_ids_of_the_engine(base: Pat
         assert tuple(row["completion_ids"]) in produced
         assert engine.decode(row["completion_ids"]) == row["completion"]
         assert tuple(row["teacher_ids"]) in asked
-        assert engine.decode(row["student_ids"]) == f"<user>\n{row['student_prompt']}\n<assistant>\n"
-        (teacher,) = json.loads(row["teacher_prompt"])
+        assert engine.decode(row["student_ids"]) == row["student_prompt"]
+        system, *_, teacher = json.loads(row["teacher_prompt"])
+        assert system == "Service desk."
         observation = dict(EPISODES_OBSERVATIONS)[key]
         assert observation in teacher
         assert observation not in row["student_prompt"]
@@ -299,7 +298,7 @@ def desks() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("options", desks(), ids=lambda o: "-".join(map(str, o.values())))
-def test_student_prompts_are_history_and_action_and_nothing_else(
+def test_student_prompts_are_conversation_and_action_and_nothing_else(
     base: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     """Over random desks: each student prompt equals one built from the state alone, and holds no audit, future, reward
@@ -316,9 +315,9 @@ def test_student_prompts_are_history_and_action_and_nothing_else(
     by_key = {t.key: t for t in transitions(bench.memory, ["collect0"])}
     for row in found:
         t = by_key[row["episode_id"], row["turn"]]
-        assert row["student_prompt"] == f"Predict.\n{history_text(t.state)}\nAction: {t.action}"
-        assert row["student_ids"] == list(bench.engine.encode([{"role": "user", "content": row["student_prompt"]}]))
-        for word in ("audits", "needs", "Future:", "Reward", "Optimality", "Thought:"):
+        words: list[Message] = [{"role": "user", "content": f"Predict.\nAction: {t.action}"}]
+        assert row["student_ids"] == list(bench.engine.encode([*t.state, *words]))
+        for word in ("audits", "needs", "Future:", "Reward", "Optimality"):
             assert word not in row["student_prompt"]
     for row in refined:
         t = by_key[row["episode_id"], row["turn"]]
@@ -332,10 +331,8 @@ class Told(Roles):
 
     leak = ""
 
-    def prompt(self, role: str, **fields: str) -> list[dict[str, Any]]:
-        if role == "successor":
-            fields = fields | {"history": f"{fields['history']}\n{self.leak}"}
-        return super().prompt(role, **fields)
+    def words(self, role: str, **fields: str) -> str:
+        return f"{super().words(role, **fields)}\n{self.leak}"
 
 
 @pytest.mark.parametrize("leak", ["Mia audits: fail.", "Future: then Raj says pass."])

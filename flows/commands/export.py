@@ -71,11 +71,11 @@ def add_critic(workspace: Workspace, run_id: str, stored: Mapping[str, Any], fol
     In a folder of its own: a server that loads every *.safetensors beside the model would stumble over the head.
     """
     from stages.judge.values import prompt_ids
-    from stages.llm.roles import load_roles
+    from stages.llm.roles import roles_of
 
     shutil.copytree(workspace.tracking.artifact(run_id, HEAD), folder)
     run = presets.resolve({**stored["config"], "seed": stored["seed"], "preset": f"export of {run_id[:8]}"})
-    roles, trained = load_roles(run.roles.prompts), stored["config"][CRITIC_STAGE]
+    roles, trained = roles_of(run.roles), stored["config"][CRITIC_STAGE]
     # A soft prompt stands in place of the text's ids; it is among the head's tensors.
     ids = [] if trained["soft_prompt"] else list(prompt_ids(workspace.engine(run), roles))
     told = {

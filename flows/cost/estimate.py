@@ -92,7 +92,8 @@ def train_flops(m: Machine, rows: Rows, *, autocast: bool, backward: bool = True
     multiplied, in fp32.
     """
     again = 1 if m.run.model.gradient_checkpointing and backward else 0
-    tokens, pairs = rows.n * rows.length, rows.n * rows.length * (rows.length + 1) / 2
+    tokens = rows.n * rows.fresh
+    pairs = tokens * (rows.length - rows.fresh + (rows.fresh + 1) / 2)
     passes = 1 + again + (1 if backward else 0)
     # The chunked projection is worked out again, whether the layers are or not.
     body, head = (
@@ -204,8 +205,7 @@ def tokens_of_a_pass(m: Machine, work: Work) -> float:
     longest = min(longest, m.shape.positions)
     if budget := getattr(stage, "row_tokens" if work.stage == "self_ac" else "pass_tokens"):
         return float(max(budget, longest))
-    # Rows of a step are padded to its longest; each kind is a batch of its own, but both wait for the backward pass.
-    return sum(r.n for r in work.trained) / max(work.steps, 1) * longest
+    return max(longest, work.trained_tokens / max(work.steps, 1))
 
 
 def verdicts(m: Machine, memory: Mapping[str, Mapping[str, float]]) -> list[str]:

@@ -49,7 +49,7 @@ class Lengths:
         return self.system + self.first + k * (self.action + self.observation)
 
     def history(self, k: float) -> float:
-        """The same as the critic's roles read it: actions and observations."""
+        """The same without the system message as text for a role: actions and observations."""
         return self.first + k * (self.act + self.observation)
 
     @property

@@ -33,11 +33,18 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Rows:
-    """n rows of `length` tokens in passes of a training, of which `predicted` go through the vocabulary projection."""
+    """n rows of `length` tokens in passes of a training, of which `predicted` go through the vocabulary projection, and
+    `own` through the model, the last ones: what stands before them another row of the pass has brought.
+    """
 
     n: float
     length: float
     predicted: float
+    own: float | None = None  # None = all
+
+    @property
+    def fresh(self) -> float:
+        return self.length if self.own is None else self.own
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class Work:
 
     @property
     def trained_tokens(self) -> float:
-        return sum(r.n * r.length for r in self.trained)
+        return sum(r.n * r.fresh for r in self.trained)
 
     @property
     def predicted(self) -> float:
@@ -97,9 +104,34 @@ def n_episodes(run: Any, iteration: int) -> int:
     return int(max(1, wanted // group) * group)
 
 
-def policy_prompts(at: At, n: float, k: float) -> Prompts:
+def policy_prompts(at: At, n: float, k: float, draw: str = "turn") -> Prompts:
     size = at.lengths
-    return Prompts(n, size.state(k), size.action + size.thought, size.system)
+    return Prompts(n, size.state(k), size.action + size.thought, shared_prefix(at, k, draw))
+
+
+def seen_by_roles(at: At, k: float) -> float:
+    """The conversation in front of a role's own words, at reply k."""
+    size = at.lengths
+    return size.state(k) if at.run.roles.history == "chat" else size.system + size.history(k)
+
+
+def role_prompts(at: At, n: float, k: float, fields: float, written: float, draw: str = "turn") -> Prompts:
+    """A role's at reply k. fields: tokens of what it is told besides; written: of its reply. By the episode, each prompt
+    finds what the one of the turn before has read.
+    """
+    size = at.lengths
+    read = seen_by_roles(at, k) + size.template + fields
+    return Prompts(n, read, written + size.thought, shared_prefix(at, k, draw))
+
+
+def shared_prefix(at: At, k: float, draw: str) -> float:
+    size = at.lengths
+    line = seen_by_roles(at, k)
+    return (
+        size.system
+        if draw == "turn"
+        else max(size.system, line - (seen_by_roles(at, size.turns) - size.system) / size.turns)
+    )
 
 
 def collect(at: At) -> Work:
@@ -117,13 +149,12 @@ def targets(at: At) -> Work:
     for k, n in enumerate(weights):
         depth = min(config.steps, turns - k)
         if k + depth < turns:
-            found.append(policy_prompts(at, n, k + depth))
-            found.append(Prompts(n, size.template + size.history(k + depth) + size.act, size.future + size.thought))
+            found.append(policy_prompts(at, n, k + depth, config.draw))
+            found.append(role_prompts(at, n, k + depth, size.act, size.future, config.draw))
         for j in range(k, k + depth):
-            seen = size.template + size.history(j) + size.act + size.observation + size.future
-            found.append(Prompts(n, seen, size.future + size.thought))
+            found.append(role_prompts(at, n, j, size.act + size.observation + size.future, size.future, config.draw))
             if config.correct:
-                found.append(Prompts(n, size.template + size.future, size.future + size.thought))
+                found.append(role_prompts(at, n, j, size.future, size.future, config.draw))
     return Work("targets", prompts=merged(found))
 
 
@@ -139,7 +170,7 @@ def merged(prompts: Sequence[Prompts]) -> tuple[Prompts, ...]:
 
 def successor_rows(at: At, n: float) -> Rows:
     size = at.lengths
-    return Rows(n, size.template + size.history(size.middle) + size.act + size.future, size.future)
+    return Rows(n, seen_by_roles(at, size.middle) + size.template + size.act + size.future, size.future)
 
 
 def policy_rows(at: At, n: float, thought: float) -> Rows:
@@ -156,13 +187,54 @@ def n_targets(at: At) -> int:
     return int(min(at.run.targets.transitions, at.pool, at.run.targets.replay_size))
 
 
+@dataclass(frozen=True)
+class Kind:
+    """Rows of one kind in a step: n a step, which part of each stands behind its state, whether their steps hold
+    episodes.
+    """
+
+    rows: Rows
+    a_step: float
+    of_state: bool = True
+
+
+def in_trees(at: At, kinds: Sequence[Kind], steps: int, draw: str, pass_tokens: int) -> tuple[Rows, ...]:
+    """The rows as steps have them, what they share counted once: the system message in every pass, an episode's
+    conversation in every step that has rows of it. Rows drawn one by one are taken to be of episodes of their own.
+    """
+    size, found = at.lengths, []
+    tokens = 0.0  # of a step
+    for kind in kinds:
+        c, rows = kind.a_step, kind.rows
+        if not c or not rows.n:
+            continue
+        if not kind.of_state:
+            found.append(rows)
+            tokens += c * rows.length
+            continue
+        seen = size.state(size.middle)
+        episodes = c if draw == "turn" else min(c, 1 + (c - 1) / size.turns)
+        deepest = size.state(min(size.turns - 1, size.middle + (c / episodes - 1) / 2))
+        own = rows.length - seen
+        found += [
+            Rows(rows.n, rows.length, rows.predicted, own),
+            Rows(rows.n / c * episodes, deepest, 0.0, deepest - size.system),
+        ]
+        tokens += c * own + episodes * (deepest - size.system)
+    passes = max(1.0, tokens / max(pass_tokens - size.system, 1.0)) if pass_tokens else 1.0
+    return (*found, Rows(steps * passes, size.system, 0.0))
+
+
 def critic(at: At) -> Work:
     config, n = at.run.critic, n_targets(at)
     steps = config.epochs * math.ceil(n / config.batch)
     kept = at.lengths.yes if at.iteration and not at.run.refine.rethink else 1
-    beside = policy_rows(at, steps * config.policy_rows, at.lengths.thought * kept)
-    trained = (successor_rows(at, config.epochs * n), beside, general_rows(at, steps * config.general_rows))
-    return Work("critic", trained=trained, steps=steps)
+    kinds = (
+        Kind(successor_rows(at, config.epochs * n), config.epochs * n / max(steps, 1)),
+        Kind(policy_rows(at, steps * config.policy_rows, at.lengths.thought * kept), config.policy_rows),
+        Kind(general_rows(at, steps * config.general_rows), config.general_rows, of_state=False),
+    )
+    return Work("critic", trained=in_trees(at, kinds, steps, config.draw, config.pass_tokens), steps=steps)
 
 
 def n_states(at: At) -> int:
@@ -181,21 +253,18 @@ def kept_rows(at: At) -> tuple[float, float]:
 
 def refine(at: At) -> Work:
     config, size, n = at.run.refine, at.lengths, n_states(at)
-    past, said = size.history(size.middle), size.future + size.thought
     no = kept_rows(at)[0]
-    found = [policy_prompts(at, n, size.middle)]
+    found = [policy_prompts(at, n, size.middle, config.draw)]
     if config.critique != "none":
-        found.append(Prompts(n * config.futures, size.template + past + size.act, said))
-        found.append(Prompts(n, size.template + past + size.act + config.futures * size.future, said))
-    found.append(
-        Prompts(no, size.template + size.system + past + size.action + size.future, size.action + size.thought)
-    )
-    if config.correct:
-        found.append(Prompts(no, size.template + size.action, size.action + size.thought))
-    if config.rethink and size.thought:
+        found.append(role_prompts(at, n * config.futures, size.middle, size.act, size.future, config.draw))
         found.append(
-            Prompts(no, size.state(size.middle) + size.template + size.action, size.action + size.thought, size.system)
+            role_prompts(at, n, size.middle, size.act + config.futures * size.future, size.future, config.draw)
         )
+    found.append(role_prompts(at, no, size.middle, size.action + size.future, size.action, config.draw))
+    if config.correct:
+        found.append(role_prompts(at, no, size.middle, size.action, size.action, config.draw))
+    if config.rethink and size.thought:
+        found.append(role_prompts(at, no, size.middle, size.action, size.action, config.draw))
     return Work("refine", prompts=merged(found))
 
 
@@ -205,31 +274,30 @@ def distill(at: At) -> Work:
     n -= int(n * config.held_out) if config.epochs > 1 else 0
     steps = config.epochs * math.ceil(n / config.batch)
     thinking = 1 if at.run.refine.rethink else yes / max(no + yes, 1)
-    rows = policy_rows(at, config.epochs * n, at.lengths.thought * thinking)
-    beside = (successor_rows(at, steps * config.successor_rows), general_rows(at, steps * config.general_rows))
-    return Work("distill", trained=(rows, *beside), steps=steps)
+    kinds = (
+        Kind(policy_rows(at, config.epochs * n, at.lengths.thought * thinking), config.epochs * n / max(steps, 1)),
+        Kind(successor_rows(at, steps * config.successor_rows), config.successor_rows),
+        Kind(general_rows(at, steps * config.general_rows), config.general_rows, of_state=False),
+    )
+    return Work("distill", trained=in_trees(at, kinds, steps, config.draw, config.pass_tokens), steps=steps)
 
 
 def rft(at: At) -> Work:
     config = at.run.rft
     won = at.lengths.win * at.pool
     n = config.rows if config.refill and won >= 1 else int(min(config.rows, won))
-    return Work(
-        "rft",
-        trained=(policy_rows(at, config.epochs * n, at.lengths.thought),),
-        steps=config.epochs * math.ceil(n / config.batch),
-    )
+    steps = config.epochs * math.ceil(n / config.batch)
+    rows = Kind(policy_rows(at, config.epochs * n, at.lengths.thought), config.epochs * n / max(steps, 1))
+    return Work("rft", trained=in_trees(at, [rows], steps, "turn", config.pass_tokens), steps=steps)
 
 
 def grpo(at: At) -> Work:
     """Groups that are all won or all lost have no advantage and are left out."""
     config, w, g = at.run.grpo, at.lengths.win, at.run.collect.group
     n = round(n_episodes(at.run, at.iteration) * at.lengths.turns * (1 - w**g - (1 - w) ** g))
-    return Work(
-        "grpo",
-        trained=(policy_rows(at, config.epochs * n, at.lengths.thought),),
-        steps=config.epochs * math.ceil(n / config.batch),
-    )
+    steps = config.epochs * math.ceil(n / config.batch)
+    rows = Kind(policy_rows(at, config.epochs * n, at.lengths.thought), config.epochs * n / max(steps, 1))
+    return Work("grpo", trained=in_trees(at, [rows], steps, "turn", config.pass_tokens), steps=steps)
 
 
 def self_ac(at: At) -> Work:
@@ -263,11 +331,11 @@ def evaluate(at: At, trials: int = 1) -> Work:
     forward: tuple[Rows, ...] = ()
     if at.iteration >= 0 and at.run.method == "nlac" and config.audit_turns:
         audited = min(config.audit_turns, n * size.turns)
-        seen, said = size.template + size.history(size.middle) + size.act, size.future + size.thought
         found.append(policy_prompts(at, audited, size.middle))
         # The policy's own action and one of the base model at each state.
-        found.append(Prompts(2 * audited * config.audit_futures, seen, said))
-        found.append(Prompts(2 * audited, seen + config.audit_futures * size.future, said))
+        found.append(role_prompts(at, 2 * audited * config.audit_futures, size.middle, size.act, size.future))
+        told = size.act + config.audit_futures * size.future
+        found.append(role_prompts(at, 2 * audited, size.middle, told, size.future))
     if at.iteration >= 0 and at.run.method == "self_ac" and config.value and at.run.self_ac.alpha:
         forward = (Rows(n * (size.turns + 1), size.state(size.turns / 2) + size.critic, 0.0),)
     return Work("evaluate", n, tuple(found), forward=forward, asked=n * size.turns * size.asked)

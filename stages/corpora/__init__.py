@@ -22,8 +22,8 @@ from stages.frame.types import Message
 class Example:
     """A prompt and a reply to it.
 
-    Of the desk's roles only this reply is learned (policy and successor: one of many right ones). Of an agent's episode
-    all that follows its system message is learned; its role is the name of its environment.
+    Of the desk's policy and successor the reply is one of many right ones. The role of an agent's episode is the name of
+    its environment.
     """
 
     role: str

@@ -77,10 +77,16 @@ def visit(rng: random.Random) -> Visit:
     return Visit(opening, rng.choice(desk.AUDITORS), tuple(chosen), tuple(needed), tuple(choices))
 
 
-def history(v: Visit, k: int) -> str:
-    """State k as the critic's roles read it (roles.history_text)."""
-    past = [f"Action: {tool} {option}\n{desk.done(option)}" for tool, option in v.chosen[:k]]
-    return "\n".join([v.opening, *past])
+def state(v: Visit, k: int) -> list[Message]:
+    """The conversation before step k, as an episode holds it, thoughts and all."""
+    found: list[Message] = [
+        {"role": "system", "content": desk.system_text([tool for tool, _ in v.chosen])},
+        {"role": "user", "content": v.opening},
+    ]
+    for rule, (tool, option) in zip(v.needed[:k], v.chosen[:k], strict=True):
+        found.append({"role": "assistant", "content": act(desk.Rule(rule.key, tool, option))})
+        found.append({"role": "user", "content": desk.done(option)})
+    return found
 
 
 def guess(v: Visit, k: int, rng: random.Random) -> desk.Rule:
@@ -90,20 +96,13 @@ def guess(v: Visit, k: int, rng: random.Random) -> desk.Rule:
 
 def policy(v: Visit, rng: random.Random, roles: Roles) -> Example:
     k = rng.randrange(len(v.chosen))
-    messages: list[Message] = [
-        {"role": "system", "content": desk.system_text([tool for tool, _ in v.chosen])},
-        {"role": "user", "content": v.opening},
-    ]
-    for j, (_, option) in enumerate(v.chosen[:k]):
-        messages.append({"role": "assistant", "content": act(desk.Rule(v.needed[j].key, v.needed[j].tool, option))})
-        messages.append({"role": "user", "content": desk.done(option)})
-    return Example("policy", tuple(roles.policy(messages)), act(guess(v, k, rng)))
+    return Example("policy", tuple(roles.policy(state(v, k))), act(guess(v, k, rng)))
 
 
 def successor(v: Visit, rng: random.Random, roles: Roles) -> Example:
     k = rng.randrange(len(v.chosen))
     tool, option = v.chosen[k]
-    prompt = roles.prompt("successor", history=history(v, k), action=f"{tool} {option}", thought="")
+    prompt = roles.prompt("successor", state(v, k), action=f"{tool} {option}", thought="")
     return Example("successor", tuple(prompt), future(v.chosen[k:], v.broken()))
 
 
@@ -125,7 +124,7 @@ def combine(v: Visit, rng: random.Random, roles: Roles) -> Example:
         later = v.chosen[k + 1 :]
         fields = {"observation": desk.done(option), "reward": "none", "future": future(later, v.broken())}
         reply = future(v.chosen[k:], v.broken())
-    prompt = roles.prompt("combine", history=history(v, k), action=f"{tool} {option}", thought="", **fields)
+    prompt = roles.prompt("combine", state(v, k), action=f"{tool} {option}", thought="", **fields)
     return Example("combine", tuple(prompt), reply)
 
 
@@ -149,9 +148,7 @@ def evaluator(v: Visit, rng: random.Random, roles: Roles) -> Example:
     ]
     texts = [future(v.chosen[k:], rules) for rules in futures]
     tool, option = v.chosen[k]
-    prompt = roles.prompt(
-        "evaluator", history=history(v, k), action=f"{tool} {option}", thought="", futures="\n".join(texts)
-    )
+    prompt = roles.prompt("evaluator", state(v, k), action=f"{tool} {option}", thought="", futures="\n".join(texts))
     return Example("evaluator", tuple(prompt), judge(tool, futures))
 
 
@@ -172,8 +169,7 @@ def refiner(v: Visit, rng: random.Random, roles: Roles) -> Example:
     evaluation = "Optimality: No." if rng.random() < 0.15 else f"Optimality: No. {may(rule)}"
     prompt = roles.prompt(
         "refiner",
-        system=desk.system_text([tool for tool, _ in v.chosen]),
-        history=history(v, k),
+        state(v, k),
         action=f"{tool} {option}",
         thought="",
         evaluation=evaluation,
@@ -191,7 +187,7 @@ def corrector(v: Visit, rng: random.Random, roles: Roles) -> Example:
     else:
         reply = act(guess(v, k, rng))
         text = reply.replace("Thought: ", "Thought: as told, ") if draw < 0.9 else reply
-    return Example("corrector", tuple(roles.prompt("corrector", text=text)), reply)
+    return Example("corrector", tuple(roles.prompt("corrector", state(v, k), text=text)), reply)
 
 
 MAKERS: dict[str, Callable[[Visit, random.Random, Roles], Example]] = {

@@ -19,6 +19,7 @@ from stages.frame.contract import Context
 from stages.frame.types import Episode, Malformed, Row, Turn
 from stages.judge.critique import Judgement, judge
 from stages.learn.statistics import auroc, bootstrap_interval, calibration, cluster_draws, share_interval, spearman
+from stages.llm.last_message import check_last_message
 from stages.llm.roles import NO_ROOM, Roles, ask, mix
 from stages.llm.tokens import nothing_fits
 from stages.play.environment import read_action
@@ -52,6 +53,7 @@ def audit(context: Context, roles: Roles, episodes: Sequence[Episode], n_turns: 
     """Judge the policy's own actions and, at the same states, actions of the base policy, of which more are wrong.
     Raises UsageError where not one prompt of the critic fits.
     """
+    check_last_message(context.engine, roles)
     rng = random.Random(context.seed)
     turns = [(e, t) for e in episodes for t in e.turns if not t.malformed]
     turns = rng.sample(turns, min(n_turns, len(turns)))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from stages.frame.contract import Context
 from stages.frame.types import Completion, Malformed, Message
-from stages.llm.roles import NO_ROOM, Roles, ask, complete_future, history_text, mix, parse_evaluation
+from stages.llm.roles import NO_ROOM, Roles, ask, complete_future, mix, parse_evaluation
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,7 @@ def judge(
     """
     s = context.run.roles
     adapter = context.adapter("critic")
-    prompts = [
-        roles.prompt("successor", history=history_text(state), action=action, thought="")
-        for state, action in pairs
-        for _ in range(k)
-    ]
+    prompts = [roles.prompt("successor", state, action=action, thought="") for state, action in pairs for _ in range(k)]
     replies = ask(
         context.engine,
         prompts,
@@ -48,13 +44,7 @@ def judge(
     )
     futures = [[reply for _, reply in replies[i * k : (i + 1) * k]] for i in range(len(pairs))]
     prompts = [
-        roles.prompt(
-            "evaluator",
-            history=history_text(state),
-            action=action,
-            thought="",
-            futures="\n".join(reply.text for reply in group),
-        )
+        roles.prompt("evaluator", state, action=action, thought="", futures="\n".join(reply.text for reply in group))
         for (state, action), group in zip(pairs, futures, strict=True)
     ]
     judge_adapter = None if s.frozen == "base" else adapter

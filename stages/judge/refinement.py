@@ -11,7 +11,7 @@ from stages.frame.types import Completion, Message, Row
 from stages.judge.critique import Judgement
 from stages.judge.rethink import LEAK, LOST
 from stages.learn.statistics import leak_rate
-from stages.llm.roles import history_text
+from stages.llm.roles import prompt_text
 from stages.llm.tokens import OUT_OF_CONTEXT
 from stages.play.transitions import Transition
 
@@ -58,7 +58,7 @@ def metrics(refined: Sequence[Refinement], kept: Sequence[Refinement]) -> dict[s
     verdicts = [r.judgement.verdict for r in actions if r.judgement]
     new = [r for r in kept if not r.kept_action and r.raw and r.learned]
     told = [r.judgement.critique if r.judgement else "" for r in new]
-    known = [history_text(r.state.state) for r in new]
+    known = [prompt_text(r.state.state) for r in new]
     before, after = ([c.text for r in new if (c := getattr(r, part))] for part in ("raw", "learned"))
     return {
         "refine/states": float(len(actions)),

@@ -44,7 +44,7 @@ def think_again(
     to think again, unless they stand in the state or in the reply.
     """
     s = context.run.roles
-    prompts = [[*roles.policy(r.state), *roles.prompt("thinker", reply=r.said)] for r in replies]
+    prompts = [roles.prompt("thinker", r.state, reply=r.said) for r in replies]
     found = ask(
         context.engine, prompts, adapter=adapter, temperature=s.judge_temperature, max_tokens=s.action_room, seed=mix(context.seed, "think"), thoughts=True
     )  # fmt: skip

@@ -22,7 +22,7 @@ import torch
 
 from stages.frame.contract import Context
 from stages.frame.sections import ModelConfig
-from stages.frame.types import ChatRefused, Engine, Episode, Outcome, Row, Sleeper, UsageError
+from stages.frame.types import Engine, Episode, Outcome, Row, Sleeper
 from stages.learn.adapter import base_of, open_adapter
 from stages.learn.statistics import spearman
 from stages.learn.value_head import ValueHead, load_head, state_values
@@ -35,6 +35,7 @@ from stages.learn.value_use import (
     returns_to_go,
 )
 from stages.llm.hf import check_adapter, shared_base
+from stages.llm.last_message import asked_after
 from stages.llm.roles import Roles
 from stages.store.tables import write_parquet
 
@@ -109,22 +110,10 @@ def critic_adapter(trained: Mapping[str, Any]) -> str | None:
 
 
 def prompt_ids(engine: Engine, roles: Roles) -> tuple[int, ...]:
-    """The text that asks for a value, as it stands after a state: a system message, and a user's where the chat template
-    folds a system message into the next one, or refuses it. Raises UsageError where it stands as neither.
+    """What asks for a value, as it stands behind a state: the end of the turn that the state has opened, then a user's
+    message. Raises UsageError where the chat template has no place for it.
     """
-    text, reason = roles.templates["value"].strip(), "leaves it out"
-    for role in ("system", "user"):
-        try:
-            found = engine.encode([{"role": role, "content": text}])
-            # Of what is left out, twice the text leaves out no more.
-            if found != engine.encode([{"role": role, "content": f"{text} {text}"}]):
-                return found
-        except ChatRefused as error:
-            reason = error.reason
-    raise UsageError(
-        "model.path: wanted a chat template that renders the text asking for a value, alone as a system or a user "
-        f"message, found one that does not ({reason}); use a model with another template, or set self_ac.soft_prompt"
-    )
+    return asked_after(engine, roles.templates["value"].strip())
 
 
 @torch.no_grad()

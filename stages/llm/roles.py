@@ -2,10 +2,12 @@
 
 policy, successor, combine, evaluator, refiner and corrector are the roles of NLAC (arXiv 2512.04601, section 4 and its
 prompts); thinker thinks again before a rewritten action, where the model thinks (stages/judge/rethink.py); value is what
-Self-AC's critic is asked, as a system message after the state. Every task has policy.md and value.md; one that NLAC is
-not run on needs no other. A prompt file is hashed into the fingerprint of every stage that uses the role: a changed
-word is a new run.
-`policy.md` is added to the environment's own system message; every other file is one user message.
+Self-AC's critic is asked (stages/judge/values.py). Every task has policy.md and value.md; one that NLAC is not run on
+needs no other. A prompt file is hashed into the fingerprint of every stage that uses the role: a changed word is a new
+run.
+`policy.md` is added to the environment's own system message. Every other file is one user message behind the
+conversation as the policy saw it, so that all roles of a turn know what the policy knows and begin with the same tokens
+[ours]; with `roles.history` "text" the conversation stands in that message, as text.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pathlib import Path
 from string import Formatter
 
 from stages.frame.react import opened_thought, parse_react, without_thought
+from stages.frame.sections import History, RolesConfig
 from stages.frame.types import Completion, Engine, Malformed, Message, Request, UsageError
 from stages.llm.pieces import leaked_piece
 from stages.llm.tokens import has_room
@@ -26,18 +29,23 @@ from stages.llm.tokens import has_room
 ROLES = ("policy", "successor", "combine", "evaluator", "refiner", "corrector", "thinker", "value")
 EVERYWHERE = ("policy", "value")
 """Roles that every task has a prompt for. The others are NLAC's: a stage that prompts one declares it (`Stage.roles`)."""
-# What each role is told. policy and successor are the students: s', the reward and the critique have no field in their
-# prompts.
+# What each role is told besides the conversation. policy and successor are the students: s', the reward and the critique
+# have no field in their prompts.
 FIELDS = {
     "policy": frozenset[str](),
-    "successor": frozenset({"history", "action", "thought"}),
-    "combine": frozenset({"history", "action", "thought", "observation", "reward", "future"}),
-    "evaluator": frozenset({"history", "action", "thought", "futures"}),
-    "refiner": frozenset({"system", "history", "action", "thought", "evaluation"}),
+    "successor": frozenset({"action", "thought"}),
+    "combine": frozenset({"action", "thought", "observation", "reward", "future"}),
+    "evaluator": frozenset({"action", "thought", "futures"}),
+    "refiner": frozenset({"action", "thought", "evaluation"}),
     "corrector": frozenset({"text"}),
-    "thinker": frozenset({"reply"}),  # after the policy's own prompt
+    "thinker": frozenset({"reply"}),
     "value": frozenset[str](),
 }
+PLACED = {
+    **dict.fromkeys(("successor", "combine", "evaluator", "refiner"), frozenset({"history"})),
+    "refiner": frozenset({"history", "system"}),
+}
+"""Fields more with roles.history = file: where in its words a role is told the conversation, and the system message."""
 FOLDER = Path(__file__).parent / "prompts"
 
 NO_ROOM = Completion("", (), (), "no room")
@@ -58,14 +66,33 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Roles:
-    """The prompts of one task: of the roles that it has a file for."""
+    """The prompts of one task: of the roles that it has a file for. history: how the conversation stands before a role's
+    words.
+    """
 
     name: str
     templates: dict[str, str]
+    history: History = "chat"
 
-    def prompt(self, role: str, **fields: str) -> list[Message]:
-        """The one user message of a role other than the policy."""
-        return [{"role": "user", "content": self.templates[role].format(**fields).strip()}]
+    def prompt(self, role: str, state: Sequence[Message], **fields: str) -> list[Message]:
+        """The prompt of a role other than the policy: the conversation as the policy saw it, then the role's words, as
+        one user message.
+
+        With history "text" that message is all, and the policy's private thoughts are left out; with "file" the words
+        say where in them the conversation stands.
+        """
+        if self.history == "file":
+            fields = {"history": history_text(state), "system": str(state[0]["content"]), **fields} if state else fields
+            return [{"role": "user", "content": self.words(role, **fields)}]
+        words, seen = self.words(role, **fields), self.policy(state)
+        if self.history == "chat":
+            return [*seen, {"role": "user", "content": words}]
+        orders = [str(message["content"]) for message in seen if message["role"] == "system"]
+        return [{"role": "user", "content": "\n\n".join(["\n".join([*orders, history_text(seen)]), words])}]
+
+    def words(self, role: str, **fields: str) -> str:
+        """What a role is told besides the conversation: its file with the fields filled in."""
+        return self.templates[role].format(**fields).strip()
 
     def policy(self, messages: Sequence[Message]) -> list[Message]:
         """The policy's prompt: the conversation, its system message followed by the role's instructions."""
@@ -156,7 +183,7 @@ def mix(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
 
 
-def load_roles(name: str, folder: Path = FOLDER) -> Roles:
+def load_roles(name: str, folder: Path = FOLDER, *, history: History = "chat") -> Roles:
     """Read and check the prompt files of a task. Raises UsageError naming the file that is missing, or the field that
     is wrong in one.
 
@@ -177,9 +204,18 @@ def load_roles(name: str, folder: Path = FOLDER) -> Roles:
             used = {field for _, field, _, _ in Formatter().parse(templates[role]) if field is not None}
         except ValueError as error:
             raise UsageError(f"{name}/{role}.md: {error}; write {{{{ and }}}} for braces that are no field") from error
-        if unknown := used - FIELDS[role]:
-            raise UsageError(f"{name}/{role}.md uses the field {{{sorted(unknown)[0]}}}, which this role may not see")
-    return Roles(name, templates)
+        placed = PLACED.get(role, frozenset()) if history == "file" else frozenset()
+        if unknown := used - FIELDS[role] - placed:
+            raise UsageError(
+                f"{name}/{role}.md uses the field {{{sorted(unknown)[0]}}}, which is none of this role's; "
+                f"with roles.history={history} the conversation stands {'where the file says {history}' if history == 'file' else 'before its words'}"
+            )
+    return Roles(name, templates, history)
+
+
+def roles_of(config: RolesConfig) -> Roles:
+    """The prompts that a run's config names. Raises UsageError as `load_roles`."""
+    return load_roles(config.prompts, history=config.history)
 
 
 def check_student(student: str, known: str, privileged: Sequence[str]) -> None:
@@ -198,14 +234,19 @@ def check_student(student: str, known: str, privileged: Sequence[str]) -> None:
 
 def policy_text(roles: Roles, messages: Sequence[Message]) -> str:
     """All that the policy may know of a state, as text: the system message with the role's instructions, then what was
-    said and seen.
+    said and seen. It does not lean on how prompts are built, since these are compared with it.
     """
     head, *rest = (str(m["content"]) for m in messages)
     return "\n".join([f"{head}\n\n{roles.templates['policy'].format().strip()}", *rest])
 
 
+def prompt_text(messages: Sequence[Message]) -> str:
+    """All that a prompt says, message below message."""
+    return "\n".join(str(message["content"]) for message in messages)
+
+
 def history_text(messages: Sequence[Message]) -> str:
-    """A state as the critic's roles read it: what was said and done, without the policy's private thoughts.
+    """A state as text: what was said and done, without the policy's private thoughts and without the system message.
 
     The thought does not touch the environment (paper, section 3), so a future cannot depend on it.
     """

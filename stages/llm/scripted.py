@@ -115,12 +115,14 @@ def draw(request: Request, options: Sequence[str]) -> str:
 
 
 def play(prompt: str, request: Request) -> str:
-    """A readable reply of whichever role the prompt asks for, at random. The role is the first word of the last
-    message.
+    """A readable reply of whichever role the prompt asks for, at random. The role is the first word of its words: behind
+    the sentence that steps aside, or behind the last blank line.
     """
-    asked = prompt.removesuffix("<assistant>\n").rsplit("<user>\n", 1)[-1].strip()
+    last = prompt.removesuffix("<assistant>\n").rsplit("<user>\n", 1)[-1].strip()
+    _, aside, words = last.rpartition("Step aside from the conversation above.")
+    asked = (words if aside else last.rpartition("\n\n")[2]).strip()
     head = asked.split(maxsplit=1)[0].strip(".,:") if asked else ""
-    if head == "Rewrite":
+    if head in ("Rewrite", "Think"):
         return re.split(r"\n", asked, maxsplit=1)[-1].rsplit("Text:\n", 1)[-1].strip()
     if head in ("Predict", "Merge"):
         return draw(request, ("Future: then fail. It may need another action.", "Future: then pass."))

@@ -20,7 +20,7 @@ from stages.learn.certificate import certificates, shown
 from stages.learn.credit import returns_of
 from stages.learn.episode_row import BadEpisode, EpisodeIds, NotAPrefix, bins, pack, unbroken
 from stages.learn.losses import loss_normaliser
-from stages.llm.roles import load_roles
+from stages.llm.roles import roles_of
 from stages.train.actor_critic import Part, SelfAcConfig
 from stages.train.on_policy import by_scenario, relative_advantages
 
@@ -46,7 +46,7 @@ def critic_prompt(context: Context) -> tuple[int, ...]:
     """Ids of the text that asks for a value; none where a learned prompt stands in its place."""
     if context.config.soft_prompt:
         return ()
-    return prompt_ids(context.engine, load_roles(context.run.roles.prompts))
+    return prompt_ids(context.engine, roles_of(context.run.roles))
 
 
 def trainable_rows(
@@ -59,7 +59,7 @@ def trainable_rows(
     turns: dict[str, list[Row]] = defaultdict(list)
     for turn in context.replay.read("turns", context.inputs["collect"][-1:], TURN):
         turns[turn["episode_id"]].append(turn)
-    roles = load_roles(context.run.roles.prompts)
+    roles = roles_of(context.run.roles)
     relative, counts = None, {"self_ac/split": 0.0, "self_ac/dropped": 0.0}
     if config.advantage == "group":
         relative = by_group(heads)

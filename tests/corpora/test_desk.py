@@ -37,7 +37,7 @@ Mention = tuple[str, str, str]  # key, tool, option
 
 @pytest.fixture(scope="module")
 def roles() -> Roles:
-    return load_roles("service_desk")
+    return load_roles("service_desk_file", history="file")
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +70,11 @@ def z_of(found: list[Mention], options: desk.Options) -> float:
 
 @pytest.fixture(scope="module")
 def facts(examples: list[Example]) -> list[Mention]:
-    """What the roles say that tell how a visit went; policy, evaluator and refiner speak of guesses."""
+    """What the roles say that tell how a visit went; policy, evaluator and refiner speak of guesses, and so do the
+    thoughts before.
+    """
     told = [e for e in examples if e.role in ("successor", "combine", "corrector")]
-    return [mention for e in told for mention in set(RULE.findall(text(e)))]
+    return [mention for e in told for mention in set(RULE.findall(f"{e.messages[-1]['content']}\n{e.reply}"))]
 
 
 DESKS: list[dict[str, Any]] = [{}, {"give_by": "request"}, {"requests": 8, "tiers": 6, "log": True}]
@@ -134,8 +136,8 @@ def test_right_actions_do_not_end_well_more_often_than_wrong_ones(examples: list
     ends: dict[bool, list[bool]] = {True: [], False: []}
     for e in examples:
         if e.role == "successor":
-            prompt = e.messages[0]["content"]
-            (tier, request), (tool, option) = CUSTOMER.findall(prompt)[0], prompt.rsplit("Action: ", 1)[1].split()
+            opening, asked = str(e.messages[1]["content"]), str(e.messages[-1]["content"])
+            (tier, request), (tool, option) = CUSTOMER.findall(opening)[0], asked.rsplit("Action: ", 1)[1].split()
             kind: dict[str, desk.Kind] = {"check": "request", "give": "pair", "close": "tier"}
             if tool in kind:
                 right = book[tool, desk.key_of(kind[tool], request, tier)].option == option
@@ -283,6 +285,28 @@ def test_the_refiner_does_what_the_critique_says_and_never_the_same_again(exampl
         assert action.split()[0] == before.split()[0]
         if wanted := RULE.findall(prompt.rsplit("Optimality: No.", 1)[1].strip()):
             assert action == f"{wanted[0][1]} {wanted[0][2]}"
+
+
+def test_a_role_s_prompt_is_the_policy_s_conversation_thoughts_and_all_and_one_message_more(
+    roles: Roles, examples: list[Example]
+) -> None:
+    said = 0
+    for e in examples[:3000]:
+        system, opening, *turns = e.messages if e.role == "policy" else e.messages[:-1]
+        assert [m["role"] for m in (system, opening)] == ["system", "user"]
+        for reply, seen in zip(turns[::2], turns[1::2], strict=True):
+            thought, action = parse_react(str(reply["content"]))
+            assert RULE.findall(f"{thought}") and seen["content"] == desk.done(action.split()[1])
+            said += 1
+        heads = {
+            "successor": "Predict.",
+            "combine": "Merge.",
+            "evaluator": "Judge.",
+            "refiner": "Improve.",
+            "corrector": "Rewrite.",
+        }
+        assert e.role == "policy" or str(e.messages[-1]["content"]).startswith(heads[e.role])
+    assert said > 3000
 
 
 def test_the_same_seed_gives_the_same_corpus(roles: Roles, examples: list[Example]) -> None:

@@ -78,11 +78,9 @@ def test_merged_model_and_head_give_the_logits_and_values_of_base_adapter_and_he
         again = load_head(home / "out" / "head", width=merged.config.hidden_size)
         assert float((state_values(merged, again, states, told["prompt_ids"]) - values).abs().max()) < 1e-5
         if not soft:
-            prompt = [{"role": "system", "content": told["prompt"]}]
-            assert (
-                tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
-                == told["prompt_ids"]
-            )
+            prompt = [{"role": "assistant", "content": ""}, {"role": "user", "content": told["prompt"]}]
+            asked = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
+            assert [*told["prompt_ids"]] == asked[1:]  # behind a state, whose last token opens the reply
             tensors = load_file(home / "out" / "head" / "value_head.safetensors")
             for state, value in zip(states, values, strict=True):
                 hidden = merged(

@@ -19,7 +19,7 @@ from flows.cost.workload import workload
 from flows.registry import METHODS, STAGES, WIRING, load_stage
 from stages import envs
 from stages.frame.types import UsageError
-from stages.llm.roles import load_roles
+from stages.llm.roles import roles_of
 from stages.self_ac import check_options
 
 # Option of an environment that names fetched data -> where that lies among the tests' own.
@@ -33,7 +33,7 @@ FETCHED = {
 def test_every_preset_loads_with_an_environment_and_prompts_that_exist(name: str) -> None:
     run: Any = presets.load(name)
     assert run.preset == name
-    roles = load_roles(run.roles.prompts)
+    roles = roles_of(run.roles)
     assert set(roles.templates) >= {role for stage in METHODS[run.method] for role in load_stage(stage).roles}
     options = {
         key: str(FETCHED.get(value, value)) if isinstance(value, str) else value

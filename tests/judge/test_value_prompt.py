@@ -1,14 +1,15 @@
-"""The critic prompt stands in the row whatever a chat template does with a system message that no other follows."""
+"""What asks for a value closes the assistant's turn and is a user's message, in the words of each chat template."""
 
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 from qwens import QWEN, QWQ, qwen_tokenizer
 
-from stages.frame.types import UsageError
+from stages.frame.types import Message, UsageError
 from stages.judge.values import prompt_ids
 from stages.llm.roles import load_roles
 from stages.llm.tokens import ChatTokenizer
@@ -23,6 +24,9 @@ _INST = "{%- for m in rest %}{%- if m.role == 'user' %}[INST] {{ first if loop.f
 _ALTERNATE = "{%- if not rest or rest[0].role != 'user' %}{{ raise_exception('roles must alternate') }}{% endif %}"
 _REFUSE = "{%- if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
 
+_LAST = "{%- for m in messages %}{%- if not loop.last %}[{{ m.content }}]{% endif %}{% endfor %}"
+_NO_REPLIES = "{%- for m in messages %}{%- if m.role == 'user' %}[{{ m.content }}]{% endif %}{% endfor %}"
+
 TEMPLATES = {
     "Qwen2.5": QWEN,
     "QwQ": QWQ,
@@ -32,7 +36,7 @@ TEMPLATES = {
     "Llama 2, of which nothing is left": _FOLD + _INST,
     "Mistral, which wants a user's after it": _FOLD + _ALTERNATE + _INST,
 }
-AS_SYSTEM = ("Qwen2.5", "QwQ", "Llama 3")
+DATA = Path(__file__).parent.parent.parent / "data"
 ROLES = load_roles("service_desk")
 TEXT = ROLES.templates["value"].strip()
 
@@ -50,20 +54,47 @@ def of(template: str) -> Any:
     return made
 
 
+CLOSED = {
+    "Qwen2.5": "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n",
+    "QwQ": "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n<think>\n",
+    "Llama 3": "<|im_end|><|im_start|>user\n\n{}<|im_end|><|im_start|>assistant\n\n",
+    "Gemma 3, which puts it before the user's": "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>model\n",
+    "Gemma 2, which refuses it": "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>model\n",
+    "Llama 2, of which nothing is left": "</s>[INST] {} [/INST]",
+    "Mistral, which wants a user's after it": "</s>[INST] {} [/INST]",
+}
+
+
 @pytest.mark.parametrize("kind", TEMPLATES)
-def test_the_text_that_asks_for_a_value_stands_in_the_prompt_once(kind: str) -> None:
+def test_the_assistant_s_turn_is_closed_and_a_user_asks_for_a_value(kind: str) -> None:
+    """Behind a prompt it is what the template itself makes of an empty reply and a user's message."""
     chats = of(TEMPLATES[kind])
     found = prompt_ids(chats, ROLES)
-    assert chats.decode(found).count(TEXT) == 1
-    role = "system" if kind in AS_SYSTEM else "user"
-    assert found == chats.encode([{"role": role, "content": TEXT}])
+    assert chats.tokenizer.decode(found) == CLOSED[kind].format(TEXT)
 
 
-@pytest.mark.parametrize("template", ["", "{{ raise_exception('no chats') }}", "<|im_start|>model\n"])
-def test_a_template_that_drops_it_as_any_message_is_refused_in_one_sentence(template: str) -> None:
+def test_on_the_shipped_models_it_begins_with_the_end_token() -> None:
+    for name, task in (("base", "service_desk"), ("base_agents", "math")):
+        chats: Any = ChatTokenizer(str(DATA / name))
+        roles = load_roles(task)
+        found, end = prompt_ids(chats, roles), chats.tokenizer.eos_token_id
+        assert found[0] == end
+        state: list[Message] = [{"role": "user", "content": "Ana wants refund."}]
+        asked: Message = {"role": "user", "content": roles.templates["value"].strip()}
+        rendered = chats.encode([*state, {"role": "assistant", "content": ""}, asked])
+        assert (*chats.encode(state), *found) == rendered
+
+
+@pytest.mark.parametrize("template", ["", _LAST, "<|im_start|>model\n", _NO_REPLIES])
+def test_a_template_that_drops_it_is_refused_in_one_sentence(template: str) -> None:
     with pytest.raises(UsageError, match=r"model\.path: wanted a chat template .* self_ac\.soft_prompt") as caught:
         prompt_ids(of(template), ROLES)
     assert "\n" not in str(caught.value)
+
+
+def test_a_template_that_refuses_every_chat_is_refused_with_its_reason() -> None:
+    with pytest.raises(UsageError, match=r"model\.path: .*\(no chats\)"):
+        prompt_ids(of("{{ raise_exception('no chats') }}"), ROLES)
 
 
 def test_a_chat_that_a_template_refuses_is_one_sentence_with_its_reason() -> None:

@@ -31,6 +31,7 @@ from stages.llm.roles import (
     mix,
     parse_evaluation,
     parse_future,
+    roles_of,
 )
 from stages.llm.scripted import ScriptedEngine
 from stages.store.execute import execute, stage_fingerprint
@@ -38,6 +39,14 @@ from stages.store.workspace import Workspace
 
 TASKS = sorted(path.name for path in FOLDER.iterdir() if path.is_dir())
 NLAC_TASKS = sorted(path.parent.name for path in FOLDER.glob("*/successor.md"))
+
+
+STATE: list[Message] = [
+    {"role": "system", "content": "Desk."},
+    {"role": "user", "content": "Ana wants refund."},
+    {"role": "assistant", "content": "Thought: I guess photo. Action: check photo"},
+    {"role": "user", "content": "photo done."},
+]
 
 
 @pytest.fixture
@@ -55,8 +64,9 @@ def test_every_role_of_every_task_has_a_prompt_that_fills_in(task: str) -> None:
     assert roles.policy([{"role": "system", "content": "x"}])
     for role in set(roles.templates) - {"policy"}:
         fields = {name: f"<{name} {{braces}} of the text stay>" for name in FIELDS[role]}
-        (message,) = roles.prompt(role, **fields)
+        *state, message = roles.prompt(role, STATE, **fields)
         assert message["role"] == "user"
+        assert state == roles.policy(STATE)
         used = {name for _, name, _, _ in Formatter().parse(roles.templates[role]) if name}
         assert bool(used) == bool(FIELDS[role])
         assert all(fields[name] in message["content"] for name in used)
@@ -75,18 +85,22 @@ def test_the_evaluator_reads_the_futures_and_the_refiner_the_critique(task: str)
         assert f"{{{field}}}" in templates[role]
 
 
-@pytest.mark.parametrize("field", ["observation", "reward", "future", "futures", "evaluation", "text", "system"])
+@pytest.mark.parametrize(
+    "field", ["observation", "reward", "future", "futures", "evaluation", "text", "system", "history"]
+)
 @pytest.mark.parametrize("role", ["policy", "successor"])
 def test_a_student_prompt_with_a_privileged_field_is_refused(folder: Path, role: str, field: str) -> None:
     (folder / "mine" / f"{role}.md").write_text(f"Say something.\n{{{field}}}\n")
-    with pytest.raises(UsageError, match=rf"mine/{role}.md uses the field {{{field}}}, which this role may not see"):
+    with pytest.raises(
+        UsageError, match=rf"mine/{role}.md uses the field {{{field}}}, .* the conversation stands before"
+    ):
         load_roles("mine", folder)
 
 
 @pytest.mark.parametrize("text", ["{history.secret}", "{}", "{0}", "{evaluation!r}", "{history} {evaluation}"])
 def test_other_spellings_of_a_field_are_refused_too(folder: Path, text: str) -> None:
     (folder / "mine" / "successor.md").write_text(text)
-    with pytest.raises(UsageError, match="may not see"):
+    with pytest.raises(UsageError, match="none of this role's"):
         load_roles("mine", folder)
 
 
@@ -157,7 +171,7 @@ def test_a_stage_without_its_prompt_is_refused_before_it_is_a_run(workspace: Wor
 @pytest.mark.parametrize("name", presets.names())
 def test_every_preset_has_the_prompts_that_its_method_needs(name: str) -> None:
     run = presets.load(name)
-    there = load_roles(run.roles.prompts).templates
+    there = roles_of(run.roles).templates
     assert {role for stage in registry.METHODS[run.method] for role in registry.load_stage(stage).roles} <= set(there)
 
 
@@ -177,6 +191,19 @@ def test_the_policy_prompt_is_the_conversation_with_its_instructions_in_the_syst
         messages[1],
     ]
     assert messages[0]["content"] == "Desk."
+
+
+def test_as_text_the_conversation_stands_in_the_one_message_without_the_thoughts() -> None:
+    roles = Roles("x", {"policy": "Think {{first}}.", "successor": "Predict.\nAction: {action}\n"}, "text")
+    assert roles.prompt("successor", STATE, action="close {phone}") == [
+        {
+            "role": "user",
+            "content": "Desk.\n\nThink {first}.\nAna wants refund.\nAction: check photo\nphoto done.\n\n"
+            "Predict.\nAction: close {phone}",
+        }
+    ]
+    (message,) = roles.prompt("successor", STATE[1:2], action="a")  # a chat without a system message
+    assert str(message["content"]).startswith("Ana wants refund.\n")
 
 
 def test_history_hides_thoughts_and_the_system_message() -> None:

@@ -106,10 +106,12 @@ def test_default_script_plays_an_episode_and_every_role(env: str) -> None:
         over = step.terminated or step.truncated
 
     def said(role: str, **fields: str) -> str:
-        return engine.generate([Request(engine.encode(roles.prompt(role, **fields)), 256, 1.0, 3)])[0].text
+        return engine.generate([Request(engine.encode(roles.prompt(role, messages[:2], **fields)), 256, 1.0, 3)])[
+            0
+        ].text
 
-    history, (thought, action) = str(messages[1]["content"]), parse_react(str(messages[2]["content"]))
-    known = {"system": game.system, "history": history, "action": action, "thought": thought}
+    thought, action = parse_react(str(messages[2]["content"]))
+    known = {"action": action, "thought": thought}
     future = said("successor", **known)
     parse_future(future)
     combined = said("combine", observation="o", reward="0", future=future, **known)

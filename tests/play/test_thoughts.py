@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models import Bench, Recorder
+from models import Bench, Recorder, words_of
 
 from stages import collect, refine, targets
 from stages.collect import CollectConfig
@@ -93,7 +93,7 @@ AGAIN = "the customer comes first"
 
 def is_again(prompt: str) -> bool:
     """Whether it is the policy's prompt with a reply to be arrived at."""
-    return prompt.startswith("<system>") and "<user>\nRewrite." in prompt
+    return words_of(prompt.removesuffix(OPENED)).startswith("Think.")
 
 
 class Thinker(Recorder):
@@ -140,15 +140,18 @@ def test_the_environment_and_the_critic_s_history_have_no_thought_and_the_turns_
     assert all(r.max_tokens == 500 for r in engine.requests)
 
 
-def test_no_target_and_no_prompt_of_a_role_holds_a_thought(bench: Bench) -> None:
+@pytest.mark.parametrize("history", ["chat", "text"])
+def test_no_target_and_no_role_s_words_hold_a_thought(bench: Bench, history: Any) -> None:
+    """Earlier thoughts stand where the chat template leaves them in the policy's own prompt, and nowhere as text."""
     engine = bench.engine
     assert isinstance(engine, Thinker)
+    bench.roles = bench.roles.model_copy(update={"history": history})
     before = len(engine.requests)
     bench.run(targets.STAGE, TargetsConfig(transitions=30), {"collect": ["collect0"]}, name="targets0")
     rows = bench.memory.rows("targets", ["targets0"])
     assert len(rows) == 30
     for row in rows:
-        for key in ("student_prompt", "teacher_prompt", "completion", "raw"):
+        for key in ("completion", "raw", *(("student_prompt", "teacher_prompt") if history == "text" else ())):
             assert "secret" not in row[key], key
         text = engine.decode(row["completion_ids"])
         assert text.startswith("</think>\n\nFuture: " if engine.opened else "Future: ") and "secret" not in text
@@ -157,7 +160,8 @@ def test_no_target_and_no_prompt_of_a_role_holds_a_thought(bench: Bench) -> None
             c.token_ids[-len(row["completion_ids"]) :] == tuple(row["completion_ids"]) for _, c in engine.produced()
         )
     asked = [engine.decode(r.prompt_ids) for r in engine.requests[before:]]
-    assert not [prompt for prompt in asked if "secret" in prompt and not prompt.startswith("<system>")]
+    assert not [prompt for prompt in asked if "secret" in words_of(prompt)]
+    assert not [prompt for prompt in asked if history == "text" and "secret" in prompt and prompt.startswith("<user>")]
 
 
 def refined(bench: Bench, **config: Any) -> Outputs:
@@ -189,7 +193,7 @@ def test_a_rewritten_action_has_a_new_thought_that_knows_what_the_policy_knows(b
     for row in rows:
         begin = row["student_prompt"].removesuffix(OPENED).removesuffix("<assistant>\n")
         assert any(
-            prompt.startswith(f"{begin}<user>\nRewrite.\n{row['raw']}") and ids == tuple(row["completion_ids"])
+            prompt.startswith(f"{begin}<user>\nThink.\n{row['raw']}") and ids == tuple(row["completion_ids"])
             for prompt, ids in asked
         )
         assert thought_of(row["completion"]) == AGAIN

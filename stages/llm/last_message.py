@@ -1,0 +1,76 @@
+"""What a model's chat template makes of a message behind a conversation: a role's words, or the question for a value.
+
+Ours. Chat templates raise on some orders of messages, leave messages out, or change the ones before them; what a model
+then reads is not what was asked, and no error says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stages.frame.types import ChatRefused, Engine, Message, UsageError
+from stages.llm.roles import Roles
+
+_TALK: tuple[Message, ...] = (
+    {"role": "system", "content": "Desk."},
+    {"role": "user", "content": "Hello."},
+    {"role": "assistant", "content": "<think>\nOne.\n</think>\n\nThought: one. Action: two"},
+    {"role": "user", "content": "Done."},
+)
+
+
+def check_last_message(engine: Engine, roles: Roles) -> None:
+    """Raises UsageError where a role's message cannot stand behind the conversation as the policy saw it."""
+    if roles.history != "chat":
+        return
+    seen = roles.policy(_TALK)
+    before, reason = engine.encode(seen), ""
+    try:
+        once, twice = (
+            engine.encode([*seen, {"role": "user", "content": words}]) for words in ("Judge.", "Judge. Pass.")
+        )
+    except ChatRefused as error:
+        reason = f"refuses it ({error.reason})"
+    else:
+        if once == twice:
+            reason = "leaves it out"
+        # What ends the prompt, ready for a reply, stands behind the message.
+        elif _same(before, once) + _same(before[::-1], once[::-1]) < len(before):
+            reason = "changes what stands before it"
+    if reason:
+        raise UsageError(
+            "model.path: wanted a chat template that takes a role's message, a user's, behind the conversation, found one "
+            f"that {reason}; set roles.history to text, or use a model with another template"
+        )
+
+
+def asked_after(engine: Engine, text: str) -> tuple[int, ...]:
+    """The ids by which a user says `text` behind a prompt: what closes the assistant's turn that the prompt has opened,
+    the message, and the next turn opened.
+
+    Raises UsageError where the chat template leaves the message out, ChatRefused where it refuses the chat.
+    """
+
+    def chat(reply: str, said: str) -> tuple[int, ...]:
+        return engine.encode(
+            [
+                {"role": "user", "content": "."},
+                {"role": "assistant", "content": reply},
+                {"role": "user", "content": said},
+            ]
+        )
+
+    # Behind two replies that end in different letters all is the same.
+    rendered, other = chat(text, text), chat(text.rstrip(text[-1:]), text)
+    found = rendered[len(rendered) - _same(rendered[::-1], other[::-1]) :]
+    if rendered == other or found == chat(text, f"{text} {text}")[-len(found) :]:
+        raise UsageError(
+            "model.path: wanted a chat template that renders the message asking for a value, found one that leaves it "
+            "out; use a model with another template, or set self_ac.soft_prompt"
+        )
+    return found
+
+
+def _same(a: Sequence[int], b: Sequence[int]) -> int:
+    """Tokens that both begin with."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
