@@ -19,7 +19,7 @@ from stages.llm.roles import ask, load_roles
 
 def examples(role: str, n_steps: int, step: int, n: int, rng: random.Random) -> list[Example]:
     """n examples of visits with so many steps whose first step broke its rule, about the step that is asked for."""
-    roles = load_roles("service_desk_file", history="file")
+    roles = load_roles("service_desk")
     found: list[Example] = []
     while len(found) < n:
         v = corpus.visit(rng)

@@ -25,7 +25,6 @@ from stages.frame.sections import NOT_A_URL, ModelConfig, RolesConfig, TaskConfi
 from stages.frame.types import UsageError
 
 FOLDER = Path(__file__).parent / "presets"
-SMALL_MODEL = {"prompts": "service_desk_file", "history": "file"}  # roles as data/base was taught them
 SHOWN = 80  # letters of a name or value that is quoted in an error
 EachRun = Literal["new_seed", "further", "force"]
 

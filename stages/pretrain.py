@@ -24,7 +24,7 @@ from stages.corpora import Example, agents, desk
 from stages.corpora.held_out import agents_card, desk_card, play_scores, role_scores
 from stages.corpora.tokenizers import byte_tokenizer, word_tokenizer
 from stages.frame.contract import Config, Context, Outputs, Stage
-from stages.llm.roles import Roles, roles_of
+from stages.llm.roles import Roles, load_roles, roles_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,7 +36,7 @@ OF_AGENTS = {
     "positions": 1024,
     "steps": 1800,
     "batch": 32,
-    "parts": 4,
+    "whole": 1.0,
     "general_rows": 0,
     "probe_rows": 192,
 }
@@ -60,12 +60,16 @@ class PretrainConfig(Config):
     )
     steps: int = Field(900, ge=1, description="Optimiser steps; 1800 for agents. [ours]")
     batch: int = Field(96, ge=1, description="Examples a step; 32 for agents. [ours]")
-    parts: int = Field(
-        1, ge=1, description="Passes of like length that a step is cut into, against padding; 4 for agents. [ours]"
-    )
+    parts: int = Field(4, ge=1, description="Passes of like length that a step is cut into, against padding. [ours]")
     muon_lr: float = Field(0.02, gt=0, description="Learning rate of the matrices. [ours]")
     adam_lr: float = Field(3e-3, gt=0, description="Learning rate of embeddings and norms. [ours]")
     flat: float = Field(0.4, ge=0, le=1, description="Share of the steps before the linear decay to 3 %. [ours]")
+    whole: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="Share of the steps, the first ones, that learn what stands before the last reply, too; 1 for agents. [ours]",
+    )
     general_rows: int = Field(
         3000,
         ge=0,
@@ -83,19 +87,21 @@ class PretrainConfig(Config):
         return {**OF_AGENTS, **values} if isinstance(values, Mapping) and values.get("corpus") == "agents" else values
 
 
+Ids = tuple[list[int], list[bool]]
+"""A row's token ids, and which of them are learned."""
+
+
 @dataclass(frozen=True)
 class Material:
     """What a model is taught, as tokens."""
 
     tokenizer: Any
     draw: Callable[[random.Random], Example]
-    encode: Callable[
-        [Any, Example], tuple[list[int], list[bool]]
-    ]  # (tokenizer, example) -> ids, and which of them are learned
+    encode: Callable[[Any, Example], Ids]  # of the steps that learn more than the last reply
 
 
 def desk_material(roles: Roles) -> Material:
-    return Material(word_tokenizer(desk.words(roles)), lambda rng: desk.example(rng, roles), encode_reply)
+    return Material(word_tokenizer(desk.words(roles)), lambda rng: desk.example(rng, roles), encode_turns)
 
 
 def agents_material(prompts: Mapping[str, Roles], vocabulary: int) -> Material:
@@ -104,22 +110,34 @@ def agents_material(prompts: Mapping[str, Roles], vocabulary: int) -> Material:
     )
 
 
-def encode_reply(tokenizer: Any, example: Example) -> tuple[list[int], list[bool]]:
-    """The last reply and its end token are learned."""
-    prompt = tokenizer.apply_chat_template(
-        list(example.messages), add_generation_prompt=True, tokenize=True, return_dict=False
-    )
-    reply = [*tokenizer(example.reply).input_ids, tokenizer.eos_token_id]
-    return [*prompt, *reply], [False] * len(prompt) + [True] * len(reply)
-
-
-def encode_episode(tokenizer: Any, example: Example) -> tuple[list[int], list[bool]]:
+def encode_episode(tokenizer: Any, example: Example) -> Ids:
     """All that follows the system message is learned: replies, and observations, from which a small model learns sooner
     to copy and to count.
     """
     ids = tokenizer.apply_chat_template(agents.transcript(example), tokenize=True, return_dict=False)
     start = ids.index(tokenizer.convert_tokens_to_ids("<|user|>"))
     return ids, [t > start for t in range(len(ids))]
+
+
+def encode_reply(tokenizer: Any, example: Example) -> Ids:
+    """The last reply and its end token are learned."""
+    ids = tokenizer.apply_chat_template(agents.transcript(example), tokenize=True, return_dict=False)
+    start = _last(ids, tokenizer.convert_tokens_to_ids("<|assistant|>"))
+    return ids, [t > start for t in range(len(ids))]
+
+
+def encode_turns(tokenizer: Any, example: Example) -> Ids:
+    """Earlier replies and what came of them are learned, too; the opening and the last message, which are drawn at
+    random, are not.
+    """
+    ids, learned = encode_reply(tokenizer, example)
+    user, assistant = (tokenizer.convert_tokens_to_ids(f"<|{role}|>") for role in ("user", "assistant"))
+    start, end = ids.index(assistant), _last(ids, user)
+    return ids, [last or start < t <= end for t, last in enumerate(learned)]
+
+
+def _last(ids: Sequence[int], token: int) -> int:
+    return len(ids) - 1 - ids[::-1].index(token)
 
 
 def padded(rows: Sequence[tuple[list[int], list[bool]]], pad_id: int) -> Batch:
@@ -183,12 +201,13 @@ def train(model: Any, material: Material, config: PretrainConfig, seed: int, adv
         factor = 1.0 if done < config.flat else 1.0 - 0.97 * (done - config.flat) / (1 - config.flat)
         muon.param_groups[0]["lr"], adam.param_groups[0]["lr"] = config.muon_lr * factor, config.adam_lr * factor
         examples = [material.draw(rng) for _ in range(config.batch)]
+        encode = material.encode if done < config.whole else encode_reply
         muon.zero_grad()
         adam.zero_grad()
         losses.append(
             backward(
                 model,
-                [material.encode(material.tokenizer, e) for e in examples],
+                [encode(material.tokenizer, e) for e in examples],
                 config.parts,
                 material.tokenizer.pad_token_id,
             )
@@ -263,7 +282,7 @@ def write_rows(folder: Path, config: PretrainConfig, roles: Roles, seed: int) ->
 
 STAGE = Stage(
     "pretrain",
-    2,
+    3,
     PretrainConfig,
     inputs=(),
     roles=(*desk.SHARE, "value"),

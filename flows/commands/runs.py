@@ -198,7 +198,7 @@ def pretrain(args: Namespace) -> int:
     from flows.commands.export import pretrain_to
 
     home = find_home(args.home, to_write=True)
-    config = presets.resolve({"preset": "pretrain", "roles": presets.SMALL_MODEL}, args.set)
+    config = presets.resolve({"preset": "pretrain"}, args.set)
     out = (home / "data" / "base" if args.out is None else args.out).resolve()
     with Display(quiet=args.quiet) as display:
         done = pretrain_to(config, open_workspace(home), out, display.bar, force=args.force)

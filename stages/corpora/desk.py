@@ -107,7 +107,8 @@ def successor(v: Visit, rng: random.Random, roles: Roles) -> Example:
 
 
 def combine(v: Visit, rng: random.Random, roles: Roles) -> Example:
-    k = rng.choice([*range(len(v.chosen)), len(v.chosen) - 1])  # terminal steps twice: there the truth enters
+    # Mostly terminal steps: there the truth enters, and the auditor's name is a word that nothing else teaches to copy.
+    k = rng.choice([*range(len(v.chosen)), *[len(v.chosen) - 1] * 5])
     tool, option = v.chosen[k]
     last = k == len(v.chosen) - 1
     if last and rng.random() < 0.03:

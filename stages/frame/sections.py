@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from stages.frame.contract import Config, TaskOptions
 
 Agent = Literal["react", "cot"]
-History = Literal["chat", "text", "file"]
+History = Literal["chat", "text"]
 
 NOT_A_URL = "base_url"
 """Type of the error that `base_url` raises. Whoever tells it leaves the value out."""
@@ -119,8 +119,7 @@ class RolesConfig(Config):
     history: History = Field(
         "chat",
         description="How a role gets the conversation: chat, as the policy saw it, with the role's message last, so that all roles of a turn share their "
-        "first tokens; or text, in that one message, without the policy's thoughts; or file, as text "
-        "where the role's file says {history}, or nowhere, as data/base was taught. [ours]",
+        "first tokens; or text, in that one message, without the policy's thoughts. [ours]",
     )
     frozen: Literal["base", "adapter"] = Field(
         "adapter",

@@ -21,7 +21,7 @@ _TALK: tuple[Message, ...] = (
 
 def check_last_message(engine: Engine, roles: Roles) -> None:
     """Raises UsageError where a role's message cannot stand behind the conversation as the policy saw it."""
-    if roles.history != "chat":
+    if roles.history == "text":
         return
     seen = roles.policy(_TALK)
     before, reason = engine.encode(seen), ""

@@ -41,11 +41,6 @@ FIELDS = {
     "thinker": frozenset({"reply"}),
     "value": frozenset[str](),
 }
-PLACED = {
-    **dict.fromkeys(("successor", "combine", "evaluator", "refiner"), frozenset({"history"})),
-    "refiner": frozenset({"history", "system"}),
-}
-"""Fields more with roles.history = file: where in its words a role is told the conversation, and the system message."""
 FOLDER = Path(__file__).parent / "prompts"
 
 NO_ROOM = Completion("", (), (), "no room")
@@ -78,12 +73,8 @@ class Roles:
         """The prompt of a role other than the policy: the conversation as the policy saw it, then the role's words, as
         one user message.
 
-        With history "text" that message is all, and the policy's private thoughts are left out; with "file" the words
-        say where in them the conversation stands.
+        With history "text" that message is all, and the policy's private thoughts are left out.
         """
-        if self.history == "file":
-            fields = {"history": history_text(state), "system": str(state[0]["content"]), **fields} if state else fields
-            return [{"role": "user", "content": self.words(role, **fields)}]
         words, seen = self.words(role, **fields), self.policy(state)
         if self.history == "chat":
             return [*seen, {"role": "user", "content": words}]
@@ -204,11 +195,10 @@ def load_roles(name: str, folder: Path = FOLDER, *, history: History = "chat") -
             used = {field for _, field, _, _ in Formatter().parse(templates[role]) if field is not None}
         except ValueError as error:
             raise UsageError(f"{name}/{role}.md: {error}; write {{{{ and }}}} for braces that are no field") from error
-        placed = PLACED.get(role, frozenset()) if history == "file" else frozenset()
-        if unknown := used - FIELDS[role] - placed:
+        if unknown := used - FIELDS[role]:
             raise UsageError(
                 f"{name}/{role}.md uses the field {{{sorted(unknown)[0]}}}, which is none of this role's; "
-                f"with roles.history={history} the conversation stands {'where the file says {history}' if history == 'file' else 'before its words'}"
+                "the conversation stands before the role's words"
             )
     return Roles(name, templates, history)
 

@@ -26,6 +26,7 @@ from stages.corpora.tokenizers import word_tokenizer
 from stages.envs import service_desk as desk
 from stages.frame.react import parse_react
 from stages.llm.roles import ROLES, Roles, load_roles, parse_evaluation, parse_future
+from stages.pretrain import encode_reply, encode_turns
 
 BASE = Path(__file__).parent.parent.parent / "data" / "base"
 RULE = re.compile(r"(?:^|[.:\n] ?|as told, )([a-z]+(?: [a-z]+)?) (?:may need|needs) (check|give|log|close) ([a-z]+)\.")
@@ -37,7 +38,7 @@ Mention = tuple[str, str, str]  # key, tool, option
 
 @pytest.fixture(scope="module")
 def roles() -> Roles:
-    return load_roles("service_desk_file", history="file")
+    return load_roles("service_desk")
 
 
 @pytest.fixture(scope="module")
@@ -307,6 +308,16 @@ def test_a_role_s_prompt_is_the_policy_s_conversation_thoughts_and_all_and_one_m
         }
         assert e.role == "policy" or str(e.messages[-1]["content"]).startswith(heads[e.role])
     assert said > 3000
+
+
+def test_what_is_learned_of_an_example_is_its_turns_and_its_reply_and_no_word_drawn_at_random(roles: Roles) -> None:
+    tokenizer, rng = word_tokenizer(words(roles)), random.Random("learned")
+    for _ in range(200):
+        e = example(rng, roles)
+        for encode, turns in ((encode_turns, e.messages[2:-1]), (encode_reply, ())):
+            ids, learned = encode(tokenizer, e)
+            found = tokenizer.decode([t for t, one in zip(ids, learned, strict=True) if one], skip_special_tokens=True)
+            assert found == " ".join([*(str(m["content"]) for m in turns), e.reply])
 
 
 def test_the_same_seed_gives_the_same_corpus(roles: Roles, examples: list[Example]) -> None:
