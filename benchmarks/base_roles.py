@@ -49,7 +49,13 @@ def main() -> None:
             for step in range(n_steps - 1):
                 asked = examples(role, n_steps, step, args.n, random.Random(f"{role} {n_steps} {step}"))
                 replies = ask(
-                    engine, [list(e.messages) for e in asked], adapter=None, temperature=0.0, max_tokens=64, seed=0
+                    engine,
+                    [list(e.messages) for e in asked],
+                    role=role,
+                    adapter=None,
+                    temperature=0.0,
+                    max_tokens=64,
+                    seed=0,
                 )
                 right = sum(reply.text == e.reply for (_, reply), e in zip(replies, asked, strict=True))
                 print(f"| {role} | {n_steps} | {step + 1} | {right / len(asked):.2f} |")

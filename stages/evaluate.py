@@ -210,6 +210,7 @@ def probe(context: Context, path: str, rows_a_role: int, adapter: str | None) ->
     replies = ask(
         context.engine,
         [r["messages"] for r in rows],
+        role="probe",
         adapter=adapter,
         temperature=0.0,
         max_tokens=limit,

@@ -24,7 +24,7 @@ from stages.corpora import Example, agents, desk
 from stages.corpora.held_out import agents_card, desk_card, play_scores, role_scores
 from stages.corpora.tokenizers import byte_tokenizer, word_tokenizer
 from stages.frame.contract import Config, Context, Outputs, Stage
-from stages.llm.roles import Roles, load_roles, roles_of
+from stages.llm.roles import Roles, roles_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

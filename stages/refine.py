@@ -158,7 +158,7 @@ def too_long(refined: Sequence[Refinement]) -> set[tuple[str, int]]:
 def fresh_actions(context: Context, roles: Roles, drawn: Sequence[Transition]) -> list[Refinement]:
     s = context.run.roles
     replies = ask(
-        context.engine, [roles.policy(t.state) for t in drawn], adapter=context.adapter("critic"), temperature=s.policy_temperature,
+        context.engine, [roles.policy(t.state) for t in drawn], role="policy", adapter=context.adapter("critic"), temperature=s.policy_temperature,
         max_tokens=s.action_room, seed=mix(context.seed, "a"), thoughts=True,
     )  # fmt: skip
     found = [Refinement(t, ids, reply) for t, (ids, reply) in zip(drawn, replies, strict=True)]
@@ -205,6 +205,7 @@ def refine_all(context: Context, roles: Roles, judged: Sequence[Refinement]) -> 
     replies = ask(
         context.engine,
         prompts,
+        role="refiner",
         adapter=adapter,
         temperature=s.judge_temperature,
         max_tokens=s.action_room,
@@ -222,6 +223,7 @@ def refine_all(context: Context, roles: Roles, judged: Sequence[Refinement]) -> 
         replies = ask(
             context.engine,
             prompts,
+            role="corrector",
             adapter=adapter,
             temperature=s.judge_temperature,
             max_tokens=s.action_room,

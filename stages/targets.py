@@ -265,6 +265,7 @@ def sampled_futures(context: Context, roles: Roles, drawn: Sequence[Backup]) -> 
     replies = ask(
         context.engine,
         prompts,
+        role="policy",
         adapter=policy,
         temperature=s.policy_temperature,
         max_tokens=s.action_room,
@@ -283,6 +284,7 @@ def sampled_futures(context: Context, roles: Roles, drawn: Sequence[Backup]) -> 
     replies = ask(
         context.engine,
         prompts,
+        role="successor",
         adapter=target,
         temperature=s.target_temperature,
         max_tokens=s.future_room,
@@ -307,11 +309,11 @@ def merged(context: Context, roles: Roles, backups: Sequence[Backup], depth: int
     judge = None if s.frozen == "base" else context.adapter("distill", "target")
     found = list(backups)
 
-    def told(prompts: Sequence[list[Message]], what: str) -> list[tuple[tuple[int, ...], Completion]]:
-        seed = mix(context.seed, what, depth)
+    def told(prompts: Sequence[list[Message]], role: str) -> list[tuple[tuple[int, ...], Completion]]:
         return ask(
-            context.engine, prompts, adapter=judge, temperature=s.judge_temperature, max_tokens=s.future_room, seed=seed
-        )
+            context.engine, prompts, role=role, adapter=judge, temperature=s.judge_temperature, max_tokens=s.future_room,
+            seed=mix(context.seed, role, depth),
+        )  # fmt: skip
 
     live = [i for i, b in enumerate(found) if depth < len(b.chain) and not b.dropped]
     prompts = [teacher_prompt(roles, found[i].chain[depth], found[i].future) for i in live]
@@ -323,7 +325,7 @@ def merged(context: Context, roles: Roles, backups: Sequence[Backup], depth: int
             roles.prompt("corrector", found[i].chain[depth].state, text=found[i].combined.text)  # type: ignore[union-attr]
             for i in live
         ]
-        for i, (_, reply) in zip(live, told(prompts, "correct"), strict=True):
+        for i, (_, reply) in zip(live, told(prompts, "corrector"), strict=True):
             found[i] = checked(replace(found[i], target=reply))
     if depth:
         for i in live:
@@ -368,9 +370,7 @@ def target_row(context: Context, roles: Roles, b: Backup) -> Row:
     action = b.t.action or "unreadable"
     student_ids = context.engine.encode(successor_prompt(roles, b.t.state, action))
     student = context.engine.decode(student_ids)
-    known = (
-        f"{policy_text(roles, b.t.state)}\n{roles.templates['successor'].format(history='', action=action, thought='')}"
-    )
+    known = f"{policy_text(roles, b.t.state)}\n{roles.words('successor', action=action, thought='')}"
     check_student(student, known, [*(t.observation for t in b.chain), b.future if b.future != "none" else ""])
     ids, messages = b.teacher
     return {

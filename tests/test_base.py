@@ -33,7 +33,9 @@ def test_it_knows_its_roles_as_its_card_says(engine: HfEngine) -> None:
         row = json.loads(line)
         by_role[row["role"]].append(row)
     rows = [row for role in ("combine", "evaluator", "corrector") for row in by_role[role][:20]]
-    replies = ask(engine, [row["messages"] for row in rows], adapter=None, temperature=0.0, max_tokens=64, seed=0)
+    replies = ask(
+        engine, [row["messages"] for row in rows], role="probe", adapter=None, temperature=0.0, max_tokens=64, seed=0
+    )
     right: dict[str, int] = defaultdict(int)
     for row, (_, reply) in zip(rows, replies, strict=True):
         right[row["role"]] += reply.text == row["reply"]

@@ -161,7 +161,7 @@ def test_collect_counts_them_and_targets_cannot_bootstrap_from_there(base: Path,
 
 def test_ask_gives_no_reply_to_a_prompt_that_is_too_long_and_the_others_theirs() -> None:
     prompts: list[list[Message]] = [[{"role": "user", "content": text}] for text in ("one", "two " * 100, "three")]
-    options: dict[str, Any] = {"adapter": None, "temperature": 1.0, "max_tokens": 50, "seed": 3}
+    options: dict[str, Any] = {"role": "policy", "adapter": None, "temperature": 1.0, "max_tokens": 50, "seed": 3}
     free, tight = models.Recorder(speak), models.Recorder(speak, context=120)
     expected = ask(free, prompts, **options)
     assert ask(tight, prompts, **options) == [expected[0], (expected[1][0], NO_ROOM), expected[2]]

@@ -33,8 +33,9 @@ def role_scores(folder: Path, probe: list[dict[str, Any]]) -> dict[str, float]:
     policy and successor have many right answers, so theirs is the share of readable ones.
     """
     replies = ask(
-        HfEngine(str(folder)), [row["messages"] for row in probe], adapter=None, temperature=0.0, max_tokens=64, seed=0
-    )
+        HfEngine(str(folder)), [row["messages"] for row in probe], role="probe", adapter=None, temperature=0.0,
+        max_tokens=64, seed=0,
+    )  # fmt: skip
     right: dict[str, list[bool]] = defaultdict(list)
     for row, (_, reply) in zip(probe, replies, strict=True):
         role, want, got = row["role"], row["reply"], reply.text

@@ -59,6 +59,7 @@ class Request:
     temperature: float  # 0 = greedy
     seed: int
     adapter: str | None = None  # a name given to `Engine.load_adapter`; None = the base model
+    role: str = "policy"  # who is asked, for counts alone
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class Completion:
     finish_reason: (
         str  # "stop" | "length"; "cut" where it is a part of a reply, and not the last one; "no room": `roles.NO_ROOM`
     )
+    cached: int | None = field(default=None, compare=False)
+    """Tokens of the prompt that the engine still had from an earlier one; None where it does not say."""
 
 
 class Engine(Protocol):

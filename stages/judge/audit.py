@@ -87,8 +87,9 @@ def base_actions(context: Context, roles: Roles, turns: Sequence[tuple[Episode, 
     s = context.run.roles
     prompts = [roles.policy(e.messages[: t.state_len]) for e, t in turns]
     replies = ask(
-        context.engine, prompts, adapter=None, temperature=1.0, max_tokens=s.action_room, seed=mix(context.seed, "base")
-    )
+        context.engine, prompts, role="policy", adapter=None, temperature=1.0, max_tokens=s.action_room,
+        seed=mix(context.seed, "base"),
+    )  # fmt: skip
     found = []
     for (e, t), (_, reply) in zip(turns, replies, strict=True):
         try:

@@ -37,6 +37,7 @@ def judge(
     replies = ask(
         context.engine,
         prompts,
+        role="successor",
         adapter=adapter,
         temperature=s.future_temperature,
         max_tokens=s.future_room,
@@ -51,6 +52,7 @@ def judge(
     verdicts = ask(
         context.engine,
         prompts,
+        role="evaluator",
         adapter=judge_adapter,
         temperature=s.judge_temperature,
         max_tokens=s.future_room,

@@ -46,7 +46,7 @@ def think_again(
     s = context.run.roles
     prompts = [roles.prompt("thinker", r.state, reply=r.said) for r in replies]
     found = ask(
-        context.engine, prompts, adapter=adapter, temperature=s.judge_temperature, max_tokens=s.action_room, seed=mix(context.seed, "think"), thoughts=True
+        context.engine, prompts, role="thinker", adapter=adapter, temperature=s.judge_temperature, max_tokens=s.action_room, seed=mix(context.seed, "think"), thoughts=True
     )  # fmt: skip
     return [(reply, _flaw(context, roles, r, reply, words)) for r, (_, reply) in zip(replies, found, strict=True)]
 

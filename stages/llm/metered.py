@@ -1,24 +1,27 @@
-"""An engine that counts what it generates: tokens are one of the four axes of cost (episodes, environment steps,
-tokens, seconds).
+"""An engine that counts what it reads and generates: tokens are one of the four axes of cost (episodes, environment
+steps, tokens, seconds).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from stages.frame.types import Completion, Engine, Message, More, Replies, Request, Sleeper
+from stages.frame.types import Completion, Engine, Message, More, Replies, Request, Sleeper, Wait
 from stages.llm.streams import stream
 
 
 class Metered:
-    """`Engine` around another one. `tokens` and `requests` are counted from its making on."""
+    """`Engine` around another one. What it counts it counts from its making on."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.tokens = 0
         self.requests = 0
+        self.read: Counter[str] = Counter()  # role -> tokens of its prompts
+        self.cached: Counter[str] = Counter()  # role -> those of them that the engine still had, where it says so
 
     @property
     def model_hash(self) -> str:
@@ -29,19 +32,44 @@ class Metered:
         return self._engine.context
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        return self._counted(self._engine.generate(requests))
+        completions = self._engine.generate(requests)
+        self._count(zip(requests, completions, strict=True))
+        return completions
 
     def stream(self, more: More) -> Replies:
         """In ticks where the engine is no `Streamer`."""
-        with closing(stream(self._engine, more)) as replies:
+        under_way: dict[int, Request] = {}
+
+        def noted(wait: Wait) -> Sequence[tuple[int, Request]] | None:
+            asked = more(wait)
+            under_way.update(asked or ())
+            return asked
+
+        with closing(stream(self._engine, noted)) as replies:
             for ended in replies:
-                self._counted([completion for _, completion in ended])
+                self._count((under_way.pop(number), completion) for number, completion in ended)
                 yield ended
 
-    def _counted(self, completions: list[Completion]) -> list[Completion]:
-        self.requests += len(completions)
-        self.tokens += sum(len(completion.token_ids) for completion in completions)
-        return completions
+    def _count(self, pairs: Iterable[tuple[Request, Completion]]) -> None:
+        for request, completion in pairs:
+            self.requests += 1
+            self.tokens += len(completion.token_ids)
+            self.read[request.role] += len(request.prompt_ids)
+            if completion.cached is not None:
+                self.cached[request.role] += completion.cached
+
+    def metrics(self, stage: str) -> dict[str, float]:
+        """Of the stage; none where nothing was asked. cached_share is there where the engine says."""
+        if not self.requests:
+            return {}
+        found: dict[str, float] = {
+            "requests": self.requests,
+            "generated_tokens": self.tokens,
+            "read_tokens": self.read.total(),
+        }
+        found |= {f"read_tokens/{role}": n for role, n in self.read.items()}
+        found |= {f"cached_share/{role}": n / self.read[role] for role, n in self.cached.items()}
+        return {f"{stage}/{name}": float(value) for name, value in found.items()}
 
     def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
         return self._engine.encode(messages)

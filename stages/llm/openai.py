@@ -1,7 +1,8 @@
 """Engine over any OpenAI-compatible endpoint that speaks token ids (`vllm serve`, SGLang), and `chat` for oracles and
 simulated users.
 
-    vllm serve MODEL --enable-lora          (VLLM_ALLOW_RUNTIME_LORA_UPDATING=True for adapters made while it runs)
+    vllm serve MODEL --enable-lora          (VLLM_ALLOW_RUNTIME_LORA_UPDATING=True for adapters made while it runs;
+                                            --enable-prompt-tokens-details for counts of what it had read before)
 
 Prompts go to /v1/completions as ids, and ids and log-probs come back (`logprobs`, `return_token_ids`); nothing is
 tokenised by the server. An adapter is a model name. Several servers share the requests (`servers.py`); what fails, and
@@ -215,7 +216,15 @@ def read_completion(reply: object, request: Request, n_ids: int) -> Completion:
         raise ValueError(f"no text, or finish reason {reason!r}")
     if choice.get("prompt_token_ids") not in (None, list(request.prompt_ids)):
         raise ValueError("the prompt that it read is not the one that was sent")
-    return Completion(text, tuple(ids), tuple(map(float, log_probs)), reason)
+    return Completion(text, tuple(ids), tuple(map(float, log_probs)), reason, _cached(reply))
+
+
+def _cached(reply: object) -> int | None:
+    """Tokens of the prompt that the server had read before, where it says (`--enable-prompt-tokens-details`)."""
+    found: Any = reply
+    for key in ("usage", "prompt_tokens_details", "cached_tokens"):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found if type(found) is int else None
 
 
 def _choice(reply: object) -> dict[str, Any]:

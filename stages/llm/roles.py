@@ -101,6 +101,7 @@ def ask(
     engine: Engine,
     prompts: Sequence[Sequence[Message]],
     *,
+    role: str,
     adapter: str | None,
     temperature: float,
     max_tokens: int,
@@ -116,7 +117,7 @@ def ask(
     ids = engine.encode_all(prompts)
     context = engine.context if ids else None
     requests = {
-        i: Request(prompt, max_tokens, temperature, mix(seed, i), adapter)
+        i: Request(prompt, max_tokens, temperature, mix(seed, i), adapter, role)
         for i, prompt in enumerate(ids)
         if has_room(prompt, context)
     }

@@ -152,7 +152,7 @@ class VllmEngine(ChatTokenizer):
         """One step of all that is under way: what has ended of these. Of a stream around this one, it is kept."""
         try:
             if self._llm.llm_engine.has_unfinished_requests():
-                self._ended.update((output.request_id, output.outputs[0]) for output in self._llm.llm_engine.step())
+                self._ended.update((output.request_id, output) for output in self._llm.llm_engine.step())
         except Exception as error:  # whatever a kernel or a device raises: this engine is not used again
             said = (str(error).splitlines() or [type(error).__name__])[0]
             self._broken = (
@@ -179,7 +179,8 @@ class VllmEngine(ChatTokenizer):
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
-    def _completion(self, request: Request, output: Any) -> Completion:
+    def _completion(self, request: Request, reply: Any) -> Completion:
+        (output,) = reply.outputs
         ids, log_probs = tuple(output.token_ids), tuple(map(float, output.logprobs.logprobs))
         if not ids or output.finish_reason not in ("stop", "length"):
             raise EngineUnavailable(
@@ -192,7 +193,8 @@ class VllmEngine(ChatTokenizer):
                 "the model produced log-probs that are not finite; its weights or adapter are broken"
             )
         stopped = ids[-1] in self._stops
-        return Completion(self.decode(ids[:-1] if stopped else ids), ids, log_probs, "stop" if stopped else "length")
+        text, reason = self.decode(ids[:-1] if stopped else ids), "stop" if stopped else "length"
+        return Completion(text, ids, log_probs, reason, reply.num_cached_tokens)
 
 
 def start(path: str, *, dtype: str, lora_rank: int, gpu_memory: float) -> Any:

@@ -218,12 +218,7 @@ def _run(
     )
     started, cpu_started = time.perf_counter(), time.process_time()
     outputs = stage.run(context)
-    if engine.requests:
-        counted = {
-            f"{stage.name}/requests": float(engine.requests),
-            f"{stage.name}/generated_tokens": float(engine.tokens),
-        }
-        outputs = replace(outputs, metrics={**outputs.metrics, **counted})
+    outputs = replace(outputs, metrics={**outputs.metrics, **engine.metrics(stage.name)})
     seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
     _save(stage, run_id, outputs, {"seconds": seconds, "cpu_s": cpu_s}, workspace)
     metrics = {**outputs.metrics, f"{stage.name}/run_s": seconds, f"{stage.name}/cpu_s": cpu_s}

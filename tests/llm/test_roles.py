@@ -284,13 +284,13 @@ def test_check_student_raises_on_a_planted_leak_and_on_nothing_else() -> None:
 def test_ask_gives_every_row_a_seed_of_its_own_and_keeps_the_order() -> None:
     engine = ScriptedEngine(lambda prompt, request: f"{prompt[-14:-12]} {request.seed}")
     prompts: list[list[Message]] = [[{"role": "user", "content": f"q{i}"}] for i in range(5)]
-    found = ask(engine, prompts, adapter=None, temperature=0.3, max_tokens=50, seed=7)
+    found = ask(engine, prompts, role="policy", adapter=None, temperature=0.3, max_tokens=50, seed=7)
     assert [ids for ids, _ in found] == [engine.encode(p) for p in prompts]
     assert [r.seed for r in engine.requests] == [mix(7, i) for i in range(5)]
     assert len({r.seed for r in engine.requests}) == 5
-    assert {(r.max_tokens, r.temperature, r.adapter) for r in engine.requests} == {(50, 0.3, None)}
+    assert {(r.max_tokens, r.temperature, r.adapter, r.role) for r in engine.requests} == {(50, 0.3, None, "policy")}
     assert [c.text for _, c in found] == [f"{engine.decode(r.prompt_ids)[-14:-12]} {r.seed}" for r in engine.requests]
-    assert ask(engine, [], adapter=None, temperature=1.0, max_tokens=5, seed=0) == []
+    assert ask(engine, [], role="policy", adapter=None, temperature=1.0, max_tokens=5, seed=0) == []
     assert engine.calls == 1
 
 
