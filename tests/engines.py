@@ -178,7 +178,7 @@ def vllm_server(log: Path) -> Iterator[str]:
         port = probe.getsockname()[1]
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(BASE), "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
-        "--enforce-eager", "--enable-lora", "--no-enable-chunked-prefill", "--max-loras", "32", "--max-lora-rank", "32", "--logprobs-mode", "raw_logprobs",
+        "--enforce-eager", "--enable-lora", "--enable-prompt-tokens-details", "--no-enable-chunked-prefill", "--max-loras", "32", "--max-lora-rank", "32", "--logprobs-mode", "raw_logprobs",
     ]  # fmt: skip
     with log.open("w") as out:
         server = subprocess.Popen(

@@ -89,6 +89,15 @@ def test_a_completion_has_one_finite_log_prob_a_token_and_the_text_of_its_ids(su
         assert done.text == subject.engine.decode(said)
 
 
+def test_a_prompt_that_was_read_before_is_not_read_again_where_the_engine_says_so(subject: Subject) -> None:
+    asked = Request(subject.chat(3) * 8, 2, 0.0, 0)
+    found = [subject.engine.generate([asked])[0].cached for _ in range(2)]
+    if subject.kind in ("vllm", "server"):
+        assert found[1] is not None and len(asked.prompt_ids) / 2 < found[1] < len(asked.prompt_ids)
+    else:
+        assert found == [None, None]
+
+
 def test_a_reply_ends_with_the_end_of_turn_token_exactly_where_it_stopped(subject: Subject) -> None:
     end = stop_token(subject)
     found = subject.engine.generate([Request(subject.chat(i), 120 if i % 2 else 3, 1.0, i) for i in range(24)])

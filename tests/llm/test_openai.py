@@ -49,6 +49,17 @@ def test_ids_go_out_and_ids_and_log_probs_come_back(stub: Stub) -> None:
     assert body["logprobs"] >= 1
 
 
+@pytest.mark.parametrize(
+    ("usage", "cached"),
+    [({"prompt_tokens_details": {"cached_tokens": 2}}, 2), ({"prompt_tokens_details": None}, None), ("none", None)],
+)
+def test_what_the_server_had_read_before_is_counted_where_it_says_so(
+    stub: Stub, usage: object, cached: int | None
+) -> None:
+    stub.answer = lambda path, body: (200, {**good(body), "usage": usage})
+    assert engine(stub).generate([request(3)])[0].cached == cached
+
+
 def test_sampling_is_from_the_whole_distribution_whatever_the_model_s_defaults(stub: Stub) -> None:
     engine(stub).generate([request()])
     body = stub.asked[0][1]

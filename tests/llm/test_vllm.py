@@ -116,12 +116,8 @@ class FakeCore:
             raise RuntimeError("device lost\nand more")
         done, self.waiting = self.waiting, []
         log_probs = SimpleNamespace(token_ids=[7, 1], logprobs=[-0.5, -0.25])
-        return [
-            SimpleNamespace(
-                request_id=n, outputs=[SimpleNamespace(token_ids=[7, 1], logprobs=log_probs, finish_reason="stop")]
-            )
-            for n in done
-        ]
+        output = SimpleNamespace(token_ids=[7, 1], logprobs=log_probs, finish_reason="stop")
+        return [SimpleNamespace(request_id=n, outputs=[output], num_cached_tokens=3) for n in done]
 
 
 @pytest.fixture
@@ -136,7 +132,8 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> tuple[VllmEngine, FakeCore]:
 def test_a_step_that_fails_is_the_engine_s_end(faked: tuple[VllmEngine, FakeCore]) -> None:
     """What it left half done stays in vLLM's cache: seen to come back as tokens of the wrong probability."""
     engine, core = faked
-    assert engine.generate([Request((5,), 8, 1.0, 0)])[0].token_ids == (7, 1)
+    (done,) = engine.generate([Request((5,), 8, 1.0, 0)])
+    assert (done.token_ids, done.cached) == ((7, 1), 3)
     core.fails = True
     with pytest.raises(
         EngineUnavailable, match=r"^vLLM failed in the middle of a step \(device lost\) and cannot go on"
