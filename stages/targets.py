@@ -370,7 +370,8 @@ def target_row(context: Context, roles: Roles, b: Backup) -> Row:
     action = b.t.action or "unreadable"
     student_ids = context.engine.encode(successor_prompt(roles, b.t.state, action))
     student = context.engine.decode(student_ids)
-    known = f"{policy_text(roles, b.t.state)}\n{roles.words('successor', action=action, thought='')}"
+    template = roles.templates["successor"].format(action=action, thought="")
+    known = f"{policy_text(roles, b.t.state)}\n{template}"
     check_student(student, known, [*(t.observation for t in b.chain), b.future if b.future != "none" else ""])
     ids, messages = b.teacher
     return {

@@ -78,6 +78,7 @@ class Cost:
     episodes: float
     prompts: float
     read: float
+    cached: float  # of those read: that the engine still had
     generated: float
     trained: float
     predicted: float
@@ -161,7 +162,7 @@ def cost(m: Machine, stage: str, works: Sequence[Work], lengths: Lengths) -> Cos
         seconds += sum(train_seconds(m, one) for one in passes) + sum(generate_seconds(m, p) for p in work.prompts)
         flops += sum(map(sum, passes)) + sum(read_flops(m, p) + decode_flops(m, p) for p in work.prompts)
     return Cost(
-        stage, len(works), sum(w.episodes for w in works), sum(p.n for w in works for p in w.prompts), sum(w.read for w in works),
+        stage, len(works), sum(w.episodes for w in works), sum(p.n for w in works for p in w.prompts), sum(w.read for w in works), sum(w.cached for w in works) if m.caches_prefixes else 0.0,
         sum(w.generated for w in works), sum(w.trained_tokens for w in works), sum(w.predicted for w in works), sum(w.steps for w in works),
         flops / 1e15, (seconds + waiting) / 3600, waiting / 3600,
     )  # fmt: skip

@@ -32,9 +32,21 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         "assumed, change with --assume NAME=NUMBER: "
         + ", ".join(f"{name} {value:g}" for name, value in found["assumed"].items()),
         "",
-        f"{'stage':<9}{'runs':>5}{'episodes':>9}{'prompts':>9}{'read':>8}{'generated':>10}{'trained':>9}{'predicted':>10}{'steps':>7}{'PFLOP':>10}{'hours':>10}",
+        f"{'stage':<9}{'runs':>5}{'episodes':>9}{'prompts':>9}{'read':>8}{'cached':>8}{'generated':>10}{'trained':>9}{'predicted':>10}{'steps':>7}{'PFLOP':>10}{'hours':>10}",
     ]
-    names = ("runs", "episodes", "prompts", "read", "generated", "trained", "predicted", "steps", "pflop", "hours")
+    names = (
+        "runs",
+        "episodes",
+        "prompts",
+        "read",
+        "cached",
+        "generated",
+        "trained",
+        "predicted",
+        "steps",
+        "pflop",
+        "hours",
+    )
     rows = [
         *found["stages"],
         {"stage": "all", **{name: sum(one[name] for one in found["stages"]) for name in (*names, "waiting_hours")}},
@@ -42,12 +54,12 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     for one in rows:
         cells = [
             one["runs"],
-            *(short(one[name]) for name in names[1:7]),
+            *(short(one[name]) for name in names[1:8]),
             f"{one['steps']}",
             short(one["pflop"]),
             f"{one['hours']:.3g}",
         ]
-        widths = (5, 9, 9, 8, 10, 9, 10, 7, 10, 10)
+        widths = (5, 9, 9, 8, 8, 10, 9, 10, 7, 10, 10)
         # A space of its own before each, or a number as wide as its column would run into the one before it.
         said.append(
             f"{one['stage']:<9}" + "".join(f" {cell:>{width - 1}}" for cell, width in zip(cells, widths, strict=True))

@@ -21,8 +21,8 @@ FACTOR = 40.0  # tokens of one thought in a chain of thought
 
 @dataclass(frozen=True)
 class Prompts:
-    """n requests of one kind: tokens that each reads, those of them that all have in front, and tokens that each
-    writes.
+    """n requests of one kind: tokens that each reads and that each writes; and of those read the first ones, which the
+    request before it has, too.
     """
 
     n: float
@@ -66,6 +66,10 @@ class Work:
     @property
     def read(self) -> float:
         return sum(p.n * p.read for p in self.prompts)
+
+    @property
+    def cached(self) -> float:
+        return sum(p.n * p.shared for p in self.prompts)
 
     @property
     def trained_tokens(self) -> float:
@@ -115,28 +119,28 @@ def seen_by_roles(at: At, k: float) -> float:
     return size.state(k) if at.run.roles.history == "chat" else size.system + size.history(k)
 
 
-def role_prompts(at: At, n: float, k: float, fields: float, written: float, draw: str = "turn") -> Prompts:
-    """A role's at reply k. fields: tokens of what it is told besides; written: of its reply. By the episode, each prompt
-    finds what the one of the turn before has read.
-    """
+def role_prompts(
+    at: At, n: float, k: float, fields: float, written: float, draw: str = "turn", times: float = 1
+) -> Prompts:
+    """A role's at reply k, each asked so many times. fields: tokens of what it is told besides; written: of its reply."""
     size = at.lengths
     read = seen_by_roles(at, k) + size.template + fields
-    return Prompts(n, read, written + size.thought, shared_prefix(at, k, draw))
+    shared = (shared_prefix(at, k, draw) + (times - 1) * read) / times
+    return Prompts(n * times, read, written + size.thought, shared)
 
 
 def shared_prefix(at: At, k: float, draw: str) -> float:
+    """Tokens that prompts at reply k have in front like the ones before them, sorted: the system message; by the
+    episode all that was said up to the turn before. That other roles of the stage had the same conversation is left
+    out: they are asked after each other, and a cache does not hold a whole stage of the paper's.
+    """
     size = at.lengths
-    line = seen_by_roles(at, k)
-    return (
-        size.system
-        if draw == "turn"
-        else max(size.system, line - (seen_by_roles(at, size.turns) - size.system) / size.turns)
-    )
+    return size.system if draw == "turn" else max(size.system, seen_by_roles(at, k - 1))
 
 
 def collect(at: At) -> Work:
     n, size = n_episodes(at.run, at.iteration), at.lengths
-    return Work("collect", n, (policy_prompts(at, n * size.turns, size.middle),), asked=n * size.turns * size.asked)
+    return Work("collect", n, (policy_prompts(at, n * size.turns, size.middle, "episode"),), asked=n * size.turns * size.asked)
 
 
 def targets(at: At) -> Work:
@@ -189,39 +193,39 @@ def n_targets(at: At) -> int:
 
 @dataclass(frozen=True)
 class Kind:
-    """Rows of one kind in a step: n a step, which part of each stands behind its state, whether their steps hold
-    episodes.
-    """
+    """Rows of one kind: how many a step has, and of how many episodes they are drawn; 0 = they are of none."""
 
     rows: Rows
     a_step: float
-    of_state: bool = True
+    episodes: float
 
 
 def in_trees(at: At, kinds: Sequence[Kind], steps: int, draw: str, pass_tokens: int) -> tuple[Rows, ...]:
     """The rows as steps have them, what they share counted once: the system message in every pass, an episode's
-    conversation in every step that has rows of it. Rows drawn one by one are taken to be of episodes of their own.
+    conversation in every step that has rows of it. That rows of two kinds may be of one episode is left out.
     """
     size, found = at.lengths, []
-    tokens = 0.0  # of a step
+    tokens = 0.0  # of a step, without its system message
     for kind in kinds:
-        c, rows = kind.a_step, kind.rows
+        c, rows, pool = kind.a_step, kind.rows, max(kind.episodes, 1.0)
         if not c or not rows.n:
             continue
-        if not kind.of_state:
+        if not kind.episodes:
             found.append(rows)
             tokens += c * rows.length
             continue
-        seen = size.state(size.middle)
-        episodes = c if draw == "turn" else min(c, 1 + (c - 1) / size.turns)
-        deepest = size.state(min(size.turns - 1, size.middle + (c / episodes - 1) / 2))
-        own = rows.length - seen
-        found += [
-            Rows(rows.n, rows.length, rows.predicted, own),
-            Rows(rows.n / c * episodes, deepest, 0.0, deepest - size.system),
-        ]
-        tokens += c * own + episodes * (deepest - size.system)
-    passes = max(1.0, tokens / max(pass_tokens - size.system, 1.0)) if pass_tokens else 1.0
+        if draw == "turn":
+            met = pool * (1 - (1 - 1 / pool) ** c)  # episodes, and the last of c / met turns drawn from each
+            last = c / met * (size.turns + 1) / (c / met + 1) - 1
+        else:
+            met = min(c, pool, 1 + (c - 1) / size.turns)  # turns after each other, from anywhere on
+            last = size.middle + (c / met - 1) / 2
+        deepest, own = size.state(min(size.turns - 1, last)), rows.length - size.state(size.middle)
+        found.append(Rows(rows.n, rows.length, rows.predicted, own))
+        found.append(Rows(rows.n / c * met, deepest, 0.0, deepest - size.system))
+        tokens += c * own + met * (deepest - size.system)
+    full = tokens / max(pass_tokens - size.system, 1.0) if pass_tokens else 0.0
+    passes = full + 0.5 if full > 1 else 1.0  # the last one is half full
     return (*found, Rows(steps * passes, size.system, 0.0))
 
 
@@ -229,10 +233,11 @@ def critic(at: At) -> Work:
     config, n = at.run.critic, n_targets(at)
     steps = config.epochs * math.ceil(n / config.batch)
     kept = at.lengths.yes if at.iteration and not at.run.refine.rethink else 1
+    drawn = min(at.pool, at.run.targets.replay_size) / at.lengths.turns
     kinds = (
-        Kind(successor_rows(at, config.epochs * n), config.epochs * n / max(steps, 1)),
-        Kind(policy_rows(at, steps * config.policy_rows, at.lengths.thought * kept), config.policy_rows),
-        Kind(general_rows(at, steps * config.general_rows), config.general_rows, of_state=False),
+        Kind(successor_rows(at, config.epochs * n), config.epochs * n / max(steps, 1), drawn),
+        Kind(policy_rows(at, steps * config.policy_rows, at.lengths.thought * kept), config.policy_rows, drawn),
+        Kind(general_rows(at, steps * config.general_rows), config.general_rows, 0),
     )
     return Work("critic", trained=in_trees(at, kinds, steps, config.draw, config.pass_tokens), steps=steps)
 
@@ -255,16 +260,18 @@ def refine(at: At) -> Work:
     config, size, n = at.run.refine, at.lengths, n_states(at)
     no = kept_rows(at)[0]
     found = [policy_prompts(at, n, size.middle, config.draw)]
+
+    def asked(n: float, fields: float, written: float, times: float = 1) -> None:
+        found.append(role_prompts(at, n, size.middle, fields, written, config.draw, times))
+
     if config.critique != "none":
-        found.append(role_prompts(at, n * config.futures, size.middle, size.act, size.future, config.draw))
-        found.append(
-            role_prompts(at, n, size.middle, size.act + config.futures * size.future, size.future, config.draw)
-        )
-    found.append(role_prompts(at, no, size.middle, size.action + size.future, size.action, config.draw))
+        asked(n, size.act, size.future, config.futures)
+        asked(n, size.act + config.futures * size.future, size.future)
+    asked(no, size.action + size.future, size.action)
     if config.correct:
-        found.append(role_prompts(at, no, size.middle, size.action, size.action, config.draw))
+        asked(no, size.action, size.action)
     if config.rethink and size.thought:
-        found.append(role_prompts(at, no, size.middle, size.action, size.action, config.draw))
+        asked(no, size.action, size.action)
     return Work("refine", prompts=merged(found))
 
 
@@ -274,10 +281,12 @@ def distill(at: At) -> Work:
     n -= int(n * config.held_out) if config.epochs > 1 else 0
     steps = config.epochs * math.ceil(n / config.batch)
     thinking = 1 if at.run.refine.rethink else yes / max(no + yes, 1)
+    drawn = min(at.pool, at.run.refine.replay_size) / at.lengths.turns
+    rows = policy_rows(at, config.epochs * n, at.lengths.thought * thinking)
     kinds = (
-        Kind(policy_rows(at, config.epochs * n, at.lengths.thought * thinking), config.epochs * n / max(steps, 1)),
-        Kind(successor_rows(at, steps * config.successor_rows), config.successor_rows),
-        Kind(general_rows(at, steps * config.general_rows), config.general_rows, of_state=False),
+        Kind(rows, config.epochs * n / max(steps, 1), drawn),
+        Kind(successor_rows(at, steps * config.successor_rows), config.successor_rows, drawn),
+        Kind(general_rows(at, steps * config.general_rows), config.general_rows, 0),
     )
     return Work("distill", trained=in_trees(at, kinds, steps, config.draw, config.pass_tokens), steps=steps)
 
@@ -287,8 +296,9 @@ def rft(at: At) -> Work:
     won = at.lengths.win * at.pool
     n = config.rows if config.refill and won >= 1 else int(min(config.rows, won))
     steps = config.epochs * math.ceil(n / config.batch)
-    rows = Kind(policy_rows(at, config.epochs * n, at.lengths.thought), config.epochs * n / max(steps, 1))
-    return Work("rft", trained=in_trees(at, [rows], steps, "turn", config.pass_tokens), steps=steps)
+    rows = policy_rows(at, config.epochs * n, at.lengths.thought)
+    kind = Kind(rows, config.epochs * n / max(steps, 1), won / at.lengths.turns)
+    return Work("rft", trained=in_trees(at, [kind], steps, "turn", config.pass_tokens), steps=steps)
 
 
 def grpo(at: At) -> Work:
@@ -296,8 +306,9 @@ def grpo(at: At) -> Work:
     config, w, g = at.run.grpo, at.lengths.win, at.run.collect.group
     n = round(n_episodes(at.run, at.iteration) * at.lengths.turns * (1 - w**g - (1 - w) ** g))
     steps = config.epochs * math.ceil(n / config.batch)
-    rows = Kind(policy_rows(at, config.epochs * n, at.lengths.thought), config.epochs * n / max(steps, 1))
-    return Work("grpo", trained=in_trees(at, [rows], steps, "turn", config.pass_tokens), steps=steps)
+    rows = policy_rows(at, config.epochs * n, at.lengths.thought)
+    kind = Kind(rows, config.epochs * n / max(steps, 1), n / at.lengths.turns)
+    return Work("grpo", trained=in_trees(at, [kind], steps, "turn", config.pass_tokens), steps=steps)
 
 
 def self_ac(at: At) -> Work:
@@ -327,13 +338,13 @@ def evaluate(at: At, trials: int = 1) -> Work:
     """The base model (iteration -1) has no critic to be audited, and no values. trials: of each scenario."""
     config, size = at.run.evaluate, at.lengths
     n = config.episodes * config.best_of * trials
-    found = [policy_prompts(at, n * size.turns, size.middle)]
+    found = [policy_prompts(at, n * size.turns, size.middle, "episode")]
     forward: tuple[Rows, ...] = ()
     if at.iteration >= 0 and at.run.method == "nlac" and config.audit_turns:
         audited = min(config.audit_turns, n * size.turns)
         found.append(policy_prompts(at, audited, size.middle))
         # The policy's own action and one of the base model at each state.
-        found.append(role_prompts(at, 2 * audited * config.audit_futures, size.middle, size.act, size.future))
+        found.append(role_prompts(at, 2 * audited, size.middle, size.act, size.future, times=config.audit_futures))
         told = size.act + config.audit_futures * size.future
         found.append(role_prompts(at, 2 * audited, size.middle, told, size.future))
     if at.iteration >= 0 and at.run.method == "self_ac" and config.value and at.run.self_ac.alpha:
