@@ -16,7 +16,8 @@ then the words. turn, episode: how transitions are drawn (`draw`).
 First table, tokens that go through the model in a step, mean over the steps of one iteration of the paper's preset
 (8 main rows, 2 of the other kind): apart, each row for itself; tree, as the stages train; bound, distinct ones, of which
 no pass can have fewer. Second table: of the prompt tokens of one iteration's targets and refine the share that vLLM
-still had, by role, as it reports it; a tiny random model, replies of 4 tokens.
+still had, by role, as it reports it; a tiny random model, replies of 4 tokens, an adapter each for the policy, the target network and the critic, whose
+caches are apart.
 """
 
 from __future__ import annotations
@@ -40,21 +41,25 @@ from stages.corpora.tokenizers import byte_tokenizer
 from stages.envs.tau_bench import RESPOND, TauBench
 from stages.envs.tau_data import load_domain
 from stages.frame.types import Message, Request, Scenario
+from stages.learn.adapter import new_adapter, save_adapter
 from stages.learn.tree import n_unique
+from stages.llm.hf import load_base, model_hash
 from stages.llm.metered import Metered
 from stages.llm.roles import Roles, ask, history_text, load_roles
 from stages.play.drawing import Draw
+from stages.play.transitions import Drawable
 from stages.targets import TargetsConfig, draw, successor_prompt
 from stages.train.passes import mixed_batches
 from stages.train.rows import TrainRow
 
 TURNS = 13
 STEPS, MAIN, BESIDE, PASS_TOKENS = 256, 8, 2, 16384  # of the paper's presets
+RANK = 8
 ROOM = 4  # tokens of a reply in the second table
 
 
 @dataclass(frozen=True)
-class Point:
+class Point(Drawable):
     """A turn of a played episode, as far as drawing and prompts need it."""
 
     episode_id: str
@@ -63,11 +68,7 @@ class Point:
     next_state: tuple[Message, ...]
     action: str
     terminal: bool
-    has_target: bool = True
-
-    @property
-    def key(self) -> tuple[str, int]:
-        return self.episode_id, self.turn
+    malformed: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,12 +164,19 @@ def trained(chats: Any, layouts: dict[str, Roles], points: Sequence[Point], step
                 for step in mixed_batches(
                     kinds, main="main", epochs=1, rng=random.Random(0), device=torch.device("cpu"), pass_tokens=PASS_TOKENS, draw=by,
                 ):  # fmt: skip
-                    rows = [[*r.prompt_ids, *r.completion_ids] for one in step for r in one.rows]
+                    rows = [r.ids for one in step for r in one.rows]
                     apart.append(sum(map(len, rows)))
                     tree.append(sum(len(one.tree.ids) for one in step))
                     bound.append(n_unique(rows))
             a, t, b = map(statistics.mean, (apart, tree, bound))
             table_row(layout, by, f"{a:.0f}", f"{t:.0f}", f"{b:.0f}", f"{a / t:.2f}", f"{t / b:.2f}")
+
+
+ADAPTERS = {
+    "targets/policy": "policy",
+    **dict.fromkeys(("targets/successor", "targets/combine", "targets/corrector"), "target"),
+}
+"""Who is asked in targets; in refine all are the critic's."""
 
 
 def asked(roles: Roles, p: Point, rng: random.Random) -> dict[str, list[Message]]:
@@ -188,17 +196,24 @@ def asked(roles: Roles, p: Point, rng: random.Random) -> dict[str, list[Message]
     }
 
 
-def read(engine: Any, roles: Roles, points: Sequence[Point], *, in_order: bool) -> dict[str, tuple[int, int]]:
-    """Role -> tokens that were asked and that the engine still had. in_order: as `ask` sends them."""
-    rng, found = random.Random(0), {}
-    prompts = [asked(roles, p, rng) for p in points]
-    for role in prompts[0]:
-        meter = Metered(engine)
+def read(
+    engine: Any, roles: Roles, points: Mapping[str, Sequence[Point]], *, in_order: bool
+) -> dict[str, tuple[int, int]]:
+    """Stage and role -> tokens that were asked and that the engine still had. points: of each stage; in_order: as `ask`
+    sends them.
+    """
+    found = {}
+    prompts = {
+        stage: [asked(roles, p, random.Random(i)) for i, p in enumerate(drawn)] for stage, drawn in points.items()
+    }
+    for name in asked(roles, points["targets"][0], random.Random(0)):
+        meter, adapter = Metered(engine), ADAPTERS.get(name, "critic")
+        chats = [p[name] for p in prompts[name.partition("/")[0]]]
         if in_order:
-            ask(meter, [p[role] for p in prompts], role=role, adapter=None, temperature=0.0, max_tokens=ROOM, seed=0)
+            ask(meter, chats, role=name, adapter=adapter, temperature=0.0, max_tokens=ROOM, seed=0)
         else:
-            meter.generate([Request(engine.encode(p[role]), ROOM, 0.0, 0, role=role) for p in prompts])
-        found[role] = meter.read[role], meter.cached[role]
+            meter.generate([Request(engine.encode(chat), ROOM, 0.0, 0, adapter, name) for chat in chats])
+        found[name] = meter.read[name], meter.cached[name]
     return found
 
 
@@ -209,8 +224,11 @@ def cached(path: str, layouts: dict[str, Roles], points: Sequence[Point], n: int
     done = False
     for layout, roles in layouts.items():
         for by in ("turn",) if layout == "before" else ("turn", "episode"):
-            engine = VllmEngine(path, lora_rank=8, gpu_memory=0.3)
-            found = read(engine, roles, drawn(points, n, by, seed=1), in_order=layout != "before")
+            engine = VllmEngine(path, lora_rank=RANK, gpu_memory=0.3)
+            for name in ("policy", "target", "critic"):
+                engine.load_adapter(name, Path(path) / name)
+            chosen = {stage: drawn(points, n, by, seed) for seed, stage in enumerate(("targets", "refine"))}
+            found = read(engine, roles, chosen, in_order=layout != "before")
             if not done:
                 table_head("layout", "draw", *found, "all")
                 done = True
@@ -220,7 +238,7 @@ def cached(path: str, layouts: dict[str, Roles], points: Sequence[Point], n: int
 
 
 def write_model(folder: Path, texts: Sequence[str], vocabulary: int) -> str:
-    """A random Qwen2 of two narrow layers with a tokenizer of these texts."""
+    """A random Qwen2 of two narrow layers with a tokenizer of these texts, and three adapters in its folder."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     tokenizer = byte_tokenizer(texts, vocabulary)
@@ -231,6 +249,9 @@ def write_model(folder: Path, texts: Sequence[str], vocabulary: int) -> str:
     )  # fmt: skip
     Qwen2ForCausalLM(shape).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    for seed, name in enumerate(("policy", "target", "critic")):
+        adapter = new_adapter(load_base(str(folder), "float32")[0], rank=RANK, alpha=RANK, seed=seed)
+        save_adapter(adapter, folder / name, model_hash(str(folder)))
     return str(folder)
 
 

@@ -102,7 +102,7 @@ def arm(args: argparse.Namespace) -> None:
     with torch.no_grad():
         total = float(sum(loss(each) for each in passes))
     print(json.dumps({
-        "tokens": tokens, "bound": n_unique([(*r.prompt_ids, *r.completion_ids) for r in rows]), "loss": total,
+        "tokens": tokens, "bound": n_unique([r.ids for r in rows]), "loss": total,
         "work": flops + attention_flops(pairs, args.width, args.layers), "MiB": most / 1024,
         "gradient": gradient[:: max(1, len(gradient) // 5000)].tolist(), "seconds": [seconds(step) for _ in range(args.rounds)],
     }))  # fmt: skip

@@ -44,6 +44,14 @@ class Call:
     def title(self) -> str:
         return f"{self.stage.name} {self.part if self.part in ('base', 'start', 'final') else self.iteration}"
 
+    def fingerprint(self, workspace: Workspace) -> str:
+        """By which a finished run is found in its place. Raises UsageError as `stage_fingerprint`."""
+        from stages.store.execute import stage_fingerprint
+
+        return stage_fingerprint(
+            self.stage, run=self.run, inputs=self.inputs, iteration=self.iteration, workspace=workspace
+        )
+
 
 Step = Callable[[Call], "StageRun"]
 

@@ -86,7 +86,6 @@ def check_exists(preset: str) -> Path:
 
 def _file(preset: str) -> Path:
     """The file of any preset, of one that is only there to be extended as well."""
-    shown = preset if len(preset) <= SHOWN else f"{preset[:SHOWN]}..."
     if preset.endswith(".toml"):
         shown = preset if len(preset) <= SHOWN else f"...{preset[-SHOWN:]}"  # the name of a file stands at its end
         if not os.path.isfile(preset):  # not Path's, which raises where a name is too long
@@ -96,6 +95,7 @@ def _file(preset: str) -> Path:
         return Path(preset)
     found = {path.stem: path for path in FOLDER.glob("*.toml")}
     if preset not in found:
+        shown = preset if len(preset) <= SHOWN else f"{preset[:SHOWN]}..."
         raise UsageError(f"There is no preset {shown!r}{nearest(shown, names())} Presets: {', '.join(names())}.")
     return found[preset]
 

@@ -53,10 +53,7 @@ def lost(call: Call, workspace: Workspace) -> list[str]:
 
 
 def is_finished(call: Call, workspace: Workspace) -> bool:
-    from stages.store.execute import stage_fingerprint
-
-    key = stage_fingerprint(call.stage, run=call.run, inputs=call.inputs, iteration=call.iteration, workspace=workspace)
-    return workspace.tracking.finished(key, call.stage.name) is not None
+    return workspace.tracking.finished(call.fingerprint(workspace), call.stage.name) is not None
 
 
 def replacement(run_id: str, workspace: Workspace) -> Rerun:

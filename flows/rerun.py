@@ -78,10 +78,7 @@ def prepare(
 
 def is_same(call: Call, old: str, workspace: Workspace) -> bool:
     """Whether the call has the fingerprint of the old run, and so its result."""
-    from stages.store.execute import stage_fingerprint
-
-    key = stage_fingerprint(call.stage, run=call.run, inputs=call.inputs, iteration=call.iteration, workspace=workspace)
-    return key == workspace.tracking.tags(old).get("fingerprint")
+    return call.fingerprint(workspace) == workspace.tracking.tags(old).get("fingerprint")
 
 
 def stored_config(run_id: str, workspace: Workspace, sets: Sequence[str] = ()) -> RunConfig:

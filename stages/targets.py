@@ -66,11 +66,11 @@ class TargetsConfig(Config):
     beta: float = Field(
         0.0, ge=0, le=1, description="Importance weights (N p)^-beta undo the preference; 0 = none. [ours]"
     )
-    terminal_frac: float | None = Field(
-        None,
+    terminal_frac: float = Field(
+        0.0,
         ge=0,
         le=1,
-        description="Share of terminal transitions, by priority within each kind; None = as drawn. [ours]",
+        description="Share of terminal transitions, by priority within each kind; 0 = as they are drawn. [ours]",
     )
     steps: int = Field(
         1,
@@ -81,8 +81,8 @@ class TargetsConfig(Config):
 
     @model_validator(mode="after")
     def _kinds_are_of_turns(self) -> Self:
-        if self.draw == "episode" and self.terminal_frac is not None:
-            raise ValueError('terminal_frac draws terminal turns apart from others; leave it out with draw = "episode"')
+        if self.draw == "episode" and self.terminal_frac:
+            raise ValueError('terminal_frac draws terminal turns apart from others; set it to 0 with draw = "episode"')
         return self
 
 
@@ -194,7 +194,7 @@ def draw(
     terminal = [i for i, t in enumerate(pool) if t.terminal]
     other = [i for i, t in enumerate(pool) if not t.terminal]
     total = min(config.transitions, len(pool))
-    if config.terminal_frac is None or not other:
+    if not config.terminal_frac or not other:
         parts = [(list(range(len(pool))), total)]
     else:
         n_terminal = min(round(total * config.terminal_frac), len(terminal))

@@ -88,7 +88,7 @@ def test_alpha_0_draws_uniformly_and_no_transition_comes_twice() -> None:
     assert len(draw(pool(6), losses, TargetsConfig(transitions=50), rng)) == 6
 
 
-@pytest.mark.parametrize(("frac", "terminal"), [(0.0, 0), (0.25, 5), (0.5, 10), (1.0, 12)])
+@pytest.mark.parametrize(("frac", "terminal"), [(0.05, 1), (0.25, 5), (0.5, 10), (1.0, 12)])
 def test_terminal_share_is_what_the_config_says_as_far_as_there_are_any(frac: float, terminal: int) -> None:
     drawn = draw(pool(60, terminal=12), {}, TargetsConfig(transitions=20, terminal_frac=frac), np.random.default_rng(0))
     assert sum(b.t.terminal for b in drawn) == terminal
@@ -150,7 +150,7 @@ def test_all_is_drawn_where_there_is_no_more_and_weights_are_an_episode_s() -> N
 
 
 def test_kinds_of_turns_and_episodes_exclude_each_other() -> None:
-    with pytest.raises(ValidationError, match='leave it out with draw = "episode"'):
+    with pytest.raises(ValidationError, match='set it to 0 with draw = "episode"'):
         TargetsConfig(draw="episode", terminal_frac=0.5)
 
 

@@ -66,9 +66,6 @@ def plan(
 
 def reusable(call: Call, workspace: Workspace) -> str | None:
     """Id of the finished run with the fingerprint that this call would have."""
-    from stages.store.execute import stage_fingerprint
-
     if any(PENDING in runs for runs in call.inputs.values()):
         return None
-    key = stage_fingerprint(call.stage, run=call.run, inputs=call.inputs, iteration=call.iteration, workspace=workspace)
-    return workspace.tracking.finished(key, call.stage.name)
+    return workspace.tracking.finished(call.fingerprint(workspace), call.stage.name)

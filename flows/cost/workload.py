@@ -140,14 +140,16 @@ def shared_prefix(at: At, k: float, draw: str) -> float:
 
 def collect(at: At) -> Work:
     n, size = n_episodes(at.run, at.iteration), at.lengths
-    return Work("collect", n, (policy_prompts(at, n * size.turns, size.middle, "episode"),), asked=n * size.turns * size.asked)
+    return Work(
+        "collect", n, (policy_prompts(at, n * size.turns, size.middle, "episode"),), asked=n * size.turns * size.asked
+    )
 
 
 def targets(at: At) -> Work:
     """Each transition k with its chain of `steps` real steps, of which the first min(steps, turns - k) are there."""
     config, size, turns = at.run.targets, at.lengths, at.lengths.whole
     total = min(config.transitions, at.pool, config.replay_size)
-    last = 1 / turns if config.terminal_frac is None or turns == 1 else config.terminal_frac
+    last = 1 / turns if not config.terminal_frac or turns == 1 else config.terminal_frac
     weights = [total * (last if k == turns - 1 else (1 - last) / (turns - 1)) for k in range(turns)]
     found: list[Prompts] = []
     for k, n in enumerate(weights):

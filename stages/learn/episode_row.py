@@ -178,7 +178,6 @@ class PackedRow:
     tree: Tree  # T tokens, 0 at the places of a soft prompt: a line an episode; cp_k is a branch after prefix(k) tokens
     episode: Tensor  # (T,) in [0, B)
     shadow: Tensor  # (T,): 0 visible, k + 1 in cp_k
-    prefix: Tensor  # (T,): how many visible tokens of its episode a shadow token attends to; 0 for visible ones
     target_positions: Tensor  # (K,): where the action tokens stand
     source_positions: Tensor  # (K,): the last visible token before each, which predicts it
     turn_of_token: Tensor  # (K,) in [0, Z)
@@ -253,7 +252,6 @@ def pack(
         tree=grow([e.ids for e in episodes], [Branch(b, p, prompt) for b, _, p in states], shareable=0),
         episode=row([[b] * n for b, n in enumerate(lengths)], [[b] * c for b, _, _ in states]),
         shadow=row([[0] * n for n in lengths], [[k + 1] * c for _, k, _ in states]),
-        prefix=row([[0] * n for n in lengths], [[p] * c for _, _, p in states]),
         target_positions=torch.tensor(targets),
         # The label trap: the shadows stand elsewhere in the row, so the token before is the last visible one and never
         # cp_k's last.
@@ -281,7 +279,7 @@ def pack(
 def without_shadows(row: PackedRow) -> PackedRow:
     """The row's visible tokens alone, for a pass that reads no value; the indices of its values point nowhere."""
     n = row.tree.n_visible
-    cut = {name: getattr(row, name)[:n] for name in ("episode", "shadow", "prefix")}
+    cut = {name: getattr(row, name)[:n] for name in ("episode", "shadow")}
     return replace(row, tree=trunk(row.tree), **cut, value_positions=torch.full_like(row.value_positions, -1))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from stages.frame.contract import Reader
 from stages.frame.types import Episode, Message, Outcome, Row, Scenario
@@ -21,29 +21,14 @@ TURN = (
 """Columns of `episodes` and `turns` that a transition is made of."""
 
 
-class Drawable(Protocol):
+class Drawable:
     """What a draw needs to know of a transition."""
 
-    @property
-    def key(self) -> tuple[str, int]: ...
-
-    @property
-    def terminal(self) -> bool: ...
-
-    @property
-    def has_target(self) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A transition that can be drawn, without what it says; of the run `run_id`."""
-
-    run_id: str
+    __slots__ = ()
     episode_id: str
     turn: int
     terminal: bool
     malformed: bool
-    total_reward: float
 
     @property
     def key(self) -> tuple[str, int]:
@@ -55,8 +40,20 @@ class Candidate:
         return self.terminal or not self.malformed
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate(Drawable):
+    """A transition that can be drawn, without what it says; of the run `run_id`."""
+
+    run_id: str
+    episode_id: str
+    turn: int
+    terminal: bool
+    malformed: bool
+    total_reward: float
+
+
 @dataclass(frozen=True)
-class Transition:
+class Transition(Drawable):
     """One turn of a stored episode.
 
     terminal: s' has no future, the truth about success is in `observation` and `reward`. A truncated episode's last
@@ -78,15 +75,6 @@ class Transition:
     action_ids: Sequence[int]
     total_reward: float
     past_actions: tuple[str, ...]
-
-    @property
-    def key(self) -> tuple[str, int]:
-        return self.episode_id, self.turn
-
-    @property
-    def has_target(self) -> bool:
-        """As of a candidate."""
-        return self.terminal or not self.malformed
 
 
 def episode_rows(episodes: Sequence[Episode], iteration: int) -> dict[str, list[Row]]:

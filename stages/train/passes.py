@@ -127,7 +127,7 @@ def make_pass(labelled: Sequence[tuple[str, TrainRow]], normaliser: float, total
     rows = tuple(row for _, row in labelled)
     if any(not row.prompt_ids or not row.completion_ids for row in rows):
         raise ValueError("every training row needs a prompt and a completion of at least one token")
-    tree, places = tree_of([(*row.prompt_ids, *row.completion_ids) for row in rows])
+    tree, places = tree_of([row.ids for row in rows])
     ends = [len(row.prompt_ids) for row in rows]
     return Pass(
         tree,
@@ -146,7 +146,7 @@ def together(rows: Sequence[TrainRow], pass_tokens: int) -> list[list[int]]:
     """Rows shared out over passes: lists of indices, each row once. Rows of like length first, then those that begin
     alike, as many as fit into `pass_tokens`.
     """
-    ids = [(*row.prompt_ids, *row.completion_ids) for row in rows]
+    ids = [row.ids for row in rows]
     alike: list[list[int]] = []
     for i in sorted(range(len(ids)), key=lambda i: -len(ids[i])):
         if not alike or len(ids[i]) * LIKE < len(ids[alike[-1][0]]):

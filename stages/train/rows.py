@@ -33,6 +33,11 @@ class TrainRow:
             if not isinstance(ids := getattr(self, name), array):
                 object.__setattr__(self, name, array("i", ids))
 
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The prompt and what is learned behind it."""
+        return (*self.prompt_ids, *self.completion_ids)
+
 
 def weighed(rows: Sequence[TrainRow], by: str) -> list[TrainRow]:
     """The rows with weights by which each counts alike in `mixed_nll` and `mean_nll`, times the weight that it has (by

@@ -137,8 +137,8 @@ def test_a_row_holds_each_token_once_where_its_indices_say(turns: list[int], cri
         for i, token in enumerate(critic)
     ]
     assert tokens[n_visible:] == wanted
-    assert packed.prefix[:n_visible].eq(0).all()
-    assert packed.prefix[n_visible:].tolist() == [p for e in episodes for p in e.prefixes for _ in critic]
+    sees = packed.tree.branch_prefix.repeat_interleave(packed.tree.branch_length)
+    assert sees.tolist() == [p for e in episodes for p in e.prefixes for _ in critic]
     for b, e in enumerate(episodes):
         for k, position in enumerate(packed.value_positions[b].tolist()):
             assert (
@@ -186,7 +186,7 @@ def test_a_soft_prompt_gets_places_of_its_length() -> None:
     soft, text = pack([episode], (), max_positions=None, soft_len=3), pack([episode], CRITIC, max_positions=None)
     assert soft.soft_len == 3 and text.soft_len == 0
     assert soft.ids[soft.shadow > 0].eq(0).all()
-    for field in ("position_ids", "shadow", "prefix", "value_positions"):
+    for field in ("position_ids", "shadow", "value_positions"):
         assert torch.equal(getattr(soft, field), getattr(text, field))
 
 
