@@ -41,6 +41,7 @@ from stages.corpora.tokenizers import byte_tokenizer
 from stages.envs.tau_bench import RESPOND, TauBench
 from stages.envs.tau_data import load_domain
 from stages.frame.types import Message, Request, Scenario
+from stages.judge.backup import successor_prompt
 from stages.learn.adapter import new_adapter, save_adapter
 from stages.learn.tree import n_unique
 from stages.llm.hf import load_base, model_hash
@@ -48,7 +49,7 @@ from stages.llm.metered import Metered
 from stages.llm.roles import Roles, ask, history_text, load_roles
 from stages.play.drawing import Draw
 from stages.play.transitions import Drawable
-from stages.targets import TargetsConfig, draw, successor_prompt
+from stages.targets import TargetsConfig, draw
 from stages.train.passes import mixed_batches
 from stages.train.rows import TrainRow
 

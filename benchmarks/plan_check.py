@@ -4,8 +4,8 @@ step.
     python -m benchmarks.plan_check                                  # tiny, demo and self_ac_demo, two iterations each
     python -m benchmarks.plan_check --presets demo --set iterations=1
 
-Tokens: the preset runs in a folder of its own, plainly, and an engine and losses that count are put around the real
-ones; padding counts as nothing.
+Tokens: the preset runs in a folder of its own, plainly; what engines read and wrote is what the stages log, and losses
+that count are put around the real ones.
 assumed: as the plan says it before the run; measured: with the means of that very run put in by name (turns, tokens of
 replies, share of Yes, ...), so what is left is what the counting itself gets wrong. Both in shares of what was counted.
 Work: matrix products of one step as PyTorch counts them; memory: bytes that autograd keeps for the backward pass,
@@ -23,7 +23,6 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -50,30 +49,21 @@ from flows.cost.workload import Rows, Work, workload
 from flows.pipeline import Call, run_pipeline
 from flows.workspace import open_workspace
 from stages import self_ac
-from stages.frame.types import Completion, Request
 from stages.learn.adapter import base_of
-from stages.llm.metered import Metered
 from stages.store.execute import execute
 from stages.store.workspace import StageRun, Workspace
 from stages.train import passes
 
 COUNTED = ("episodes", "prompts", "read", "generated", "trained", "predicted", "steps")
+LOGGED = {
+    "episodes": "episodes",
+    "steps": "steps",
+    "prompts": "requests",
+    "read": "read_tokens",
+    "generated": "generated_tokens",
+}
+"""What a stage logs of what is counted."""
 SHIPPED = Path("data/base")
-
-
-class Counting(Metered):
-    """An engine that counts what it reads, too, into the counter that it is given."""
-
-    def __init__(self, engine: Any, counts: Counter[str]) -> None:
-        super().__init__(engine)
-        self._counts = counts
-
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        done = super().generate(requests)
-        self._counts += Counter(
-            prompts=len(requests), read=sum(len(r.prompt_ids) for r in requests), generated=sum(len(c.token_ids) for c in done)
-        )  # fmt: skip
-        return done
 
 
 @contextmanager
@@ -102,12 +92,10 @@ def counted_run(run: Any, workspace: Workspace) -> tuple[dict[str, Counter[str]]
     runs: dict[str, list[StageRun]] = defaultdict(list)
 
     def step(call: Call) -> StageRun:
-        mine = counts[call.stage.name]
-        around = replace(workspace, engine=lambda config: Counting(workspace.engine(config), mine))
-        with counting_losses(mine):
-            done = execute(call.stage, run=call.run, inputs=call.inputs, iteration=call.iteration, workspace=around)
         name = call.stage.name
-        mine.update({what: int(done.metrics.get(f"{name}/{what}", 0)) for what in ("episodes", "steps")})
+        with counting_losses(counts[name]):
+            done = execute(call.stage, run=call.run, inputs=call.inputs, iteration=call.iteration, workspace=workspace)
+        counts[name].update({what: int(done.metrics.get(f"{name}/{key}", 0)) for what, key in LOGGED.items()})
         runs[name].append(done)
         return done
 
@@ -133,13 +121,10 @@ def means(run: Any, workspace: Workspace, runs: Mapping[str, Sequence[StageRun]]
     }  # fmt: skip
     if run.method == "nlac":
         made = workspace.replay.rows("targets", [one.run_id for one in runs["targets"]])
-        asked = {
-            k: [len(row["student_ids"]) for row in made if row["turn"] == k] for k in {row["turn"] for row in made}
-        }
-        first, last = min(asked), max(asked)
-        growth = (statistics.mean(asked[last]) - statistics.mean(asked[first])) / max(last - first, 1)
-        found["act"] = max(0.0, growth - found["observation"])
-        found["template"] = statistics.mean(asked[first]) - found["act"]
+        seen = {(turn["episode_id"], turn["turn"]): len(turn["prompt_ids"]) for turn in turns}
+        told = statistics.mean(len(row["student_ids"]) - seen[row["episode_id"], row["turn"]] for row in made)
+        found["act"] = min(told, assumed(run).act)  # beside the words around it, which no row tells apart
+        found["template"] = told - found["act"]
         found["future"] = statistics.mean(len(row["completion_ids"]) for row in made)
         found["yes"] = statistics.mean(one.metrics["refine/yes_rate"] for one in runs["refine"])
     return [f"{name}={value}" for name, value in found.items()]

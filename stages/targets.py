@@ -1,4 +1,4 @@
-"""Language Bellman backup: what the successor should have said of (s, a), made from one real step and a sampled rest.
+"""What the successor should have said of (s, a), made from one real step and a sampled rest (stages/judge/backup.py).
 
     f = B(s, a, r, s', f'),   a' ~ pi(.|s'),   f' ~ M_target(.|s', a')        terminal s': f is made from r and the last
         observation
@@ -17,35 +17,28 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from stages.frame.contract import Config, Context, Outputs, Stage
-from stages.frame.types import Completion, Malformed, Message, MissingInput, Row, TurnwiseError
+from stages.frame.types import MissingInput, Row, TurnwiseError
+from stages.judge.backup import UNREADABLE, Backup, bellman_backup, successor_prompt
 from stages.learn.priorities import importance_weights, priorities, sample_without_replacement
 from stages.learn.statistics import leak_rate
 from stages.llm.last_message import check_last_message
 from stages.llm.roles import (
-    NO_ROOM,
     Roles,
-    ask,
     check_student,
-    complete_future,
-    mix,
     policy_text,
     prompt_text,
     roles_of,
 )
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
 from stages.play.drawing import Draw, by_episode
-from stages.play.environment import read_action
-from stages.play.transitions import Candidate, Drawable, Transition, candidates, in_full, known_losses
-
-UNREADABLE = "next action"
-"""Why a target is dropped whose a' the environment could not read."""
+from stages.play.transitions import Candidate, Drawable, candidates, in_full, known_losses
 
 
 class TargetsConfig(Config):
@@ -98,27 +91,6 @@ class Drawn(Generic[D]):
 
     @property
     def t(self) -> D:
-        return self.chain[0]
-
-
-@dataclass(frozen=True)
-class Backup:
-    """Transitions that follow each other, on their way to a target of the first. A role whose reply cannot be read, or
-    that could not be asked, sets `dropped`.
-    """
-
-    chain: tuple[Transition, ...]
-    weight: float
-    next_action: str = ""
-    future: str = "none"
-    teacher: tuple[tuple[int, ...], tuple[Message, ...]] = ((), ())
-    combined: Completion | None = None
-    target: Completion | None = None
-    dropped: str = ""
-
-    @property
-    def t(self) -> Transition:
-        """The transition that the target is of."""
         return self.chain[0]
 
 
@@ -238,131 +210,6 @@ def read_in_full(context: Context, drawn: Sequence[Drawn[Candidate]]) -> list[Ba
     """The drawn chains with their texts."""
     read = iter(in_full(context.replay, [t for one in drawn for t in one.chain]))
     return [Backup(tuple(next(read) for _ in one.chain), one.weight) for one in drawn]
-
-
-def bellman_backup(context: Context, roles: Roles, drawn: Sequence[Backup]) -> list[Backup]:
-    """A fresh a' and f' where the chain ends, then combine and correct from its last transition back to its first.
-
-    With one step, the paper's, the chain is the transition itself: f = B(s, a, r, s', f').
-    """
-    depths = max((len(b.chain) for b in drawn), default=0)
-    bar = context.progress("make targets, role by role", 1 + depths)
-    backups = sampled_futures(context, roles, drawn)
-    bar.advance()
-    for depth in reversed(range(depths)):
-        backups = merged(context, roles, backups, depth)
-        bar.advance()
-    return backups
-
-
-def sampled_futures(context: Context, roles: Roles, drawn: Sequence[Backup]) -> list[Backup]:
-    """a' ~ pi(.|s'), f' ~ M_target(.|s', a') of every chain that does not end its episode."""
-    s, seed = context.run.roles, context.seed
-    policy, target = context.adapter("distill"), context.adapter("distill", "target")
-    backups = list(drawn)
-    open_ends = [i for i, b in enumerate(backups) if not b.chain[-1].terminal]
-    prompts = [roles.policy(backups[i].chain[-1].next_state) for i in open_ends]
-    replies = ask(
-        context.engine,
-        prompts,
-        role="policy",
-        adapter=policy,
-        temperature=s.policy_temperature,
-        max_tokens=s.action_room,
-        seed=mix(seed, "a'"),
-    )
-    for i, (_, reply) in zip(open_ends, replies, strict=True):
-        try:
-            backups[i] = replace(
-                backups[i], next_action=read_action(context, backups[i].chain[-1].next_state, reply.text)[1]
-            )
-        except Malformed:
-            backups[i] = dropped(backups[i], reply, UNREADABLE)
-
-    open_ends = [i for i in open_ends if not backups[i].dropped]
-    prompts = [successor_prompt(roles, backups[i].chain[-1].next_state, backups[i].next_action) for i in open_ends]
-    replies = ask(
-        context.engine,
-        prompts,
-        role="successor",
-        adapter=target,
-        temperature=s.target_temperature,
-        max_tokens=s.future_room,
-        seed=mix(seed, "f'"),
-    )
-    for i, (_, reply) in zip(open_ends, replies, strict=True):
-        try:
-            backups[i] = replace(backups[i], future=complete_future(reply))
-        except Malformed:
-            backups[i] = dropped(backups[i], reply, "future")
-    return backups
-
-
-def dropped(b: Backup, reply: Completion, what: str) -> Backup:
-    """For a reply that cannot be read. what: of which kind."""
-    return replace(b, dropped=OUT_OF_CONTEXT if reply == NO_ROOM else what)
-
-
-def merged(context: Context, roles: Roles, backups: Sequence[Backup], depth: int) -> list[Backup]:
-    """The future of transition `depth` of every chain that is so long, from what followed it and the future after that."""
-    s = context.run.roles
-    judge = None if s.frozen == "base" else context.adapter("distill", "target")
-    found = list(backups)
-
-    def told(prompts: Sequence[list[Message]], role: str) -> list[tuple[tuple[int, ...], Completion]]:
-        return ask(
-            context.engine, prompts, role=role, adapter=judge, temperature=s.judge_temperature, max_tokens=s.future_room,
-            seed=mix(context.seed, role, depth),
-        )  # fmt: skip
-
-    live = [i for i, b in enumerate(found) if depth < len(b.chain) and not b.dropped]
-    prompts = [teacher_prompt(roles, found[i].chain[depth], found[i].future) for i in live]
-    for i, prompt, (ids, reply) in zip(live, prompts, told(prompts, "combine"), strict=True):
-        found[i] = checked(replace(found[i], teacher=(ids, tuple(prompt)), combined=reply, target=reply))
-    live = [i for i in live if not found[i].dropped]
-    if context.config.correct:
-        prompts = [
-            roles.prompt("corrector", found[i].chain[depth].state, text=found[i].combined.text)  # type: ignore[union-attr]
-            for i in live
-        ]
-        for i, (_, reply) in zip(live, told(prompts, "corrector"), strict=True):
-            found[i] = checked(replace(found[i], target=reply))
-    if depth:
-        for i in live:
-            found[i] = replace(found[i], future=found[i].target.text)  # type: ignore[union-attr]
-    return found
-
-
-def successor_prompt(roles: Roles, state: Sequence[Message], action: str) -> list[Message]:
-    """The student's prompt x: the conversation and the action, nothing that is known only afterwards."""
-    return roles.prompt("successor", state, action=action, thought="")
-
-
-def teacher_prompt(roles: Roles, t: Transition, future: str) -> list[Message]:
-    """The teacher's prompt x+: the real next observation, the reward of the step, the future after it where the episode
-    did not end.
-    """
-    return roles.prompt(
-        "combine", t.state, action=t.action or "unreadable", thought=t.thought, observation=t.observation, reward=reward_text(t), future=future,
-    )  # fmt: skip
-
-
-def reward_text(t: Transition) -> str:
-    """The field `reward` of combine: the number where the episode ended, "<number> now" where it goes on and the step
-    was paid, else "none".
-    """
-    return f"{t.reward:g}" if t.terminal else f"{t.reward:g} now" if t.reward else "none"
-
-
-def checked(b: Backup) -> Backup:
-    """Drop a target that is no whole future: a cut text would teach the successor to stop in mid-sentence."""
-    if b.dropped or b.target is None:
-        return b
-    try:
-        complete_future(b.target)
-    except Malformed:
-        return dropped(b, b.target, "target")
-    return b
 
 
 def target_row(context: Context, roles: Roles, b: Backup) -> Row:

@@ -24,10 +24,10 @@ from stages.frame.contract import Config, Context, Outputs, Stage
 from stages.frame.react import parse_react
 from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig
 from stages.frame.types import Completion, Engine, Episode, Message, Outcome, Request, Row, Scenario, Turn
+from stages.judge.backup import Backup
 from stages.llm.scripted import END_ID, VOCABULARY, ScriptedEngine
 from stages.play.transitions import Transition
 from stages.store.tables import ARRAYS, columns_of
-from stages.targets import Backup
 
 torch.set_num_threads(1)
 

@@ -2,6 +2,7 @@
 
 Modules:
 
+    backup    the language Bellman backup: real steps and a sampled future, merged and corrected; used by targets
     critique  k futures of (s, a) and the verdict on them; used by refine and by the audit
     audit     the critic against returns and against the environment's truth
     gate      the outcome gate, an option of refine
