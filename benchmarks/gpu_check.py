@@ -41,7 +41,7 @@ from benchmarks.passes import (
 from flows import presets
 from flows.cost.estimate import Machine, train_flops, training_memory
 from flows.cost.shapes import DEVICES, GIB, KNOWN, Device, Shape
-from flows.cost.workload import Rows, Work
+from flows.cost.work import Rows, Work
 from stages.learn.adapter import base_of, new_adapter
 from stages.learn.episode_row import EpisodeIds, pack
 from stages.learn.fit import adamw

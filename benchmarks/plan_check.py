@@ -45,7 +45,8 @@ from flows import presets
 from flows.cost.estimate import Machine, train_flops
 from flows.cost.lengths import assumed
 from flows.cost.shapes import DEVICES, read_shape
-from flows.cost.workload import Rows, Work, workload
+from flows.cost.work import Rows, Work
+from flows.cost.workload import workload
 from flows.pipeline import Call, run_pipeline
 from flows.workspace import open_workspace
 from stages import self_ac

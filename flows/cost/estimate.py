@@ -22,7 +22,8 @@ from typing import Any
 from flows.cost.lengths import Lengths, assumed
 from flows.cost.shapes import GIB, KNOWN, Device, Shape, device_of, shape_of
 from flows.cost.storage import disk, host
-from flows.cost.workload import Prompts, Rows, Work, workload
+from flows.cost.work import Prompts, Rows, Work
+from flows.cost.workload import workload
 from flows.datasets import missing_rows
 from stages.frame.types import UsageError
 

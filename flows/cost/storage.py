@@ -12,7 +12,7 @@ from typing import Any
 
 from flows.cost.lengths import Lengths
 from flows.cost.shapes import GIB
-from flows.cost.workload import Work
+from flows.cost.work import Work
 from flows.garbage import KEEP
 from flows.registry import METHODS
 

@@ -9,85 +9,27 @@ do in a run. [ours]
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from flows.cost.lengths import Lengths
+from flows.cost.work import (
+    At,
+    Kind,
+    Prompts,
+    Rows,
+    Work,
+    general_rows,
+    in_trees,
+    merged,
+    policy_prompts,
+    policy_rows,
+    role_prompts,
+    successor_rows,
+)
 from flows.registry import METHODS
 
 FACTOR = 40.0  # tokens of one thought in a chain of thought
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """n requests of one kind: tokens that each reads and that each writes; and of those read the first ones, which the
-    request before it has, too.
-    """
-
-    n: float
-    read: float
-    written: float
-    shared: float = 0.0
-
-
-@dataclass(frozen=True)
-class Rows:
-    """n rows of `length` tokens in passes of a training, of which `predicted` go through the vocabulary projection, and
-    `own` through the model, the last ones: what stands before them another row of the pass has brought.
-    """
-
-    n: float
-    length: float
-    predicted: float
-    own: float | None = None  # None = all
-
-    @property
-    def fresh(self) -> float:
-        return self.length if self.own is None else self.own
-
-
-@dataclass(frozen=True)
-class Work:
-    """One execution of a stage. asked: calls of whoever answers inside the environment."""
-
-    stage: str
-    episodes: float = 0.0
-    prompts: tuple[Prompts, ...] = ()
-    trained: tuple[Rows, ...] = ()
-    forward: tuple[Rows, ...] = ()  # passes without a gradient
-    steps: int = 0
-    asked: float = 0.0
-
-    @property
-    def generated(self) -> float:
-        return sum(p.n * p.written for p in self.prompts)
-
-    @property
-    def read(self) -> float:
-        return sum(p.n * p.read for p in self.prompts)
-
-    @property
-    def cached(self) -> float:
-        return sum(p.n * p.shared for p in self.prompts)
-
-    @property
-    def trained_tokens(self) -> float:
-        return sum(r.n * r.fresh for r in self.trained)
-
-    @property
-    def predicted(self) -> float:
-        return sum(r.n * r.predicted for r in self.trained)
-
-
-@dataclass(frozen=True)
-class At:
-    """A stage's place in a run: the iteration, the turns collected so far, and the config."""
-
-    run: Any
-    lengths: Lengths
-    iteration: int
-    pool: float
 
 
 def workload(run: Any, lengths: Lengths) -> list[Work]:
@@ -106,36 +48,6 @@ def workload(run: Any, lengths: Lengths) -> list[Work]:
 def n_episodes(run: Any, iteration: int) -> int:
     wanted, group = run.collect.first_episodes if iteration == 0 else run.collect.episodes, run.collect.group
     return int(max(1, wanted // group) * group)
-
-
-def policy_prompts(at: At, n: float, k: float, draw: str = "turn") -> Prompts:
-    size = at.lengths
-    return Prompts(n, size.state(k), size.action + size.thought, shared_prefix(at, k, draw))
-
-
-def seen_by_roles(at: At, k: float) -> float:
-    """The conversation in front of a role's own words, at reply k."""
-    size = at.lengths
-    return size.state(k) if at.run.roles.history == "chat" else size.system + size.history(k)
-
-
-def role_prompts(
-    at: At, n: float, k: float, fields: float, written: float, draw: str = "turn", times: float = 1
-) -> Prompts:
-    """A role's at reply k, each asked so many times. fields: tokens of what it is told besides; written: of its reply."""
-    size = at.lengths
-    read = seen_by_roles(at, k) + size.template + fields
-    shared = (shared_prefix(at, k, draw) + (times - 1) * read) / times
-    return Prompts(n * times, read, written + size.thought, shared)
-
-
-def shared_prefix(at: At, k: float, draw: str) -> float:
-    """Tokens that prompts at reply k have in front like the ones before them, sorted: the system message; by the
-    episode all that was said up to the turn before. That other roles of the stage had the same conversation is left
-    out: they are asked after each other, and a cache does not hold a whole stage of the paper's.
-    """
-    size = at.lengths
-    return size.system if draw == "turn" else max(size.system, seen_by_roles(at, k - 1))
 
 
 def collect(at: At) -> Work:
@@ -164,71 +76,8 @@ def targets(at: At) -> Work:
     return Work("targets", prompts=merged(found))
 
 
-def merged(prompts: Sequence[Prompts]) -> tuple[Prompts, ...]:
-    """One entry for all: its means are weighted by n, so that sums stay what they are."""
-    n = sum(p.n for p in prompts)
-
-    def mean(value: Callable[[Prompts], float]) -> float:
-        return sum(p.n * value(p) for p in prompts) / n
-
-    return (Prompts(n, mean(lambda p: p.read), mean(lambda p: p.written), mean(lambda p: p.shared)),) if n else ()
-
-
-def successor_rows(at: At, n: float) -> Rows:
-    size = at.lengths
-    return Rows(n, seen_by_roles(at, size.middle) + size.template + size.act + size.future, size.future)
-
-
-def policy_rows(at: At, n: float, thought: float) -> Rows:
-    """thought: tokens of it that are trained on; a rewritten action has none without refine.rethink."""
-    size = at.lengths
-    return Rows(n, size.state(size.middle) + size.action + thought, size.action + thought)
-
-
-def general_rows(at: At, n: float) -> Rows:
-    return Rows(n, at.lengths.general, at.lengths.general / 2)
-
-
 def n_targets(at: At) -> int:
     return int(min(at.run.targets.transitions, at.pool, at.run.targets.replay_size))
-
-
-@dataclass(frozen=True)
-class Kind:
-    """Rows of one kind: how many a step has, and of how many episodes they are drawn; 0 = they are of none."""
-
-    rows: Rows
-    a_step: float
-    episodes: float
-
-
-def in_trees(at: At, kinds: Sequence[Kind], steps: int, draw: str, pass_tokens: int) -> tuple[Rows, ...]:
-    """The rows as steps have them, what they share counted once: the system message in every pass, an episode's
-    conversation in every step that has rows of it. That rows of two kinds may be of one episode is left out.
-    """
-    size, found = at.lengths, []
-    tokens = 0.0  # of a step, without its system message
-    for kind in kinds:
-        c, rows, pool = kind.a_step, kind.rows, max(kind.episodes, 1.0)
-        if not c or not rows.n:
-            continue
-        if not kind.episodes:
-            found.append(rows)
-            tokens += c * rows.length
-            continue
-        if draw == "turn":
-            met = pool * (1 - (1 - 1 / pool) ** c)  # episodes, and the last of c / met turns drawn from each
-            last = c / met * (size.turns + 1) / (c / met + 1) - 1
-        else:
-            met = min(c, pool, 1 + (c - 1) / size.turns)  # turns after each other, from anywhere on
-            last = size.middle + (c / met - 1) / 2
-        deepest, own = size.state(min(size.turns - 1, last)), rows.length - size.state(size.middle)
-        found.append(Rows(rows.n, rows.length, rows.predicted, own))
-        found.append(Rows(rows.n / c * met, deepest, 0.0, deepest - size.system))
-        tokens += c * own + met * (deepest - size.system)
-    full = tokens / max(pass_tokens - size.system, 1.0) if pass_tokens else 0.0
-    passes = full + 0.5 if full > 1 else 1.0  # the last one is half full
-    return (*found, Rows(steps * passes, size.system, 0.0))
 
 
 def critic(at: At) -> Work:

@@ -20,7 +20,8 @@ from flows.cost.estimate import Machine, estimate, train_flops
 from flows.cost.lengths import assumed
 from flows.cost.plan import lines
 from flows.cost.shapes import DEVICES, KNOWN, read_shape, shape_of
-from flows.cost.workload import OF_STAGE, Rows, workload
+from flows.cost.work import Rows
+from flows.cost.workload import OF_STAGE, workload
 from flows.registry import METHODS
 from stages.frame.types import UsageError
 from stages.learn.adapter import base_of
