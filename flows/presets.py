@@ -35,7 +35,10 @@ class RunConfig(Config):
     preset: str = Field("", description="Name of the preset that the run was made from. [ours]")
     seed: int = Field(0, ge=0, description="Mixed with stage name and iteration into every stage's seed. [ours]")
     iterations: int = Field(
-        4, ge=0, description="Rounds of collecting and learning; more of them continue a finished run. [ours]"
+        4,
+        ge=0,
+        le=10_000,
+        description="Rounds of collecting and learning; more of them continue a finished run. [ours]",
     )
     method: Literal["nlac", "self_ac", "rft", "grpo"] = Field(
         "nlac", description="Which stages an iteration runs: NLAC, Self-AC or a baseline. [ours]"

@@ -88,8 +88,15 @@ def add_critic(workspace: Workspace, run_id: str, stored: Mapping[str, Any], fol
 
 
 def pretrain_to(config: RunConfig, workspace: Workspace, out: Path, bar: Bar, *, force: bool) -> StageRun:
-    """Run the stage `pretrain` and copy the model that it left to `out`."""
+    """Run the stage `pretrain` and copy the model that it left to `out`. Raises UsageError, before it trains, for an
+    `out` that can be no folder.
+    """
     from stages.store.execute import execute
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {str(out)[-200:]}: {error.strerror}. Name a folder that can be written.") from None
 
     # It makes the base model, so it cannot depend on one.
     alone = replace(workspace, engine=_no_engine, model_hash=lambda run: "")
