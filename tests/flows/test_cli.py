@@ -169,7 +169,10 @@ def test_an_adapter_is_exported_to_a_new_folder_only(turnwise: Turnwise, stages:
         (["run", "d" * 5000 + ".toml", "--plain"], "There is no preset file ...ddd"),
         (["export", "ffff", "o" * 5000], "File name too long"),
         (["pretrain", "--out", "/dev/null"], "--out /dev/null: File exists. Name a folder that can be written."),
-        (["plan", "tiny", "--set", "iterations=1000000000"], "iterations: input should be less than or equal to 10000"),
+        (
+            ["run", "preset.toml", "--plain", "--set", "iterations=1000000000"],
+            "iterations: input should be less than or equal to 10000",
+        ),
         (["run"], "PRESET"),
         (["runn"], "invalid choice"),
         ([], "COMMAND"),
