@@ -33,7 +33,7 @@ evaluate = { episodes = 4, audit_turns = 4 }
 PRESETS = {
     "nightly": "cron = '* * * * *'",
     "by hand": "",
-    "endless": "method = 'rft'\niterations = 100000",
+    "endless": "method = 'rft'\niterations = 10000",
 }
 """File -> what differs from BASE, which only evaluates the base model and is done in seconds."""
 
@@ -118,12 +118,30 @@ def prefect_server(home: Path, port: int) -> Iterator[Api]:
 
 
 @contextmanager
-def serve(home: Path, url: str, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """`turnwise serve` of all PRESETS, once it says that it serves them; stopped with SIGTERM."""
+def server_of_another_command(home: Path) -> Iterator[tuple[Api, subprocess.Popen[str]]]:
+    """The server that a command like `turnwise ui` keeps for its folder; it ends with the process."""
+    code = "import sys, time; from pathlib import Path; from flows.orchestration.server import keep_server\n"
+    code += "with keep_server(Path(sys.argv[1])) as server: print(server.url, flush=True); time.sleep(600)"
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(home)], stdout=subprocess.PIPE, text=True, env=env | {"PYTHONPATH": str(ROOT)}
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield Api(process.stdout.readline().strip()), process
+        finally:
+            process.kill()
+
+
+@contextmanager
+def serve(home: Path, url: str | None, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """`turnwise serve` of all PRESETS, once it says that it serves them; stopped with SIGTERM. url: of the server that it
+    is told to use; None = it finds one, or starts its own.
+    """
     presets = [part for name in PRESETS for part in ("--preset", str(home / f"{name}.toml"))]
     command = [sys.executable, "-m", "flows.cli", "serve", "--json", "--home", str(home), *presets, *options]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
-    env |= {"PYTHONPATH": str(ROOT), "PREFECT_API_URL": url, "PREFECT_RUNNER_POLL_FREQUENCY": "2"}
+    env |= {"PYTHONPATH": str(ROOT), "PREFECT_RUNNER_POLL_FREQUENCY": "2"} | ({"PREFECT_API_URL": url} if url else {})
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=env, cwd=home, preexec_fn=_take_interrupts
     ) as process:

@@ -124,6 +124,25 @@ def keep_server(home: Path) -> Iterator[Server]:
         server.stop()
 
 
+def stand_in(server: Server, home: Path) -> bool:
+    """Start this folder's server again, on the port where others know it, if the command that kept it has ended. False
+    where something listens there still, and for a server that PREFECT_API_URL names. Raises TurnwiseError.
+    """
+    port = _own_port(home)
+    if server.owned is not None or server.url != api_url(port):
+        return False
+    with sqlite.exclusive(_port_file(home), START_TIMEOUT_S):
+        if not is_free(port):
+            return False
+        started = start_server(home, port, full=True)
+        if started.url != server.url:  # the port was taken between
+            started.stop()
+            return False
+        server.owned = started.owned
+        server.wait()
+    return True
+
+
 def start_server(home: Path, port: int = 0, *, full: bool = False) -> Server:
     """Begin to start a server, on a free port where `port` is 0 or taken.
 

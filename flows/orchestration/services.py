@@ -12,17 +12,19 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from flows import presets
 from flows.book import EXPERIMENT
 from flows.locks import lock
 from flows.orchestration.leash import Leashed
-from flows.orchestration.server import Server, free_port, healthy, is_free, keep_server, use_server
+from flows.orchestration.server import Server, free_port, healthy, is_free, keep_server, stand_in, use_server
 from flows.report import emit
 from flows.workspace import find_home, open_workspace, project_name, safe_name
 from stages.frame.types import TurnwiseError, UsageError
 
 POLL_S = 1.0
+LOOK_S = 5.0  # between two looks at a server that another command keeps
 RESTART_S = 5.0  # between the end of a service and its next start, so that one that cannot start does not spin
 START_TIMEOUT_S = 180.0
 LAST_PORT = 65535
@@ -47,7 +49,7 @@ def ui(args: Namespace) -> int:
         # Without the last part MLflow opens in its GenAI mode, which hides the charts and the registered models.
         runs = f"{page}/#/experiments/{experiment}/runs?compareRunsMode=CHART&workflowType=machine_learning"
         links = {"runs": runs, "prefect": server.url.removesuffix("/api")}
-        _supervise(server, start_page, until=lambda: healthy(page, b"OK"), ready=lambda: _tell(args, links))
+        _supervise(server, home, start_page, until=lambda: healthy(page, b"OK"), ready=lambda: _tell(args, links))
     return 0
 
 
@@ -98,6 +100,7 @@ def serve(args: Namespace) -> int:
         try:
             _supervise(
                 server,
+                home,
                 start_worker,
                 until=registered,
                 ready=lambda: _tell(args, {"prefect": server.url.removesuffix("/api"), **schedule}),
@@ -129,16 +132,18 @@ def _by_name(given: Sequence[str]) -> dict[str, str]:
 
 
 def _supervise(
-    server: Server, start: Callable[[], Leashed], *, until: Callable[[], bool], ready: Callable[[], None]
+    server: Server, home: Path, start: Callable[[], Leashed], *, until: Callable[[], bool], ready: Callable[[], None]
 ) -> None:
-    """Keep one service running beside the server until Ctrl-C; start it again when it ended or the server came back.
+    """Keep one service running beside the server until Ctrl-C; start it again when it ended, and the server when the
+    command that kept it for both has ended.
 
     Raises TurnwiseError where the service ends before it was ever ready, or where the server is gone for good.
     """
     service = start()
     told = False
     try:
-        deadline = time.monotonic() + START_TIMEOUT_S
+        looked = time.monotonic()
+        deadline = looked + START_TIMEOUT_S
         while True:
             if not service.running():
                 if not told:
@@ -157,6 +162,10 @@ def _supervise(
                 raise TurnwiseError(
                     f"the Prefect server ended; it said: {server.owned.tail()}. Start the command again."
                 )
+            if server.owned is None and time.monotonic() > looked + LOOK_S:
+                if not healthy(server.url) and stand_in(server, home):
+                    print("The command that kept the Prefect server ended; it is started again here.", file=sys.stderr)
+                looked = time.monotonic()
             time.sleep(POLL_S if told else 0.2)
     except KeyboardInterrupt:
         return  # the way to end it

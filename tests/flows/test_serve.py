@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 import pytest
 from commands import make_home
-from serving import Api, prefect_server, serve, until, write_presets
+from serving import Api, prefect_server, serve, server_of_another_command, until, write_presets
 
-from flows.orchestration.server import free_port
+from flows.orchestration.server import free_port, healthy
 from stages.store.runs import RunInfo
 from stages.store.tracking import Tracking
 
@@ -147,6 +147,17 @@ def test_ctrl_c_ends_the_runs_frees_their_slots_and_pauses_the_schedules(served:
     assert served.process.wait(60) == 0
     served.assert_ended(run, seed=21)
     assert served.api("/deployments/name/turnwise/my-project.nightly")["paused"]
+
+
+def test_a_server_that_another_command_kept_is_kept_by_serve_when_that_command_ends(home: Path) -> None:
+    with server_of_another_command(home) as (api, keeper), serve(home, None) as process:
+        keeper.terminate()
+        keeper.wait(60)
+        assert until(lambda: not healthy(api.url), 30)  # it is gone
+        assert until(lambda: healthy(api.url), 120)  # and back
+        run = api.start("turnwise/my-project.by-hand")
+        assert api.reaches(run, timeout_s=180)["state"]["type"] == "COMPLETED", api.said(run)
+        assert process.poll() is None
 
 
 def test_what_a_killed_serve_left_is_settled_at_the_next_start_and_its_deployment_runs_again(
