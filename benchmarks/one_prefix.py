@@ -54,7 +54,7 @@ from stages.train.passes import mixed_batches
 from stages.train.rows import TrainRow
 
 TURNS = 13
-STEPS, MAIN, BESIDE, PASS_TOKENS = 256, 8, 2, 16384  # of the paper's presets
+STEPS, MAIN, BESIDE, PASS_TOKENS = 256, 8, 2, 32768  # of the paper's presets
 RANK = 8
 ROOM = 4  # tokens of a reply in the second table
 
