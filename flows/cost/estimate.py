@@ -163,7 +163,8 @@ def cost(m: Machine, stage: str, works: Sequence[Work], lengths: Lengths) -> Cos
         seconds += sum(train_seconds(m, one) for one in passes) + sum(generate_seconds(m, p) for p in work.prompts)
         flops += sum(map(sum, passes)) + sum(read_flops(m, p) + decode_flops(m, p) for p in work.prompts)
     return Cost(
-        stage, len(works), sum(w.episodes for w in works), sum(p.n for w in works for p in w.prompts), sum(w.read for w in works), sum(w.cached for w in works) if m.caches_prefixes else 0.0,
+        stage, len(works), sum(w.episodes for w in works), sum(p.n for w in works for p in w.prompts), sum(w.read for w in works),
+        sum(w.cached for w in works) if m.caches_prefixes else 0.0,
         sum(w.generated for w in works), sum(w.trained_tokens for w in works), sum(w.predicted for w in works), sum(w.steps for w in works),
         flops / 1e15, (seconds + waiting) / 3600, waiting / 3600,
     )  # fmt: skip

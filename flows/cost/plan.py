@@ -35,18 +35,8 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         f"{'stage':<9}{'runs':>5}{'episodes':>9}{'prompts':>9}{'read':>8}{'cached':>8}{'generated':>10}{'trained':>9}{'predicted':>10}{'steps':>7}{'PFLOP':>10}{'hours':>10}",
     ]
     names = (
-        "runs",
-        "episodes",
-        "prompts",
-        "read",
-        "cached",
-        "generated",
-        "trained",
-        "predicted",
-        "steps",
-        "pflop",
-        "hours",
-    )
+        "runs", "episodes", "prompts", "read", "cached", "generated", "trained", "predicted", "steps", "pflop", "hours",
+    )  # fmt: skip
     rows = [
         *found["stages"],
         {"stage": "all", **{name: sum(one[name] for one in found["stages"]) for name in (*names, "waiting_hours")}},

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from stages.frame.contract import Context
 from stages.frame.types import Completion, Malformed, Message
+from stages.judge.backup import successor_prompt
 from stages.llm.roles import NO_ROOM, Roles, ask, complete_future, mix, parse_evaluation
 
 
@@ -33,7 +34,7 @@ def judge(
     """
     s = context.run.roles
     adapter = context.adapter("critic")
-    prompts = [roles.prompt("successor", state, action=action, thought="") for state, action in pairs for _ in range(k)]
+    prompts = [successor_prompt(roles, state, action) for state, action in pairs for _ in range(k)]
     replies = ask(
         context.engine,
         prompts,
