@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from flows import presets, telling
 from flows.book import Iteration, Summary, open_book, outcome
 from flows.datasets import scenario_sets
-from flows.registry import METHODS, load_stage, select_inputs
+from flows.registry import METHODS, SWEPT, load_stage, select_inputs
 from stages.store.runs import flat
 
 if TYPE_CHECKING:
@@ -105,10 +105,10 @@ def iterate(run: RunConfig, step: Step, through: str = LAST) -> Iterator[Iterati
     history: dict[str, list[str]] = {}
     for i in range(run.iterations):
         done: dict[str, StageRun] = {}
-        for name in _stages_of(i, run, through):
+        for name in stages_of(i, run, through):
             stage = load_stage(name)
             done[name] = step(Call(stage, run, _inputs(stage, history), i))
-            history.setdefault(name, []).append(done[name].run_id)
+            history[name] = [*history.pop(name, []), done[name].run_id]  # the newest last
         yield Iteration(
             iteration=i,
             runs={name: one.run_id for name, one in done.items()},
@@ -127,11 +127,21 @@ def evaluate_final(run: RunConfig, step: Step, best: Iteration) -> StageRun:
     return step(Call(stage, changed, _inputs(stage, history), best.iteration, "final"))
 
 
-def _stages_of(iteration: int, run: RunConfig, through: str) -> tuple[str, ...]:
-    names = (*METHODS[run.method], LAST)
-    if iteration == run.iterations - 1:
-        return names[: names.index(through) + 1]
-    return names if (iteration + 1) % run.evaluate_every == 0 else names[:-1]
+def stages_of(iteration: int, run: RunConfig, through: str = LAST) -> tuple[str, ...]:
+    """The stages of an iteration, in order. Of `run.sweeps` iterations the first one plays and the last one improves the
+    policy and is evaluated; in all of them the critic learns.
+    """
+    last, place = iteration == run.iterations - 1, iteration % run.sweeps
+    names = [
+        name
+        for name in METHODS[run.method]
+        if name in SWEPT or (place == 0 if name == "collect" else place == run.sweeps - 1 or last)
+    ]
+    if last:
+        names.append(LAST)
+        return tuple(names[: names.index(through) + 1])
+    rounds, unfinished = divmod(iteration + 1, run.sweeps)
+    return (*names, LAST) if not unfinished and rounds % run.evaluate_every == 0 else tuple(names)
 
 
 def best_of(rows: Sequence[Iteration]) -> Iteration | None:

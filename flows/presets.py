@@ -43,8 +43,16 @@ class RunConfig(Config):
     method: Literal["nlac", "self_ac", "rft", "grpo"] = Field(
         "nlac", description="Which stages an iteration runs: NLAC, Self-AC or a baseline. [ours]"
     )
+    sweeps: int = Field(
+        1,
+        ge=1,
+        description="Iterations for one round of collecting and improving the policy; in each of them targets are made and the critic is trained, so that "
+        "values flow back so many states a round. [ours; paper: every step makes its own targets]",
+    )
     evaluate_every: int = Field(
-        1, ge=1, description="Iterations between two evaluations; the last one is always evaluated. [ours]"
+        1,
+        ge=1,
+        description="Iterations between two evaluations, or rounds of `sweeps`; the last one is always evaluated. [ours]",
     )
     cron: str = Field(
         "", description="When `turnwise serve` starts the preset, like '0 3 * * *'; empty = by hand only. [ours]"

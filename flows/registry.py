@@ -35,15 +35,20 @@ METHODS: dict[str, tuple[str, ...]] = {
 }
 """Method -> its stages within one iteration, in order. The last one makes the adapter that is evaluated."""
 
-Which = Literal["all", "last"]
+SWEPT = ("targets", "critic")
+"""Stages that come in every iteration; where a run has several `sweeps`, others come once in so many iterations."""
+
+Which = Literal["all", "last", "newest"]
 
 _POLICIES: dict[str, Which] = {"distill": "last", "rft": "last", "grpo": "last", "self_ac": "last"}
+
+_LEARNERS = ("critic", "distill")  # NLAC's, which train one adapter in turn
 
 WIRING: dict[str, dict[str, Which]] = {
     "pretrain": {},
     "collect": _POLICIES,
-    "targets": {"collect": "all", "critic": "all", "distill": "last"},
-    "critic": {"targets": "last", "collect": "all", "refine": "last", "distill": "last"},
+    "targets": {"collect": "all", "critic": "all", "distill": "newest"},
+    "critic": {"targets": "last", "collect": "all", "refine": "last", "critic": "newest", "distill": "newest"},
     "refine": {"collect": "all", "critic": "all"},
     "distill": {"refine": "last", "targets": "last", "critic": "last"},
     "rft": {"collect": "all", "rft": "last"},
@@ -51,12 +56,13 @@ WIRING: dict[str, dict[str, Which]] = {
     "self_ac": {"collect": "last", "self_ac": "last"},
     "evaluate": {**_POLICIES, "critic": "last"},
 }
-"""Stage -> upstream stage -> all of its runs so far, or the newest only. Upstream stages without a run yet are left out."""
+"""Stage -> upstream stage -> all of its runs so far, or the last only; "newest": the last one, where neither critic nor distill has had a run since.
+Upstream stages without a run yet are left out."""
 
 READS: dict[str, tuple[str, ...]] = {
     "collect": tuple(_POLICIES),
-    "targets": ("distill",),
-    "critic": ("distill",),
+    "targets": ("distill", "critic"),
+    "critic": ("distill", "critic"),
     "refine": ("critic",),
     "distill": ("critic",),
     "rft": ("rft",),
@@ -64,12 +70,14 @@ READS: dict[str, tuple[str, ...]] = {
     "self_ac": ("self_ac",),
     "evaluate": (*_POLICIES, "critic"),
 }
-"""Stage -> upstream stages whose weights it reads, those of the newest run of each. Of all others it reads rows alone."""
+"""Stage -> upstream stages whose weights it reads, those of the newest run of each; a swept stage those of the first one that is there. Of all others it
+reads rows alone."""
 
 
 def read_weights(stage: str, inputs: Mapping[str, Sequence[str]]) -> list[str]:
     """The runs among a stage's inputs whose weights it reads."""
-    return [inputs[name][-1] for name in READS.get(stage, ()) if inputs.get(name)]
+    found = [inputs[name][-1] for name in READS.get(stage, ()) if inputs.get(name)]
+    return found[:1] if stage in SWEPT else found
 
 
 def load_stage(name: str) -> Stage:
@@ -79,9 +87,14 @@ def load_stage(name: str) -> Stage:
 
 
 def select_inputs(stage: str, history: dict[str, list[str]]) -> dict[str, list[str]]:
-    """The inputs of `stage` from the runs that a pipeline has so far (stage name -> run ids, oldest first).
+    """The inputs of `stage` from the runs that a pipeline has so far (stage name -> run ids, oldest first; the stage that
+    ran last is the last one in it).
 
     Within an iteration, "last" is this iteration's run where that stage has had its turn, else the one before.
     """
-    chosen = {name: history.get(name, []) for name in WIRING[stage]}
-    return {name: list(runs) if WIRING[stage][name] == "all" else runs[-1:] for name, runs in chosen.items() if runs}
+    learner = next((name for name in reversed(history) if name in _LEARNERS), None)
+    return {
+        name: list(history[name]) if which == "all" else history[name][-1:]
+        for name, which in WIRING[stage].items()
+        if history.get(name) and (which != "newest" or name == learner)
+    }

@@ -12,6 +12,7 @@ the LoRA tensors, and every step also holds policy rows, since policy and succes
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -32,7 +33,11 @@ from stages.train.rows import TrainRow, general_rows, read_targets, target_rows,
 class CriticConfig(MixedConfig):
     """L1 and the target network."""
 
-    epochs: int = Field(1, ge=0, description="Passes over the iteration's targets; 0 freezes the successor. [ours]")
+    epochs: int = Field(1, ge=1, description="Passes over the iteration's targets. [ours]")
+    frozen: bool = Field(
+        False,
+        description="Targets weigh nothing, so that the successor is not trained; the steps and their policy rows are as they were. [ours, ablation]",
+    )
     batch: int = Field(48, ge=1, description="Targets a step. [ours]")
     policy_rows: int = Field(
         16,
@@ -56,15 +61,17 @@ def run(context: Context) -> Outputs:
     rows = target_rows(read_targets(context.replay, context.inputs["targets"], "successor"))
     if not rows:
         raise MissingInput(f"critic needs successor targets of run {context.latest('targets')}, found 0; rerun targets")
-    last_policy = context.latest("distill")
-    model = trainable(context, context.artifact(last_policy, "adapter") if last_policy else None)
+    last = context.latest("distill") or context.latest("critic")
+    model = trainable(context, context.artifact(last, "adapter") if last else None)
     # At the start the target is the fresh adapter, which does nothing yet: it equals the base model.
-    target = tensors_of(model, context.artifact(last_policy, "target")) if last_policy else trainable_state(model)
+    target = tensors_of(model, context.artifact(last, "target")) if last else trainable_state(model)
     losses: dict[tuple[Any, ...], tuple[float, int]] = {}
     kinds = {"successor": (rows, config.batch), "policy": (policy_rows(context), config.policy_rows)}
     if config.general_rows:
         kinds["general"] = (general_rows(context.run.model.path, config.general_path), config.general_rows)
     kinds = {kind: (weighed(rows, config.weight), n) for kind, (rows, n) in kinds.items()}
+    if config.frozen:
+        kinds["successor"] = ([replace(row, weight=0.0) for row in rows], config.batch)
     bar = context.progress("train critic", config.epochs * -(-len(rows) // config.batch))
     steps = [0]
 
@@ -119,6 +126,6 @@ def priority_rows(losses: dict[tuple[Any, ...], tuple[float, int]]) -> list[Row]
 
 
 STAGE = Stage(
-    "critic", 3, CriticConfig, inputs=("targets", "collect", "refine", "distill"), roles=(), run=run,
+    "critic", 3, CriticConfig, inputs=("targets", "collect", "refine", "critic", "distill"), roles=(), run=run,
     outputs=("priorities", "adapter/", "target/"),
 )  # fmt: skip

@@ -53,12 +53,12 @@ class PretrainConfig(Config):
     layers: int = Field(3, ge=1, description="Decoder layers; 4 for agents. [ours]")
     heads: int = Field(4, ge=1, description="Attention heads. [ours]")
     positions: int = Field(
-        256, ge=1, description="Longest text that the model takes, in tokens; 1024 for agents. [ours]"
+        512, ge=1, description="Longest text that the model takes, in tokens; 1024 for agents. [ours]"
     )
     vocabulary: int = Field(
         1000, ge=262, description="Tokens of the byte-level tokenizer, for agents; the desk has one a word. [ours]"
     )
-    steps: int = Field(900, ge=1, description="Optimiser steps; 1800 for agents. [ours]")
+    steps: int = Field(2000, ge=1, description="Optimiser steps; 1800 for agents. [ours]")
     batch: int = Field(96, ge=1, description="Examples a step; 32 for agents. [ours]")
     parts: int = Field(4, ge=1, description="Passes of like length that a step is cut into, against padding. [ours]")
     muon_lr: float = Field(0.02, gt=0, description="Learning rate of the matrices. [ours]")

@@ -101,9 +101,9 @@ def run(context: Context) -> Outputs:
     """
     config: RefineConfig = context.config
     roles = roles_of(context.run.roles)
-    if config.refinements > 1 and context.run.roles.judge_temperature == 0:
+    if config.refinements > 1 and context.run.roles.rewriting_temperature == 0:
         raise UsageError(
-            "refine.refinements is above 1 while roles.judge_temperature is 0: all of them would be equal; raise the temperature"
+            "refine.refinements is above 1 while the refiner's temperature is 0: all of them would be equal; raise roles.refiner_temperature"
         )
     if context.iteration < config.warmup:
         return Outputs({"refine/rows": 0.0})
@@ -207,7 +207,7 @@ def refine_all(context: Context, roles: Roles, judged: Sequence[Refinement]) -> 
         prompts,
         role="refiner",
         adapter=adapter,
-        temperature=s.judge_temperature,
+        temperature=s.rewriting_temperature,
         max_tokens=s.action_room,
         seed=mix(context.seed, "refine"),
     )

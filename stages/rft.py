@@ -5,9 +5,9 @@
 Source: rejection-sampling fine-tuning, as the baseline of arXiv 2512.04601. Winning episodes of all iterations are
 kept. [ours]
 
-`labels = "told"` is the information-matched control of a critic that speaks: every turn of every episode is learned,
-and where the episode's last observation names another action, a parser puts that one in its place. It is told what
-NLAC is told, and has no critic. [ours]
+`labels = "told"` is the information-matched control of a critic that speaks: a parser of what was said of an episode
+puts the right action where it is named, leaves out a turn that is blamed, and prefers the episodes with the fewest
+wrong turns where they are counted. It is told what NLAC is told, and has no critic. [ours]
 
     turnwise run demo_rft
     turnwise run demo_relabel
@@ -18,6 +18,7 @@ from __future__ import annotations
 import importlib
 import random
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, Literal
 
 from pydantic import Field
@@ -28,7 +29,7 @@ from stages.learn.adapter import save_adapter
 from stages.learn.fit import adamw, fit
 from stages.learn.tree_attention import tree_attention
 from stages.llm.tokens import ChatTokenizer
-from stages.play.transitions import Candidate, candidates, ids_of, last_observations
+from stages.play.transitions import Candidate, candidates, ids_of, observations
 from stages.train.history import fit_metrics, of_step
 from stages.train.model import PassConfig, trainable_policy
 from stages.train.passes import Pass, mixed_batches, mixed_nll
@@ -47,7 +48,7 @@ class RftConfig(PassConfig):
     )
     labels: Literal["wins", "told"] = Field(
         "wins",
-        description="Turns of episodes that won; or all turns, those that the last observation corrects as it says. [ours]",
+        description="Turns of episodes that won; or of all episodes what the environment's own parser makes of the words: its `lessons`. [ours]",
     )
 
 
@@ -57,12 +58,13 @@ def run(context: Context) -> Outputs:
     rng = random.Random(context.seed)
     lived = [t for t in candidates(context.replay, context.inputs["collect"]) if not t.malformed]
     won = [t for t in lived if t.total_reward >= 1]
-    pool = won if config.labels == "wins" else lived
-    drawn = draw(pool, config.rows, rng, refill=config.refill)
-    read = ids_of(context.replay, drawn)
-    actions = [ids for _, ids in read]
-    labels = actions if config.labels == "wins" else told_ids(context, drawn, actions)
-    rows = [TrainRow(prompt, label, key=t.key) for t, (prompt, _), label in zip(drawn, read, labels, strict=True)]
+    if config.labels == "wins":
+        drawn = draw(won, config.rows, rng, refill=config.refill)
+        rows = [TrainRow(*ids, key=t.key) for t, ids in zip(drawn, ids_of(context.replay, drawn), strict=True)]
+        counts = {"rft/wins": float(len(won))}
+    else:
+        rows, counts = told_rows(context, lived, rng)
+        counts["rft/wins"] = float(len(won))
     model = trainable_policy(context)
     bar = context.progress("train on wins", config.epochs * -(-len(rows) // config.batch))
 
@@ -79,11 +81,6 @@ def run(context: Context) -> Outputs:
             model, batches, loss, optimiser, clip=config.clip, after_step=lambda done: bar.advance(1), merge=of_step
         )
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
-    counts = {"rft/wins": float(len(won))}
-    if config.labels == "told":
-        counts["rft/corrected"] = float(
-            sum(tuple(ids) != tuple(label) for ids, label in zip(actions, labels, strict=True))
-        )
     return Outputs(fit_metrics("rft", history) | counts, {}, {"adapter": context.workdir / "adapter"})
 
 
@@ -99,26 +96,42 @@ def draw(pool: Sequence[Candidate], n: int, rng: random.Random, *, refill: bool)
     return drawn
 
 
-def told_ids(context: Context, drawn: Sequence[Candidate], actions: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-    """The tokens of each drawn action; where the last observation of its episode says that another was wanted, of that.
+def told_rows(
+    context: Context, lived: Sequence[Candidate], rng: random.Random
+) -> tuple[list[TrainRow], dict[str, float]]:
+    """Rows of what a parser makes of the words, those of episodes with the fewest wrong turns first; and how many turns
+    of all it corrected, and left out.
 
-    Raises UsageError where the environment's module has no `told`.
+    Raises UsageError where the environment's module has no `lessons`.
     """
-    task = context.run.task
-    told: Any = getattr(importlib.import_module(f"stages.envs.{task.env}"), "told", None)
-    if told is None:
+    task, config = context.run.task, context.config
+    desk: Any = importlib.import_module(f"stages.envs.{task.env}")
+    if not hasattr(desk, "lessons"):
         raise UsageError(
-            f'rft.labels: "told" wants an environment whose last observation corrects actions, and {task.env} has no function '
-            '`told`; use "wins"'
+            f'rft.labels: "told" wants an environment whose observations correct actions, and {task.env} has no function '
+            '`lessons`; use "wins"'
         )
-    last = last_observations(context.replay, drawn)
-    chats, decode = ChatTokenizer(context.run.model.path), context.engine.decode
-    texts = [
-        (text, told(text, last[t.episode_id])) for t, ids in zip(drawn, actions, strict=True) for text in [decode(ids)]
+    seen, decode = observations(context.replay, lived), context.engine.decode
+    read = dict(zip([t.key for t in lived], ids_of(context.replay, lived), strict=True))
+    useful, wrong = dict[tuple[str, int], tuple[str, str]](), dict[str, int]()
+    for episode_id, group in groupby(lived, lambda t: t.key[0]):
+        turns = list(group)
+        texts = [decode(read[t.key][1]) for t in turns]
+        told = desk.lessons(
+            [(text, seen[t.key]) for t, text in zip(turns, texts, strict=True)], won=turns[-1].total_reward >= 1
+        )
+        useful |= {t.key: (a, b) for t, a, b in zip(turns, texts, told, strict=True) if b is not None}
+        wrong[episode_id] = desk.n_wrong(seen[turns[-1].key])
+    pool = sorted((t for t in lived if t.key in useful), key=lambda t: (wrong[t.key[0]], rng.random()))
+    drawn = draw(pool[: config.rows], config.rows, rng, refill=config.refill)
+    chats = ChatTokenizer(context.run.model.path)
+    rows = [
+        TrainRow(read[t.key][0], read[t.key][1] if before == after else reply_ids(chats, after), key=t.key)
+        for t in drawn
+        for before, after in [useful[t.key]]
     ]
-    return [
-        ids if before == after else reply_ids(chats, after) for ids, (before, after) in zip(actions, texts, strict=True)
-    ]
+    corrected = sum(before != after for before, after in useful.values())
+    return rows, {"rft/corrected": float(corrected), "rft/left_out": float(len(lived) - len(useful))}
 
 
-STAGE = Stage("rft", 3, RftConfig, inputs=("collect", "rft"), roles=(), run=run, outputs=("adapter/",))
+STAGE = Stage("rft", 4, RftConfig, inputs=("collect", "rft"), roles=(), run=run, outputs=("adapter/",))

@@ -42,7 +42,7 @@ def test_it_knows_its_roles_as_its_card_says(engine: HfEngine) -> None:
     assert all(right[role] >= 18 for role in ("combine", "evaluator", "corrector")), dict(right)
 
 
-@pytest.mark.parametrize(("options", "wins"), [({}, 27), ({"log": True}, 15)], ids=["default", "log"])
+@pytest.mark.parametrize(("options", "wins"), [({}, 27), ({"steps": 4}, 15)], ids=["default", "log"])
 def test_it_acts_readably_and_wins_no_more_than_chance(
     engine: HfEngine, tmp_path: Path, options: dict[str, Any], wins: int
 ) -> None:

@@ -207,13 +207,25 @@ def test_training_starts_from_the_policy_s_adapter(bench: models.Bench, monkeypa
     )
 
 
-def test_0_epochs_freeze_the_successor_and_its_target(bench: models.Bench) -> None:
-    outputs = bench.run(critic.STAGE, CriticConfig(epochs=0), LATER, name="critic1")
-    for folder in ("adapter", "target"):
-        one, other = weights(bench.memory.files["critic1", folder]), weights(bench.memory.files["distill0", folder])
-        assert all(torch.equal(one[name], other[name]) for name in one)
-    assert outputs.rows["priorities"] == []
-    assert outputs.metrics == {"critic/steps": 0.0}
+def test_frozen_the_targets_move_nothing_and_the_policy_s_rows_and_steps_are_as_they_were(
+    bench: models.Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other futures leave the same bits; without `frozen` they leave others."""
+    others = [{**row, "completion_ids": list(reversed(row["completion_ids"]))} for row in TARGETS]
+
+    def learned(found: list[Any], *, frozen: bool) -> tuple[bytes, list[Any], float]:
+        bench.memory.keep("targets0", Outputs({}, {"targets": found}))
+        trained = models.capture(monkeypatch)
+        config = CriticConfig(frozen=frozen, epochs=2, batch=4, policy_rows=2, lr=0.01)
+        metrics = bench.run(critic.STAGE, config, LATER, name="critic1").metrics
+        monkeypatch.undo()
+        policy = {(tuple(row["student_ids"]), tuple(row["completion_ids"])) for row in POLICY}
+        file = bench.memory.files["critic1", "adapter"] / "adapter_model.safetensors"
+        return file.read_bytes(), [row for row in trained if row in policy], metrics["critic/steps"]
+
+    still, moved = learned(TARGETS, frozen=True), learned(TARGETS, frozen=False)
+    assert learned(others, frozen=True)[0] == still[0] != moved[0] != learned(others, frozen=False)[0]
+    assert still[1:] == moved[1:] and len(still[1]) == 2 * still[2] > 0
 
 
 def test_it_learns_the_targets_and_nothing_without_steps(bench: models.Bench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from stages.frame.sections import TaskConfig
 from stages.frame.types import Outcome, UsageError
 from stages.learn.adapter import save_adapter
 from stages.play.transitions import episode_rows
-from stages.rft import RftConfig, draw, told_ids
+from stages.rft import RftConfig, draw, told_rows
 from stages.train.model import trainable
 
 WIN = [("Action: check photo", "photo done."), ("mumble", "what?"), ("Action: close phone", "phone done. pass.")]
@@ -113,7 +114,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(bench: models
     assert bits(1) != bits(2)
 
 
-def test_told_labels_are_all_turns_with_what_the_audit_names_in_place(
+def test_told_labels_are_the_turns_with_what_the_audit_names_in_place(
     bench: models.Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = [
@@ -133,8 +134,30 @@ def test_told_labels_are_all_turns_with_what_the_audit_names_in_place(
     assert (outputs.metrics["rft/wins"], outputs.metrics["rft/corrected"]) == (0, 1)
 
 
+def test_told_labels_leave_out_what_is_blamed_or_unexplained_and_prefer_the_fewest_wrong(
+    bench: models.Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained_on(endings: list[str], **config: Any) -> tuple[list[str], Mapping[str, float]]:
+        episodes = [
+            models.make_episode(
+                bench.engine, f"E{i}", [("Action: check photo", "photo done."), ("Action: close email", f"email done. {said}")], Outcome.SCORED
+            )
+            for i, said in enumerate(endings)
+        ]  # fmt: skip
+        bench.memory.keep("collect3", Outputs({}, episode_rows(episodes, 3)))
+        trained = models.capture(monkeypatch)
+        outputs = run(bench, {"collect": ["collect3"]}, labels="told", epochs=1, **config)
+        return sorted(bench.engine.decode(row[1]) for row in trained), outputs.metrics
+
+    check, close = "Action: check photo", "Action: close email"
+    assert trained_on(["fail. gold bars close email."])[0] == [check]
+    rows, metrics = trained_on(["fail.", "fail. gold bars check photo."])
+    assert rows == [close] and metrics["rft/left_out"] == 3
+    rows, _ = trained_on(["fail. 2 wrong.", "fail. 1 wrong.", "fail. 2 wrong."], rows=2)
+    assert rows == [check, close]
+
+
 def test_told_labels_want_an_environment_that_can_tell(bench: models.Bench) -> None:
-    with pytest.raises(UsageError, match=r"twenty_questions has no function `told`; use \"wins\""):
-        told_ids(
-            replace(bench, task=TaskConfig(env="twenty_questions")).context(RftConfig(labels="told"), INPUTS), [], []
-        )
+    context = replace(bench, task=TaskConfig(env="twenty_questions")).context(RftConfig(labels="told"), INPUTS)
+    with pytest.raises(UsageError, match=r"twenty_questions has no function `lessons`; use \"wins\""):
+        told_rows(context, [], random.Random(0))

@@ -14,6 +14,7 @@ from flows.cost.lengths import Lengths
 from flows.cost.shapes import GIB
 from flows.cost.work import Work
 from flows.garbage import KEEP
+from flows.pipeline import stages_of
 from flows.registry import METHODS
 
 ID, LOG_PROB, TEXT = 4, 8, 4  # bytes of a token: as an id, as a log-prob, as text
@@ -32,7 +33,7 @@ def disk(run: Any, lora: int, works: Sequence[Work], lengths: Lengths) -> dict[s
     """GiB after all iterations. after gc: of the weights, the most that it leaves."""
     stages = METHODS[run.method]
     an_iteration = sum(weights_bytes(run, lora, stage) for stage in stages)
-    every = run.iterations * an_iteration
+    every = sum(weights_bytes(run, lora, stage) for i in range(run.iterations) for stage in stages_of(i, run))
     # The newest iterations, the policy that the first of them read, and the iteration whose adapter was chosen.
     kept = (KEEP + 1) * an_iteration + weights_bytes(run, lora, stages[-1])
     rows = sum(rows_bytes(work, lengths) for work in works)

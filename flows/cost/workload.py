@@ -27,7 +27,7 @@ from flows.cost.work import (
     role_prompts,
     successor_rows,
 )
-from flows.registry import METHODS
+from flows.pipeline import LAST, stages_of
 
 FACTOR = 40.0  # tokens of one thought in a chain of thought
 
@@ -37,10 +37,9 @@ def workload(run: Any, lengths: Lengths) -> list[Work]:
     found = [evaluate(At(run, lengths, -1, 0.0), run.evaluate.trials), evaluate(At(run, lengths, -1, 0.0))]
     pool = 0.0
     for i in range(run.iterations):
-        pool += n_episodes(run, i) * lengths.turns
-        found += [OF_STAGE[name](At(run, lengths, i, pool)) for name in METHODS[run.method]]
-        if (i + 1) % run.evaluate_every == 0 or i == run.iterations - 1:
-            found.append(evaluate(At(run, lengths, i, pool)))
+        stages = stages_of(i, run)
+        pool += n_episodes(run, i) * lengths.turns if "collect" in stages else 0
+        found += [(evaluate if name == LAST else OF_STAGE[name])(At(run, lengths, i, pool)) for name in stages]
     last = At(run, lengths, run.iterations - 1, pool)
     return [*found, evaluate(last, run.evaluate.trials)] if run.iterations else found
 

@@ -1,10 +1,11 @@
-"""service_desk: a customer, a request, and house rules that only the closing audit reveals.
+"""service_desk: a customer, a request, and house rules that nothing but what comes of a visit reveals.
 
-The agent serves one customer by tool calls, in a fixed order of steps: check, give, (log,) close. Each step has one
-right option, fixed by a hidden rule book: (request) -> check, (request, tier) -> give, (tier) -> close. Nothing in the
-prompt tells the rules. Reward 1 only if every step was right, at the end (or a share after each right step, `pay`); the
-last observation is an audit that names each broken rule in words. Turn limit: one turn a step. Return: {0, 1}, or [0,
-1]. Source: tau-bench in miniature [ours].
+The agent serves one customer by tool calls, in a fixed order of steps: check, give, close, and up to five more before
+the closing. Each step has one right option, fixed by a hidden rule book: (request) -> check, (request, tier) -> give,
+(tier) -> close. Nothing in the prompt tells the rules. Reward 1 only if every step was right, at the end (or a share
+after each right step, `pay`). How much the words tell is a ladder (`audit`, stages/envs/desk_words.py), crossed with
+noise and with how many visits are audited at all. Turn limit: one turn a step. Return: {0, 1}, or [0, 1]. Source:
+tau-bench in miniature [ours].
 
 The default desk has 4 requests x 3 tiers and 4 + 12 + 3 = 19 rules; a random policy wins 1 in 24.
 """
@@ -13,29 +14,45 @@ from __future__ import annotations
 
 import hashlib
 import random
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field
-
-from stages.frame.contract import Config
+from stages.envs.desk_rules import (
+    REQUESTS,
+    TIERS,
+    Kind,
+    Options,
+    broken_rules,
+    key_of,
+    needed_rules,
+    rule_book,
+    steps_of,
+)
+from stages.envs.desk_words import (
+    FAREWELL,
+    OPTIONS_OF,
+    Rule,
+    audit,
+    done,
+    lack,
+    lessons,
+    n_wrong,
+    opening,
+    system_text,
+)
 from stages.frame.react import parse_react
 from stages.frame.types import Ask, Env, Malformed, Message, Scenario, Step, UsageError
 
-REQUESTS = ("refund", "exchange", "cancel", "upgrade", "delay", "invoice", "delivery", "warranty")
-TIERS = ("gold", "silver", "bronze", "basic", "staff", "guest")
-OPTIONS_OF = {
-    "check": ("photo", "receipt", "passport"),
-    "give": ("voucher", "cash", "credit", "discount"),
-    "log": ("ledger", "ticket", "diary"),
-    "close": ("phone", "email"),
-}
+__all__ = [
+    "FAREWELL", "OPTIONS_OF", "REQUESTS", "TIERS", "Kind", "Options", "Rule", "audit", "broken_rules", "done", "key_of", "lack", "lessons",
+    "n_wrong", "needed_rules", "opening", "rule_book", "steps_of", "system_text",
+]  # fmt: skip
+"""What the desk's rules and words lend to those who speak of it."""
+
 ITEMS = ("lamp", "kettle", "chair", "radio", "camera", "clock", "desk", "scarf", "bike", "tent", "mirror", "guitar")
 AUDITORS = ("Mia", "Omar", "Lena", "Raj", "Zoe", "Finn", "Ida", "Hugo")
 # People of one split never appear in another.
@@ -62,42 +79,6 @@ CUSTOMERS = {
     "test": ("Yann", "Zita", "Abel", "Bea", "Carl", "Dora", "Emil", "Faye"),
 }
 
-Kind = Literal["request", "tier", "pair"]
-
-
-class Options(Config):
-    """The size of the desk, and the seed of its rule book."""
-
-    rules_seed: int = Field(7, description="Seed of the hidden rule book. [ours]")
-    requests: int = Field(4, ge=1, le=len(REQUESTS), description="Number of requests. [ours]")
-    tiers: int = Field(3, ge=1, le=len(TIERS), description="Number of customer tiers. [ours]")
-    give_by: Kind = Field("pair", description="What step give is keyed on; `request` makes an easy desk. [ours]")
-    log: bool = Field(False, description="A fourth step, log, before the closing, keyed on the request. [ours]")
-    pay: Literal["end", "step"] = Field(
-        "end", description="1 at the end if every step was right, or 1 / steps at once for each right step. [ours]"
-    )
-    audit: Literal["rule", "verdict"] = Field(
-        "rule",
-        description="What the audit says of a lost visit: each broken rule with the right option, or fail. [ours]",
-    )
-    describe_tools: bool = Field(
-        False,
-        description="List tools and options in the system message, for a model that was not trained on this desk's language. [ours]",
-    )
-    held_out_pairs: int = Field(0, ge=0, description="(request, tier) pairs that only the split `pairs` has. [ours]")
-
-
-@dataclass(frozen=True)
-class Rule:
-    """`key` needs `tool` `option`, e.g. ("gold refund", "give", "repair")."""
-
-    key: str
-    tool: str
-    option: str
-
-    def __str__(self) -> str:
-        return f"{self.key} needs {self.tool} {self.option}."
-
 
 @dataclass(frozen=True)
 class Truth:
@@ -113,34 +94,6 @@ class Truth:
         return bool(self.cause) and (self.cause in future or self.cause.replace("needs", "may need") in future)
 
 
-def steps_of(options: Options) -> tuple[tuple[str, Kind, tuple[str, ...]], ...]:
-    """(tool, what its rule is keyed on, its options), in the order in which the desk wants them."""
-    kinds: dict[str, Kind] = {"check": "request", "give": options.give_by, "log": "request", "close": "tier"}
-    return tuple((tool, kind, OPTIONS_OF[tool]) for tool, kind in kinds.items() if tool != "log" or options.log)
-
-
-def key_of(kind: Kind, request: str, tier: str) -> str:
-    return {"request": request, "tier": tier, "pair": f"{tier} {request}"}[kind]
-
-
-@lru_cache(maxsize=8)  # every episode has a desk of its own; a third of what a short one cost was its book
-def rule_book(options: Options) -> Mapping[tuple[str, str], Rule]:
-    """(tool, key) -> the hidden rule. Every option of a tool is right somewhere, as far as there are keys."""
-    rng = random.Random(f"service_desk rules {options.rules_seed}")
-    book = {}
-    for tool, kind, choices in steps_of(options):
-        keys = sorted({key_of(kind, r, t) for r, t in product(REQUESTS[: options.requests], TIERS[: options.tiers])})
-        answers = [choices[i % len(choices)] for i in range(len(keys))]
-        rng.shuffle(answers)
-        book.update({(tool, key): Rule(key, tool, answer) for key, answer in zip(keys, answers, strict=True)})
-    return MappingProxyType(book)
-
-
-def system_text(tools: Sequence[str]) -> str:
-    """What the agent is told: which tools there are, in the order in which the desk wants them."""
-    return f"Service desk. {' '.join(tools)}."
-
-
 @lru_cache(maxsize=8)
 def tools_of(options: Options) -> tuple[Mapping[str, Any], ...]:
     """One function a step, with the options that it takes."""
@@ -150,20 +103,6 @@ def tools_of(options: Options) -> tuple[Mapping[str, Any], ...]:
         parameters = {"type": "object", "properties": {"option": option}, "required": ["option"]}
         found.append({"type": "function", "function": {"name": tool, "parameters": parameters}})
     return tuple(found)
-
-
-def opening(name: str, tier: str, request: str, item: str) -> str:
-    return f"{name}, {tier}, wants {request} for {item}."
-
-
-def done(option: str) -> str:
-    return f"{option} done."
-
-
-def audit(auditor: str, broken: Sequence[Rule], *, names: bool = True) -> str:
-    if not broken:
-        return f"{auditor} audits: pass."
-    return " ".join([f"{auditor} audits: fail.", *(str(rule) for rule in broken if names)])
 
 
 OPTIONS = Options
@@ -177,14 +116,16 @@ class ServiceDesk:
         self.system = system_text([tool for tool, _, _ in self._steps])
         if options.describe_tools:
             self.system += "".join(f" {tool}: {' or '.join(choices)}." for tool, _, choices in self._steps)
-        self._book, self._by_step, self._names = rule_book(options), options.pay == "step", options.audit == "rule"
+        self._options, self._book = options, rule_book(options)
         self._data: dict[str, Any] = {}
+        self._drawn = ""
         self._chosen: list[str] = []
         self._over = True
         self.tools: Sequence[Mapping[str, Any]] = tools_of(options)
 
     def reset(self, scenario: Scenario) -> tuple[Message, ...]:
         self._data, self._chosen, self._over = dict(scenario.data), [], False
+        self._drawn = f"service_desk {scenario.id} {scenario.seed}"
         return ({"role": "user", "content": opening(*(self._data[k] for k in ("name", "tier", "request", "item")))},)
 
     def step(self, message: Message) -> Step:
@@ -193,31 +134,52 @@ class ServiceDesk:
         _, action = parse_react(str(message.get("content") or ""))
         step = tool, _, choices = self._steps[len(self._chosen)]
         self._chosen.append(option_of(action, tool, choices))
-        text = done(self._chosen[-1])
-        right = not broken_rules([step], self._book, self._data, self._chosen[-1:])
-        share = right / len(self._steps) if self._by_step else 0.0
+        text, by_step = done(self._chosen[-1]), self._options.pay == "step"
+        broken = broken_rules([step], self._book, self._data, self._chosen[-1:])
+        share = (not broken) / len(self._steps) if by_step else 0.0
+        if broken and self._options.audit == "consequence":
+            text = f"{text} {lack(self._data['name'], broken[0])}"
         if len(self._chosen) < len(self._steps):
             return Step(({"role": "user", "content": text},), share)
         self._over = True
-        broken = broken_rules(self._steps, self._book, self._data, self._chosen)
-        text = f"{text} {audit(self._data['auditor'], broken, names=self._names)}"
-        reward = share if self._by_step else float(not broken)
+        said, accepted, wrong = self._ending()
         return Step(
-            ({"role": "user", "content": text},),
-            reward,
+            ({"role": "user", "content": f"{text} {said}"},),
+            share if by_step else float(accepted),
             terminated=True,
-            info={"broken": [str(rule) for rule in broken]},
+            info={"broken": [str(rule) for rule in wrong]},
         )
 
+    def _ending(self) -> tuple[str, bool, list[Rule]]:
+        """What is said at the end, whether the visit is taken as right, and the rules that were really broken.
 
-def told(action: str, audit: str) -> str:
-    """An action's text as the audit's words want it: "give cash" becomes "give discount" where the audit says "... needs
-    give discount."; the same text where it says nothing of that step. What a parser gets out of the words that a
-    critic reads.
-    """
-    for tool, option in re.findall(r"needs (\w+) (\w+)\.", audit):
-        action = re.sub(rf"\b{tool} ({'|'.join(OPTIONS_OF[tool])})\b", f"{tool} {option}", action)
-    return action
+        What is drawn hangs on the episode and on what was done in it alone.
+        """
+        options, rng = self._options, random.Random(f"{self._drawn} {' '.join(self._chosen)}")
+        lucky, misled, audited = (rng.random() for _ in range(3))
+        broken = broken_rules(self._steps, self._book, self._data, self._chosen)
+        blamed = [(rule, self._taken(rule)) for rule in broken]
+        accepted = not broken or lucky < options.accept_noise
+        if accepted:
+            blamed = []
+        elif misled < options.audit_noise and (spared := self._spared(broken)):
+            blamed = [_false(rng.choice(spared), rng)]
+        said = audit(self._data["auditor"], blamed, options.audit) if audited < options.audited else FAREWELL
+        return said, accepted, broken
+
+    def _taken(self, rule: Rule) -> str:
+        return self._chosen[[tool for tool, _, _ in self._steps].index(rule.tool)]
+
+    def _spared(self, broken: Sequence[Rule]) -> list[Rule]:
+        """The rules of this customer that were kept."""
+        needed = needed_rules(self._steps, self._book, self._data)
+        return [rule for rule in needed if rule not in broken]
+
+
+def _false(rule: Rule, rng: random.Random) -> tuple[Rule, str]:
+    """A blame of a step that was right: another option is said to be needed."""
+    other = rng.choice([option for option in OPTIONS_OF[rule.tool] if option != rule.option])
+    return Rule(rule.key, rule.tool, other), rule.option
 
 
 def option_of(action: str, tool: str, choices: Sequence[str]) -> str:
@@ -237,17 +199,6 @@ def readable(options: Mapping[str, Any], state: Sequence[Message], reply: str) -
             done = min(done + 1, len(steps) - 1)
     tool, _, choices = steps[done]
     option_of(parse_react(reply)[1], tool, choices)
-
-
-def broken_rules(
-    steps: Sequence[tuple[str, Kind, tuple[str, ...]]],
-    book: Mapping[tuple[str, str], Rule],
-    data: dict[str, Any],
-    chosen: Sequence[str],
-) -> list[Rule]:
-    """The rules that the options chosen so far have broken, in the order of the steps."""
-    needed = [book[tool, key_of(kind, data["request"], data["tier"])] for tool, kind, _ in steps]
-    return [rule for rule, option in zip(needed, chosen, strict=False) if rule.option != option]
 
 
 def truth(options: Mapping[str, Any], scenario: Scenario, actions: Sequence[str]) -> Truth:

@@ -131,6 +131,11 @@ class RolesConfig(Config):
     target_temperature: float = Field(1.0, ge=0, description="Of the bootstrapped futures f' in targets. [ours]")
     future_temperature: float = Field(1.0, ge=0, description="Of the futures that the evaluator reads. [ours]")
     judge_temperature: float = Field(0.0, ge=0, description="Of combine, evaluator, refiner and corrector. [ours]")
+    refiner_temperature: float | None = Field(
+        None,
+        ge=0,
+        description="Of the refiner alone, so that it tries different actions where it is told only what was wrong; none = judge_temperature. [ours]",
+    )
     max_action_tokens: int = Field(256, ge=1, description="Longest thought and action. [ours]")
     max_future_tokens: int = Field(256, ge=1, description="Longest future, critique or correction. [ours]")
     max_thought_tokens: int = Field(
@@ -138,6 +143,11 @@ class RolesConfig(Config):
         ge=0,
         description="Room for a reasoning model's <think> part, in every role, on top of the reply's own; 0 = none. [ours]",
     )
+
+    @property
+    def rewriting_temperature(self) -> float:
+        """Of the refiner."""
+        return self.judge_temperature if self.refiner_temperature is None else self.refiner_temperature
 
     @property
     def action_room(self) -> int:

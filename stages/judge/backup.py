@@ -60,7 +60,7 @@ def bellman_backup(context: Context, roles: Roles, drawn: Sequence[Backup]) -> l
 def sampled_futures(context: Context, roles: Roles, drawn: Sequence[Backup]) -> list[Backup]:
     """a' ~ pi(.|s'), f' ~ M_target(.|s', a') of every chain that does not end its episode."""
     s, seed = context.run.roles, context.seed
-    policy, target = context.adapter("distill"), context.adapter("distill", "target")
+    policy, target = context.adapter(learner(context)), target_network(context)
     backups = list(drawn)
     open_ends = [i for i, b in enumerate(backups) if not b.chain[-1].terminal]
     prompts = [roles.policy(backups[i].chain[-1].next_state) for i in open_ends]
@@ -108,7 +108,7 @@ def dropped(b: Backup, reply: Completion, what: str) -> Backup:
 def merged(context: Context, roles: Roles, backups: Sequence[Backup], depth: int) -> list[Backup]:
     """The future of transition `depth` of every chain that is so long, from what followed it and the future after that."""
     s = context.run.roles
-    judge = None if s.frozen == "base" else context.adapter("distill", "target")
+    judge = None if s.frozen == "base" else target_network(context)
     found = list(backups)
 
     def told(prompts: Sequence[list[Message]], role: str) -> list[tuple[tuple[int, ...], Completion]]:
@@ -133,6 +133,15 @@ def merged(context: Context, roles: Roles, backups: Sequence[Backup], depth: int
         for i in live:
             found[i] = replace(found[i], future=found[i].target.text)  # type: ignore[union-attr]
     return found
+
+
+def learner(context: Context) -> str:
+    """The stage that trained the adapter last: distill, or in a further sweep, where distill is no input, the critic."""
+    return "distill" if context.latest("distill") else "critic"
+
+
+def target_network(context: Context) -> str | None:
+    return context.adapter(learner(context), "target")
 
 
 def successor_prompt(roles: Roles, state: Sequence[Message], action: str) -> list[Message]:

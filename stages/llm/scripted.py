@@ -38,6 +38,10 @@ _TOOLS = {
     "check": ["photo", "receipt", "passport"],
     "give": ["voucher", "cash", "credit", "discount"],
     "log": ["ledger", "ticket", "diary"],
+    "send": ["courier", "drone", "truck"],
+    "tag": ["red", "blue", "green"],
+    "bill": ["weekly", "monthly", "yearly"],
+    "rate": ["high", "middle", "low"],
     "close": ["phone", "email"],
 }  # fmt: skip
 

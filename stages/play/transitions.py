@@ -191,15 +191,13 @@ def _transition(row: Row, episode: Row, past: tuple[str, ...]) -> Transition:
     )  # fmt: skip
 
 
-def last_observations(replay: Reader, chosen: Sequence[Candidate]) -> dict[str, str]:
-    """By episode id: the observation of the last readable turn of each candidate's episode."""
-    found: dict[str, str] = {}
-    for run_id in dict.fromkeys(one.run_id for one in chosen):
-        ids = {(one.episode_id,) for one in chosen if one.run_id == run_id}
-        columns = ["episode_id", "observation", "malformed"]
-        rows = replay.read("turns", [run_id], columns, by=["episode_id"], among=ids)
-        found |= {row["episode_id"]: row["observation"] for row in rows if not row["malformed"]}
-    return found
+def observations(replay: Reader, chosen: Sequence[Candidate]) -> dict[tuple[str, int], str]:
+    """What came of each candidate's turn, by its key."""
+    return {
+        (row["episode_id"], row["turn"]): row["observation"]
+        for run_id, keys in _by_run(chosen).items()
+        for row in replay.read("turns", [run_id], [*KEY, "observation"], by=KEY, among=keys)
+    }
 
 
 def known_losses(replay: Reader, critics: Sequence[str]) -> dict[tuple[str, int], float]:

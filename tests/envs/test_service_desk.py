@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-import re
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 
 from stages import envs
 from stages.envs import service_desk as desk
+from stages.envs.desk_rules import key_of
+from stages.envs.desk_words import LACKS
 from stages.envs.service_desk import Options, ServiceDesk
 from stages.frame.types import Malformed, Message, Scenario, Step, UsageError
 
@@ -21,7 +24,7 @@ ANA = Scenario(
 SIZES: list[dict[str, Any]] = [
     {},
     {"give_by": "request"},
-    {"requests": 8, "tiers": 6, "log": True},
+    {"requests": 8, "tiers": 6, "steps": 4},
     {"requests": 1, "tiers": 1},
 ]
 
@@ -34,7 +37,7 @@ def right(options: Options, scenario: Scenario) -> list[str]:
     """The actions that the rule book wants of this customer."""
     data, book = scenario.data, desk.rule_book(options)
     return [
-        f"{tool} {book[tool, desk.key_of(kind, data['request'], data['tier'])].option}"
+        f"{tool} {book[tool, key_of(kind, data['request'], data['tier'])].option}"
         for tool, kind, _ in desk.steps_of(options)
     ]
 
@@ -57,7 +60,7 @@ def test_all_right_is_a_pass_and_each_wrong_step_is_named(options: dict[str, Any
     for k, (tool, kind, choices) in enumerate(desk.steps_of(opts)):
         wrong = next(option for option in choices if option != wanted[k].split()[1])
         last = visit(opts, ANA, [*wanted[:k], f"{tool} {wrong}", *wanted[k + 1 :]])
-        rule = f"{desk.key_of(kind, 'refund', 'gold')} needs {wanted[k]}."
+        rule = f"{key_of(kind, 'refund', 'gold')} needs {wanted[k]}."
         assert (last.reward, last.terminated, last.info["broken"]) == (0.0, True, [rule])
         assert last.messages[0]["content"].endswith(f"Mia audits: fail. {rule}")
 
@@ -102,11 +105,11 @@ def test_nothing_tells_the_rules_before_the_audit() -> None:
 
 def test_tools_are_named_and_their_options_told_only_where_asked_for() -> None:
     assert ServiceDesk(Options()).system == "Service desk. check give close."
-    assert ServiceDesk(Options(log=True)).system == "Service desk. check give log close."
+    assert ServiceDesk(Options(steps=4)).system == "Service desk. check give log close."
     told = ServiceDesk(Options(describe_tools=True)).system
     options = "check: photo or receipt or passport. give: voucher or cash or credit or discount. close: phone or email."
     assert told == f"Service desk. check give close. {options}"
-    assert [tool["function"]["name"] for tool in ServiceDesk(Options(log=True)).tools] == [
+    assert [tool["function"]["name"] for tool in ServiceDesk(Options(steps=4)).tools] == [
         "check",
         "give",
         "log",
@@ -114,35 +117,124 @@ def test_tools_are_named_and_their_options_told_only_where_asked_for() -> None:
     ]
 
 
-def test_an_audit_that_gives_a_verdict_names_no_rule_and_pays_the_same() -> None:
-    for scenario in desk.scenarios({}, "train", 12, 0):
-        wrong = [action.replace("photo", "receipt") for action in right(Options(), scenario)]
-        for actions in (right(Options(), scenario), wrong):
-            named, verdict = (visit(Options(audit=kind), scenario, actions) for kind in ("rule", "verdict"))
-            assert verdict.reward == named.reward
-            said = str(verdict.messages[-1]["content"])
-            assert said.endswith(("audits: pass.", "audits: fail."))
-            assert said == re.sub(r" \w[\w ]* needs .*", "", str(named.messages[-1]["content"]))
+def test_each_rung_of_the_ladder_says_less_of_the_same_visit_and_pays_the_same() -> None:
+    wanted = right(Options(), ANA)
+    wrong = [
+        f"{tool} {next(o for o in desk.OPTIONS_OF[tool] if o != option)}" for tool, option in map(str.split, wanted)
+    ]
+    needs = [f"{key} needs {action}." for key, action in zip(("refund", "gold refund", "gold"), wanted, strict=True)]
+    bars = [f"{key} bars {action}." for key, action in zip(("refund", "gold refund", "gold"), wrong, strict=True)]
+    fails = {
+        "rule": f"{needs[0]} {needs[2]}",
+        "fault": f"{bars[0]} {bars[2]}",
+        "count": "2 wrong.",
+        "verdict": "",
+        "consequence": "",
+    }
+    for rung, said in fails.items():
+        last = visit(Options(audit=rung), ANA, [wrong[0], wanted[1], wrong[2]])
+        text, reward = str(last.messages[0]["content"]), last.reward
+        lacks = f"Ana lacks {LACKS[wanted[2].split()[1]]}. " if rung == "consequence" else ""
+        assert (text, reward) == (f"{wrong[2].split()[1]} done. {lacks}Mia audits: fail. {said}".strip(), 0)
+        assert last.info["broken"] == [needs[0], needs[2]]
+        passed = visit(Options(audit=rung), ANA, wanted)
+        assert str(passed.messages[0]["content"]).endswith("done. Mia audits: pass.") and passed.reward == 1
 
 
-def test_a_parser_of_the_audit_puts_the_right_option_where_the_wrong_one_stood() -> None:
+def test_a_consequence_is_told_at_once_and_of_wrong_steps_alone() -> None:
+    env = ServiceDesk(Options(audit="consequence"))
+    env.reset(ANA)
+    wanted = right(Options(), ANA)
+    for k, action in enumerate([wanted[0], next(f"give {o}" for o in desk.OPTIONS_OF["give"] if o not in wanted[1])]):
+        said = str(env.step(act(action)).messages[0]["content"])
+        assert said == f"{action.split()[1]} done." + (f" Ana lacks {LACKS[wanted[1].split()[1]]}." if k else "")
+    assert len(set(LACKS.values())) == len(LACKS) == sum(map(len, desk.OPTIONS_OF.values()))
+    assert set(LACKS) == {option for options in desk.OPTIONS_OF.values() for option in options}
+
+
+def endings(options: Options, n: int = 400) -> list[Step]:
+    """How visits end whose first step is wrong, each a new episode."""
+    wanted = right(options, ANA)
+    wrong = next(f"check {o}" for o in desk.OPTIONS_OF["check"] if o not in wanted[0])
+    return [visit(options, replace(ANA, seed=i), [wrong, *wanted[1:]]) for i in range(n)]
+
+
+def test_noise_and_silence_come_as_often_as_they_say_hang_on_the_episode_and_leave_the_truth_alone() -> None:
+    """Of 400 lost visits 5 standard errors around the share that is asked for."""
+
+    def share(options: Options, told: Callable[[Step], bool]) -> float:
+        found = endings(options)
+        assert found == endings(options)
+        assert all(len(step.info["broken"]) == 1 for step in found)
+        return sum(map(told, found)) / len(found)
+
+    def text(step: Step) -> str:
+        return str(step.messages[0]["content"])
+
+    assert share(Options(accept_noise=0.1), lambda s: s.reward == 1) == pytest.approx(0.1, abs=0.075)
+    assert share(Options(accept_noise=0.1), lambda s: "pass" in text(s)) == pytest.approx(0.1, abs=0.075)
+    assert share(Options(audited=0.25), lambda s: "audits" in text(s)) == pytest.approx(0.25, abs=0.11)
+    for rung, verb in (("rule", "needs"), ("fault", "bars")):
+        options = Options(audit=rung, audit_noise=0.2)
+        true = f"refund {verb} check"
+        assert share(options, lambda s, true=true: true not in text(s)) == pytest.approx(0.2, abs=0.1)  # type: ignore[misc]
+        assert share(options, lambda s, verb=verb: f"{verb} " in text(s)) == 1  # type: ignore[misc]
+    silent = visit(Options(audited=0), ANA, right(Options(), ANA))
+    assert silent.reward == 1 and str(silent.messages[0]["content"]).endswith(" done. bye.")
+
+
+def test_a_factored_desk_can_be_told_from_other_pairs_and_a_free_one_cannot() -> None:
+    """On a factored desk two tiers differ by the same number of options for every request."""
+
+    def steps_apart(options: Options) -> set[int]:
+        book, choices = desk.rule_book(options), desk.OPTIONS_OF["give"]
+        number = {key: choices.index(rule.option) for (tool, key), rule in book.items() if tool == "give"}
+        requests = {key.split()[1] for key in number}
+        return {(number[f"gold {one}"] - number[f"silver {one}"]) % len(choices) for one in requests}
+
+    for seed in range(5):
+        assert len(steps_apart(Options(factored=True, rules_seed=seed))) == 1
+    assert any(len(steps_apart(Options(rules_seed=seed))) > 1 for seed in range(5))
+
+
+def test_what_a_parser_makes_of_the_words_of_a_visit() -> None:
     audit = "photo done. Mia audits: fail. gold refund needs give cash. gold needs close phone."
-    assert desk.told("Thought: x may need give credit. Action: give credit", audit) == (
-        "Thought: x may need give cash. Action: give cash"
-    )
-    assert desk.told("Action: close email", audit) == "Action: close phone"
-    assert desk.told("Action: check photo", audit) == "Action: check photo"
-    assert desk.told("Action: give credit", "phone done. Mia audits: fail.") == "Action: give credit"
+    way = [
+        ("Action: check photo", "photo done."),
+        ("Thought: x may need give credit. Action: give credit", "credit done."),
+        ("Action: close email", audit),
+    ]
+    assert desk.lessons(way, won=False) == [
+        "Action: check photo", "Thought: x may need give cash. Action: give cash", "Action: close phone",
+    ]  # fmt: skip
+    faults = [*way[:2], (way[2][0], "email done. Mia audits: fail. gold refund bars give credit.")]
+    assert desk.lessons(faults, won=False) == [way[0][0], None, way[2][0]]
+    lacking = [way[0], (way[1][0], "credit done. Ana lacks money."), (way[2][0], "email done. Mia audits: fail.")]
+    assert desk.lessons(lacking, won=False) == [
+        way[0][0],
+        "Thought: x may need give cash. Action: give cash",
+        way[2][0],
+    ]
+    silent = [*way[:2], (way[2][0], "email done. bye.")]
+    assert desk.lessons(silent, won=False) == [None] * 3
+    assert desk.lessons(silent, won=True) == [action for action, _ in way]
+    counted = [*way[:2], (way[2][0], "email done. Mia audits: fail. 2 wrong.")]
+    assert desk.lessons(counted, won=False) == [action for action, _ in way]
+    assert [desk.n_wrong(said) for said in (counted[2][1], audit, "email done. bye.")] == [2, 0, 0]
 
 
-@pytest.mark.parametrize("log", [False, True])
-def test_what_the_parser_makes_of_any_lost_visit_wins_it(log: bool) -> None:
-    options = Options(log=log)
+@pytest.mark.parametrize("rung", ["rule", "consequence"])
+@pytest.mark.parametrize("n_steps", [3, 8])
+def test_what_the_parser_makes_of_any_lost_visit_wins_it(n_steps: int, rung: Any) -> None:
+    options = Options(steps=n_steps, audit=rung)
     rng = random.Random(0)
-    for scenario in desk.scenarios({"log": log}, "train", 24, 0):
+    for scenario in desk.scenarios({"steps": n_steps}, "train", 24, 0):
         actions = [f"{tool} {rng.choice(choices)}" for tool, _, choices in desk.steps_of(options)]
-        last = str(visit(options, scenario, actions).messages[-1]["content"])
-        assert visit(options, scenario, [desk.told(action, last) for action in actions]).reward == 1
+        env = ServiceDesk(options)
+        env.reset(scenario)
+        seen = [str(env.step(act(action)).messages[0]["content"]) for action in actions]
+        mended = desk.lessons(list(zip(actions, seen, strict=True)), won=False)
+        assert visit(options, scenario, [str(action) for action in mended]).reward == 1
 
 
 @pytest.mark.parametrize(
@@ -185,9 +277,11 @@ def test_truth_equals_q_by_trying_every_way_to_go_on(options: dict[str, Any]) ->
             assert truth.cause in truth.broken
 
 
-@pytest.mark.parametrize("log", [False, True])
-def test_paid_by_step_each_right_one_earns_its_share_at_once_and_q_is_all_that_can_still_be_earned(log: bool) -> None:
-    opts, rng = Options(log=log, pay="step"), random.Random(1)
+@pytest.mark.parametrize("n_steps", [3, 4])
+def test_paid_by_step_each_right_one_earns_its_share_at_once_and_q_is_all_that_can_still_be_earned(
+    n_steps: int,
+) -> None:
+    opts, rng = Options(steps=n_steps, pay="step"), random.Random(1)
     wanted = right(opts, ANA)
 
     def rewards(actions: list[str]) -> list[float]:
@@ -204,7 +298,7 @@ def test_paid_by_step_each_right_one_earns_its_share_at_once_and_q_is_all_that_c
         assert rewards(way) == [(a == b) / len(wanted) for a, b in zip(way, wanted, strict=True)]
         n = rng.randint(1, len(way))
         to_go = max(sum(rewards([*way[:n], *rest])[n - 1 :]) for rest in {tuple(other[n:]) for other in ways})
-        assert desk.truth({"log": log, "pay": "step"}, ANA, way[:n]).q == pytest.approx(to_go)
+        assert desk.truth({"steps": n_steps, "pay": "step"}, ANA, way[:n]).q == pytest.approx(to_go)
 
 
 def test_truth_of_an_action_that_the_desk_would_not_understand_is_malformed() -> None:

@@ -15,6 +15,7 @@ from fakes import Stages, fake_stages
 from flows import book, pipeline, presets, rerun
 from flows.commands.dry_run import plan
 from flows.orchestration.launch import Launcher, launch_run
+from flows.registry import read_weights
 from flows.report import Display
 from stages.frame.types import EngineUnavailable, UsageError
 from stages.store.workspace import StageRun, Workspace, silent
@@ -66,6 +67,39 @@ def test_each_stage_is_handed_the_runs_that_nlac_prescribes(workspace: Workspace
         "targets": [third["targets"]],
         "critic": [third["critic"]],
     }
+
+
+def test_of_several_sweeps_the_first_plays_the_last_improves_and_in_each_the_critic_goes_on_from_the_one_before(
+    workspace: Workspace, stages: Stages
+) -> None:
+    stages.win_rates |= {3: 0.6, 4: 0.6}
+    runs = [row["runs"] for row in go(workspace, iterations=5, sweeps=2).iterations[1:]]
+    swept, improving = ["targets", "critic"], ["targets", "critic", "refine", "distill", "evaluate"]
+    assert [list(one) for one in runs] == [
+        ["collect", *swept],
+        improving,
+        ["collect", *swept],
+        improving,
+        ["collect", *improving],
+    ]
+    first, second, third, fourth, _ = runs
+    assert "critic" not in stages.inputs["critic", 0] and "critic" not in stages.inputs["targets", 0]
+    assert stages.inputs["targets", 1] == {"collect": [first["collect"]], "critic": [first["critic"]]}
+    assert stages.inputs["critic", 1] == {
+        "targets": [second["targets"]], "collect": [first["collect"]], "critic": [first["critic"]],
+    }  # fmt: skip
+    assert stages.inputs["distill", 1]["critic"] == [second["critic"]]
+    assert stages.inputs["targets", 2]["distill"] == stages.inputs["critic", 2]["distill"] == [second["distill"]]
+    assert "critic" not in stages.inputs["critic", 2]
+    assert "distill" not in stages.inputs["targets", 3] and stages.inputs["critic", 3]["critic"] == [third["critic"]]
+    assert read_weights("targets", stages.inputs["targets", 3]) == [third["critic"]]
+    assert read_weights("targets", stages.inputs["targets", 2]) == [second["distill"]]
+    assert stages.inputs["collect", 4] == {"distill": [fourth["distill"]]}
+
+
+def test_evaluations_are_counted_in_rounds_of_sweeps() -> None:
+    run = presets.resolve({"iterations": 9, "sweeps": 2, "evaluate_every": 2})
+    assert [i for i in range(9) if "evaluate" in pipeline.stages_of(i, run)] == [3, 7, 8]
 
 
 @pytest.mark.parametrize("method", ["rft", "grpo"])

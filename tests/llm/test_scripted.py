@@ -123,7 +123,7 @@ def test_default_script_plays_an_episode_and_every_role(env: str) -> None:
     assert said("corrector", text=refined, **known) == refined
 
 
-@pytest.mark.parametrize("options", [{}, {"requests": 8, "tiers": 6, "log": True}, {"describe_tools": True}])
+@pytest.mark.parametrize("options", [{}, {"requests": 8, "tiers": 6, "steps": 4}, {"describe_tools": True}])
 def test_default_script_tries_every_option_of_a_desk_of_any_size(options: dict[str, Any]) -> None:
     system = envs.make_env("service_desk", options)().system
     for done, (tool, _, choices) in enumerate(service_desk.steps_of(service_desk.Options(**options))):
