@@ -24,7 +24,7 @@ class Outcome(StrEnum):
     on.
     """
 
-    SCORED = "scored"  # the environment terminated it and gave the reward
+    SCORED = "scored"  # the environment, or a limit of the task's (task.at_limit), ended it; its rewards count
     POLICY_FAILED = "policy_failed"  # replies unreadable past the allowance
     TRUNCATED = "truncated"  # out of turns: the state is not terminal, so a value may be bootstrapped from it
     ENV_FAILED = "env_failed"  # the environment raised: an infrastructure failure, never a reward
