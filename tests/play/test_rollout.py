@@ -96,7 +96,7 @@ def test_a_limit_that_the_task_counts_as_lost_ends_an_episode(events: list[str],
 
 def test_the_task_s_config_says_what_its_limit_is() -> None:
     for at_limit in ("truncated", "terminated"):
-        run = SimpleNamespace(task=TaskConfig(at_limit=at_limit), roles=RolesConfig())  # type: ignore[arg-type]
+        run = SimpleNamespace(task=TaskConfig(at_limit=at_limit), roles=RolesConfig())
         context: Any = SimpleNamespace(run=run)
         assert rollout_settings(context, None, seed=0).limit_ends == (at_limit == "terminated")
 
