@@ -6,6 +6,7 @@ The words are the field's own; docs/architecture.md lists them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -201,7 +202,8 @@ class Episode:
 
     @property
     def total_reward(self) -> float:
-        return sum(turn.reward for turn in self.turns)
+        # One rounding at the end: six times 1/6, added one by one, is less than 1, and no win.
+        return math.fsum(turn.reward for turn in self.turns)
 
     @property
     def won(self) -> bool:

@@ -101,6 +101,15 @@ def test_the_task_s_config_says_what_its_limit_is() -> None:
         assert rollout_settings(context, None, seed=0).limit_ends == (at_limit == "terminated")
 
 
+@pytest.mark.parametrize("n", range(1, 33))
+def test_an_episode_that_is_paid_by_shares_is_won_with_all_of_them_and_with_no_fewer(n: int) -> None:
+    """Of 1 / n. Added one by one they are less than 1 for 6, 7, 10 and most n from 13 on."""
+    turn = one("win").turns[0]
+    paid = [replace(turn, index=k, reward=1 / n) for k in range(n)]
+    assert replace(one("win"), turns=tuple(paid)).won
+    assert not replace(one("win"), turns=(*paid[1:], replace(turn, reward=0.0))).won
+
+
 def test_an_error_keeps_its_name() -> None:
     assert one("raise").error == "KeyError: 'door'"
     assert one("simulator").error == "the user is silent"
