@@ -30,13 +30,14 @@ from stages.learn.value_head import ValueHead, load_head, new_head, save_head
 from stages.llm.roles import mix
 from stages.play.transitions import trainable_episodes
 from stages.store.tables import write_parquet
-from stages.train.actor_critic import CRITIC, Part, SelfAcConfig, credited_pass, joint_loss, of_step, page
-from stages.train.episode_steps import HEAD, critic_prompt, steps, trainable_rows
+from stages.train.actor_critic import CRITIC, Part, SelfAcConfig, credited_pass, joint_loss, page
+from stages.train.episode_steps import HEAD, critic_prompt, of_one_scale, steps, trainable_rows
 from stages.train.history import fit_metrics
 from stages.train.model import trainable_policy
 from stages.train.on_policy import check_gap, check_temperature
+from stages.train.step_metrics import of_step
 
-CURVES = ("value_loss", "actor_loss", "explained_variance", "entropy", "grad_norm")
+CURVES = ("value_loss", "actor_loss", "advantage_deviation", "explained_variance", "entropy", "grad_norm")
 
 
 def run(context: Context) -> Outputs:
@@ -53,7 +54,7 @@ def run(context: Context) -> Outputs:
     if config.attention == "flex" and model.device.type == "cpu":
         raise UsageError("self_ac.attention: FlexAttention has no backward pass on a CPU; set it to sdpa")
     head = open_head(context, model)
-    found = trainable_rows(context, heads, critic_ids, longest(model))
+    found = of_one_scale(trainable_rows(context, heads, critic_ids, longest(model)), critic_ids, config, model, head)
     both = nn.ModuleList([model, head])
     rate = config.rate(context.iteration)
     optimiser = adamw(both, lr=rate, rates=[(head, config.head_lr * rate / config.lr)] if config.head_lr else [])
@@ -71,6 +72,7 @@ def run(context: Context) -> Outputs:
     curves = {f"self_ac/step_{name}": [h[name] for h in history if name in h] for name in CURVES}
     certified = with_gaps(found.certificates, ledger_gaps(files["ledger.parquet"]))
     metrics = fit_metrics("self_ac", history) | {"self_ac/rows": float(sum(map(len, found.episodes))), **found.counts}
+    metrics["self_ac/advantage_divisor"] = found.deviation
     return Outputs(
         metrics | cert_metrics("self_ac", certified, config.max_gap), {"certificates": certified}, files, curves
     )
@@ -195,6 +197,6 @@ def ledger_gaps(path: Path) -> dict[Turn, dict[str, float]]:
 
 
 STAGE = Stage(
-    "self_ac", 6, SelfAcConfig, inputs=("collect", "self_ac"), roles=("policy", "value"), run=run,
+    "self_ac", 7, SelfAcConfig, inputs=("collect", "self_ac"), roles=("policy", "value"), run=run,
     outputs=("certificates", "adapter/", "head/", "critic/", "moments.safetensors", "ledger.parquet"),
 )  # fmt: skip

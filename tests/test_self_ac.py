@@ -30,13 +30,15 @@ def bench(base: Path, tmp_path: Path) -> models.Bench:
     return models.Bench(base, tmp_path)
 
 
-def test_a_step_of_many_rows_is_the_step_of_one(bench: models.Bench) -> None:
+@pytest.mark.parametrize("advantage_scale", ["own", "batch"])
+def test_a_step_of_many_rows_is_the_step_of_one(bench: models.Bench, advantage_scale: str) -> None:
     """One long row, or one episode a row whose gradients are summed: the same weights after two epochs, to rounding."""
     keep_episodes(bench)
-    of_one = run(bench, name="one", batch=4, lr=0.01).metrics
-    of_many = run(bench, name="many", batch=4, lr=0.01, row_tokens=1).metrics
-    first = [name for name in of_one if name.endswith("_first")]
-    assert "self_ac/explained_variance_first" in first
+    options: dict[str, Any] = {"batch": 4, "lr": 0.01, "advantage_scale": advantage_scale}
+    of_one = run(bench, name="one", **options).metrics
+    of_many = run(bench, name="many", row_tokens=1, **options).metrics
+    first = [name for name in of_one if name.endswith(("_first", "_divisor"))]
+    assert {"self_ac/explained_variance_first", "self_ac/advantage_deviation_first"} <= set(first)
     assert {name: of_many[name] for name in first} == pytest.approx(
         {name: of_one[name] for name in first}, rel=1e-4, abs=1e-5
     )
@@ -114,6 +116,57 @@ def test_group_advantages_are_of_whole_episodes(bench: models.Bench) -> None:
     assert len(seen) == 4
 
 
+def advantages_by_turn(bench: models.Bench, name: str) -> dict[tuple[str, int], float]:
+    """As the loss read them, of the first step."""
+    entries = pq.read_table(bench.memory.files[name, "ledger.parquet"]).to_pylist()
+    return {(entry["episode"], entry["turn"]): entry["advantage"] for entry in entries if entry["in_action"]}
+
+
+@pytest.mark.parametrize(
+    "kind", [{"advantage": kind} for kind in ("td_mean", "td1", "gae", "mc")] + [{"advantage": "gae", "separate": True}]
+)
+def test_advantages_of_one_scale_are_the_estimator_s_over_their_deviation(
+    bench: models.Bench, kind: dict[str, Any]
+) -> None:
+    """All nine turns are in the first step, whose weights are those that sampled: deviation 1, whatever the estimator."""
+    keep_episodes(bench)
+    options: dict[str, Any] = {"batch": 4, "epochs": 1, "known_end": True, **kind}
+    own = run(bench, name="own", **options).metrics
+    batch = run(bench, name="batch", advantage_scale="batch", **options).metrics
+    plain = advantages_by_turn(bench, "own")
+    mean = sum(plain.values()) / len(plain)
+    deviation = (sum((x - mean) ** 2 for x in plain.values()) / len(plain)) ** 0.5
+    assert deviation == pytest.approx(own["self_ac/advantage_deviation"], rel=1e-4)
+    assert own["self_ac/advantage_divisor"] == 1
+    assert batch["self_ac/advantage_divisor"] == pytest.approx(deviation, rel=1e-4)
+    assert 0.05 < deviation < 0.9
+    assert batch["self_ac/advantage_deviation"] == pytest.approx(1.0, rel=1e-4)
+    scaled = {turn: x / deviation for turn, x in plain.items()}
+    assert advantages_by_turn(bench, "batch") == pytest.approx(scaled, rel=1e-3, abs=1e-4)
+
+
+def test_group_advantages_of_one_scale_are_divided_by_the_batch_s_deviation_and_not_by_their_group_s(
+    bench: models.Bench,
+) -> None:
+    """Two groups: 1 of 2 won, and none, which has no say in either way. Turns: 3 and 1, then 2 and 3."""
+    episodes = keep_episodes(bench)
+    for i, head in enumerate(bench.memory.tables["episodes", "collect0"]):
+        head["scenario_id"] = f"group{i // 2}"
+        head["total_reward"] = float(i == 1)
+    for turn in bench.memory.tables["turns", "collect0"]:
+        turn["reward"] = turn["reward"] if turn["episode_id"] == episodes[1].id else 0.0
+    options: dict[str, Any] = {"batch": 4, "epochs": 1, "advantage": "group", "alpha": 0.0}
+    run(bench, name="own", **options)
+    divisor = run(bench, name="batch", advantage_scale="batch", **options).metrics["self_ac/advantage_divisor"]
+    by_turn = [-0.5] * 3 + [0.5] + [0.0] * 5
+    mean = sum(by_turn) / 9
+    assert divisor == pytest.approx((sum((x - mean) ** 2 for x in by_turn) / 9) ** 0.5, rel=1e-5)
+    assert [*advantages_by_turn(bench, "own").values()].count(0.0) == 5
+    expected = {(e.id, k): {0: -0.5, 1: 0.5}.get(i, 0.0) for i, e in enumerate(episodes) for k in range(len(e.turns))}
+    assert advantages_by_turn(bench, "own") == pytest.approx({turn: 2 * x for turn, x in expected.items()}, abs=1e-4)
+    assert advantages_by_turn(bench, "batch") == pytest.approx({t: x / divisor for t, x in expected.items()}, abs=1e-4)
+
+
 def test_an_episode_without_a_group_is_left_out_and_counted(bench: models.Bench) -> None:
     keep_episodes(bench)
     one_scenario(bench, 3)
@@ -171,15 +224,16 @@ def test_actor_and_critic_with_an_adapter_each_do_not_touch_one_another(bench: m
         run(bench, name="both", separate=True, soft_prompt=2)
 
 
-@pytest.mark.parametrize("kill", [1, 3])
+@pytest.mark.parametrize(("kill", "advantage_scale"), [(1, "own"), (3, "own"), (3, "batch")])
 def test_a_killed_stage_goes_on_from_its_checkpoint_to_the_same_weights(
-    bench: models.Bench, monkeypatch: pytest.MonkeyPatch, kill: int
+    bench: models.Bench, monkeypatch: pytest.MonkeyPatch, kill: int, advantage_scale: str
 ) -> None:
     """Bit by bit: weights, moments, metrics, and the ledger and certificates of the first step, which is not done
     again.
     """
     keep_episodes(bench)
     options: dict[str, Any] = {"epochs": 2, "batch": 2, "lr": 0.01, "checkpoint_every": 1}
+    options["advantage_scale"] = advantage_scale
     whole = run(bench, name="whole", **options)
 
     def killed(path: Path, model: Any, optimiser: Any, history: Any = (), **more: Any) -> None:

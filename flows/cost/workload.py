@@ -162,8 +162,8 @@ def grpo(at: At) -> Work:
 
 
 def self_ac(at: At) -> Work:
-    """One row an episode. The same rows again without a gradient for the price on divergence, and a second pass for a
-    critic of its own.
+    """One row an episode. The same rows again without a gradient for the price on divergence, a second pass for a critic
+    of its own, and each episode's values once for the deviation of the advantages.
     """
     config, size, n = at.run.self_ac, at.lengths, n_episodes(at.run, at.iteration)
     said = size.turns * (size.action + size.thought)
@@ -176,10 +176,13 @@ def self_ac(at: At) -> Work:
         if not config.separate
         else (Rows(n_rows, seen, said), Rows(n_rows, with_critic, 0.0))
     )
+    forward = [Rows(n_rows, seen, said)] if config.kl_coef else []
+    if config.advantage_scale == "batch" and config.advantage != "group":
+        forward.append(Rows(n, with_critic, 0.0))
     return Work(
         "self_ac",
         trained=rows,
-        forward=(Rows(n_rows, seen, said),) if config.kl_coef else (),
+        forward=tuple(forward),
         steps=config.epochs * math.ceil(n / config.batch),
     )
 

@@ -50,8 +50,11 @@ class TaskConfig(Config):
         description="What a reply is: react, a thought and an action, one turn; or cot, an action as a whole, one turn for each part between "
         "blank lines. [slides; default ours]",
     )
-    max_turns: int = Field(
-        8, ge=1, description="Turns, of cot whole replies, after which an episode is truncated. [ours]"
+    max_turns: int = Field(8, ge=1, description="Turns, of cot whole replies, that an episode has at most. [ours]")
+    at_limit: Literal["truncated", "terminated"] = Field(
+        "truncated",
+        description="What an episode is that max_turns stopped: truncated, with a future that was not lived; or terminated, where the task's scoring "
+        "counts it as lost and the environment has no limit of its own. [ours]",
     )
     malformed_allowance: int = Field(
         1, ge=0, description="Unreadable replies that an episode may hold before it counts as policy_failed. [ours]"

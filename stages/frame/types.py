@@ -6,6 +6,7 @@ The words are the field's own; docs/architecture.md lists them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -24,7 +25,7 @@ class Outcome(StrEnum):
     on.
     """
 
-    SCORED = "scored"  # the environment terminated it and gave the reward
+    SCORED = "scored"  # the environment, or a limit of the task's (task.at_limit), ended it; its rewards count
     POLICY_FAILED = "policy_failed"  # replies unreadable past the allowance
     TRUNCATED = "truncated"  # out of turns: the state is not terminal, so a value may be bootstrapped from it
     ENV_FAILED = "env_failed"  # the environment raised: an infrastructure failure, never a reward
@@ -201,7 +202,8 @@ class Episode:
 
     @property
     def total_reward(self) -> float:
-        return sum(turn.reward for turn in self.turns)
+        # One rounding at the end: six times 1/6, added one by one, is less than 1, and no win.
+        return math.fsum(turn.reward for turn in self.turns)
 
     @property
     def won(self) -> bool:

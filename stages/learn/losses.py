@@ -126,19 +126,19 @@ def completion_nll(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     return -total / batch.n_completion, log_probs
 
 
-def group_advantages(returns_G: Tensor, *, eps: float = 1e-6) -> Tensor:
+def group_advantages(returns_G: Tensor, *, divided: bool = True, eps: float = 1e-6) -> Tensor:
     """Advantage of each episode within its group.
 
-        A_i = (R_i - mean R) / (std R + eps)
+        A_i = (R_i - mean R) / (std R + eps),  or R_i - mean R where it is not `divided`
 
     std with divisor G; a group of equal returns gives zeros. returns_G: (G,). Returns (G,). Raises ValueError if G < 2.
-    Source: GRPO, arXiv 2402.03300, section 4.1."""
+    Source: GRPO, arXiv 2402.03300, section 4.1; undivided: arXiv 2503.20783."""
     if returns_G.ndim != 1 or len(returns_G) < 2:
         raise ValueError(f"a group needs at least two returns in one dimension, found shape {tuple(returns_G.shape)}")
     if bool((returns_G == returns_G[0]).all()):
         return torch.zeros_like(returns_G)  # 0.1 three times has a rounded mean that is not 0.1
     centred = returns_G - returns_G.mean()
-    return centred / (returns_G.std(correction=0) + eps)
+    return centred / (returns_G.std(correction=0) + eps) if divided else centred
 
 
 def loss_normaliser(per: Per, n_turns_B: Tensor) -> float:

@@ -178,6 +178,18 @@ def advantages(
     return _only(turn_mask(n_turns, rewards.shape[1]), targets - values.detach())
 
 
+def batch_deviation(advantages_J: Tensor) -> float:
+    """What the advantages of a batch are divided by, so that those of all estimators have one scale.
+
+        sqrt(mean_j (A_j - mean A)^2) over all turns of the batch,  1 where they are all alike
+
+    Nothing is subtracted: that would be another baseline. advantages_J: (J,), one a turn, J >= 1. No gradient flows.
+    Source: [ours]; PPO's implementations divide so, too.
+    """
+    found = float(advantages_J.detach().double().std(correction=0))
+    return found if found > 1e-6 else 1.0
+
+
 def value_loss(
     values: Tensor,
     rewards: Tensor,

@@ -65,6 +65,7 @@ class RolloutSettings:
     seed: int
     agent: Agent = "react"
     workers: int = 1  # environments that act side by side, in threads
+    limit_ends: bool = False  # an episode out of turns is over, not cut short
 
 
 def rollout_settings(
@@ -81,6 +82,7 @@ def rollout_settings(
     return RolloutSettings(
         adapter, roles.policy_temperature if temperature is None else temperature, roles.action_room,
         task.max_turns, task.malformed_allowance, slots, attempts, seed, task.agent, task.oracle_concurrency if task.oracle == "openai" else 1,
+        task.at_limit == "terminated",
     )  # fmt: skip
 
 
@@ -282,8 +284,9 @@ def _act(
     # is truncated.
     r.malformed += malformed and not (completion.finish_reason == "length" and len(completion.token_ids) < s.max_tokens)
     failed = r.malformed > s.malformed_allowance
-    terminated = terminated or failed
-    truncated = not terminated and (truncated or r.replies >= s.max_turns)
+    last = r.replies >= s.max_turns
+    terminated = terminated or failed or (last and s.limit_ends and not truncated)
+    truncated = not terminated and (truncated or last)
     r.messages += [reply, *observation]
     seen = "\n".join(str(m["content"]) for m in observation)
     turn = Turn(

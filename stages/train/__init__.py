@@ -7,6 +7,7 @@ Modules:
     model          the model opened for training, and the config that every stage with a gradient has
     on_policy      what a policy gradient asks of the episodes that it learns from
     history        metrics of passes, steps and stages: means, each weighed by what it counts
+    step_metrics   what rows of Self-AC say of their values and advantages, and a step of its rows
     actor_critic   the joint loss of Self-AC, GRPO and PPO: one pass, targets, advantages, both losses
     episode_steps  stored episodes to the packed rows of that loss
 """

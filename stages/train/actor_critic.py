@@ -11,7 +11,8 @@ so targets and advantages are of the weights that are being trained; all of them
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,18 +25,23 @@ from stages.learn.credit import check_credit
 from stages.learn.episode_row import EpisodeIds, PackedRow, without_shadows
 from stages.learn.ledger import check_shares, ledger, step_targets
 from stages.learn.losses import Per, Ratio, chunked_kl, chunked_log_probs, turn_ppo_clip
-from stages.learn.returns import AdvantageKind, advantages, monte_carlo, state_mask, turn_mask, value_loss
+from stages.learn.returns import (
+    AdvantageKind,
+    advantages,
+    batch_deviation,
+    turn_mask,
+    value_loss,
+)
 from stages.learn.tree import Tree
 from stages.learn.tree_attention import body_pass
 from stages.learn.tree_flex import FlexLayout, flex_layout_of
 from stages.learn.tree_layout import Layout, layout_of
 from stages.learn.value_head import ValueHead, episode_pass
-from stages.train.history import of_step as means_of_step
 from stages.train.model import OptimConfig
 from stages.train.on_policy import MAX_GAP
 from stages.train.passes import half
+from stages.train.step_metrics import moments, of_turns
 
-MOMENTS = ("n", "r", "rr", "e", "ee")  # see `moments`
 CRITIC = "critic"  # name of the second adapter, where actor and critic have one each
 
 
@@ -65,6 +71,11 @@ class SelfAcConfig(OptimConfig):
         "td_mean", description="td_mean, td1, gae, mc, or group: one number for a whole episode, as GRPO. [ours]"
     )
     gae_lambda: float = Field(0.95, ge=0, le=1, description="For advantage = gae. [ours]")
+    advantage_scale: Literal["own", "batch"] = Field(
+        "own",
+        description="What advantages are divided by: own, those of `group` by the group's deviation, no others; or batch, all by their deviation over the "
+        "iteration's turns. [ours]",
+    )
     known_end: bool = Field(
         False, description="The known final reward instead of V_N in the targets of earlier states. [ours; slides: V_N]"
     )
@@ -79,7 +90,8 @@ class SelfAcConfig(OptimConfig):
     kl_coef: float = Field(
         0.0,
         ge=0,
-        description="Reward that a nat of divergence from the base policy costs; above 0 it keeps exploring. [ours; slides: 0]",
+        description="Advantage, in the unit that advantage_scale gives it, that a nat of divergence from the base policy costs; above 0 it keeps "
+        "exploring. [ours; slides: 0]",
     )
     separate: bool = Field(
         False, description="An adapter each for actor and critic, and a pass each. [ours; slides: one for both]"
@@ -133,6 +145,7 @@ class Part:
     n_states: float  # states with a target in the step
     normaliser: float  # of the actor's sum
     first: bool  # of the stage's first step, which goes into the ledger
+    deviation: float = 1.0  # what advantages are divided by
 
 
 @dataclass(frozen=True)
@@ -152,25 +165,15 @@ def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig,
     """One pass through the body, and the advantages that its values give. Raises LostCredit where a token would not get
     its own turn's.
     """
-    row = part.row
-    layout = flex_layout_of if config.attention == "flex" else layout_of
-    with half(row.ids.device, config.autocast):
-        if config.has_critic and not config.separate:
-            states_KD, values_BM = episode_pass(
-                model, head, row, layout=layout(row.tree), value_grad_scale=value_grad_scale
-            )
-        else:
-            states_KD, values_BM = action_states(model, row, layout), torch.zeros_like(row.rewards)
-            if config.separate:
-                with acting_as(model, CRITIC):
-                    _, values_BM = episode_pass(model, head, row, layout=layout(row.tree))
-    if part.relative_B is not None:
-        advantages_BM = part.relative_B[:, None].expand_as(values_BM)
+    row, layout = part.row, layout_for(config)
+    if config.has_critic:
+        states_KD, values_BM = critic_pass(model, head, row, config, value_grad_scale=value_grad_scale)
     else:
-        advantages_BM = advantages(
-            config.advantage, row.rewards, values_BM, row.n_turns, row.truncated,
-            gamma=config.gamma, n_max=config.td_steps, lam=config.gae_lambda, known_end=config.known_end,
-        )  # fmt: skip
+        values_BM = torch.zeros_like(row.rewards)
+    if config.separate or not config.has_critic:
+        with half(row.ids.device, config.autocast):
+            states_KD = action_states(model, row, layout)
+    advantages_BM = row_advantages(part, values_BM, config) / part.deviation
     advantages_J = advantages_BM[turn_mask(row.n_turns, values_BM.shape[1])]
     check_credit(row, part.episodes, advantages_BM, advantages_J, returns=part.returns)
     ids_K = row.ids[row.target_positions]
@@ -183,6 +186,48 @@ def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig,
             else torch.zeros_like(log_probs_K)
         )
     return Pass(values_BM, advantages_J, log_probs_K, entropy_K, kl_K)
+
+
+def layout_for(config: SelfAcConfig) -> Callable[[Tree], Layout | FlexLayout]:
+    return flex_layout_of if config.attention == "flex" else layout_of
+
+
+def critic_pass(
+    model: Any, head: ValueHead, row: PackedRow, config: SelfAcConfig, *, value_grad_scale: float
+) -> tuple[Tensor, Tensor]:
+    """States that predict the action tokens, (K, D), and V of every state, (B, M), by the adapter that the critic reads:
+    its own, where it has one, and then the factor is 1.
+    """
+    layout, scale = layout_for(config)(row.tree), 1.0 if config.separate else value_grad_scale
+    acting = acting_as(model, CRITIC) if config.separate else nullcontext()
+    with half(row.ids.device, config.autocast), acting:
+        return episode_pass(model, head, row, layout=layout, value_grad_scale=scale)
+
+
+def row_advantages(part: Part, values_BM: Tensor, config: SelfAcConfig) -> Tensor:
+    """Advantages of a row as their estimator has them, (B, M); what stands outside turns is never read."""
+    row = part.row
+    if part.relative_B is not None:
+        return part.relative_B[:, None].expand_as(values_BM)
+    return advantages(
+        config.advantage, row.rewards, values_BM, row.n_turns, row.truncated,
+        gamma=config.gamma, n_max=config.td_steps, lam=config.gae_lambda, known_end=config.known_end,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def deviation_of(model: Any, head: ValueHead, rows: Iterable[Part], config: SelfAcConfig) -> float:
+    """Of the advantages of all turns of the rows, at the weights as they are. A group's are known without a pass."""
+    found = []
+    for part in rows:
+        row = part.row
+        values_BM = (
+            torch.zeros_like(row.rewards)
+            if part.relative_B is not None
+            else critic_pass(model, head, row, config, value_grad_scale=1.0)[1]
+        )
+        found.append(row_advantages(part, values_BM, config)[turn_mask(row.n_turns, values_BM.shape[1])])
+    return batch_deviation(torch.cat(found))
 
 
 def action_states(model: Any, row: PackedRow, layout: Callable[[Tree], Layout | FlexLayout]) -> Tensor:
@@ -221,44 +266,12 @@ def joint_loss(
     metrics["kl_base"] = float(found.kl_K.detach().mean())
     tokens = float(len(found.log_probs_K))
     metrics |= {"tokens": tokens, "count/entropy": tokens, "count/kl_base": tokens}
-    metrics |= moments(found.values_BM.detach(), row, config)
+    metrics |= moments(found.values_BM.detach(), row, gamma=config.gamma) | of_turns(found.advantages_J)
     if not config.has_critic:
         metrics = {name: value for name, value in metrics.items() if not name.startswith("value_loss")} | {"n": 0.0}
     # By the same normaliser as the actor's sum, so that the coefficient is in units of reward.
     cost = config.kl_coef * found.kl_K.sum() / part.normaliser
     return config.alpha * critic + actor_weight * (actor + cost), metrics
-
-
-def moments(values_BM: Tensor, row: PackedRow, config: SelfAcConfig) -> dict[str, float]:
-    """Sums over the states of terminated episodes, from which `of_step` has the explained variance of a step: count, R,
-    R^2, error, error^2.
-    """
-    returns = monte_carlo(row.rewards, values_BM, row.n_turns, row.truncated, gamma=config.gamma)
-    known = state_mask(row.n_turns, row.truncated, values_BM.shape[1]) & ~row.truncated[:, None]
-    r, error = returns[known].double(), (returns - values_BM)[known].double()
-    return {
-        "n": float(len(r)),
-        "r": float(r.sum()),
-        "rr": float(r.square().sum()),
-        "e": float(error.sum()),
-        "ee": float(error.square().sum()),
-    }
-
-
-def of_step(parts: list[dict[str, float]]) -> dict[str, float]:
-    """Metrics of a step from those of its rows. Losses are divided by the step's counts already, so they add up, as
-    do tokens; the rest are means over what each counts.
-    """
-    sums = [name for name in parts[0] if name.startswith(("value_loss", "actor_loss")) or name == "tokens"]
-    found = {name: sum(part[name] for part in parts) for name in sums}
-    n, r, rr, e, ee = (sum(part[name] for part in parts) for name in MOMENTS)
-    variance = rr / n - (r / n) ** 2 if n else 0.0
-    if variance > 1e-12:
-        found["explained_variance"] = 1 - (ee / n - (e / n) ** 2) / variance
-    # The variance explained within each row says nothing of that within the step.
-    apart = {*sums, *MOMENTS, "explained_variance"}
-    rest = [{name: part[name] for name in part if name not in apart} for part in parts]
-    return found | means_of_step(rest)
 
 
 def page(found: Pass, part: Part, config: SelfAcConfig, actor_loss: float) -> dict[str, list[Any]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,8 +20,9 @@ from stages.learn.certificate import certificates, shown
 from stages.learn.credit import returns_of
 from stages.learn.episode_row import BadEpisode, EpisodeIds, NotAPrefix, bins, pack, unbroken
 from stages.learn.losses import loss_normaliser
+from stages.learn.value_head import ValueHead
 from stages.llm.roles import roles_of
-from stages.train.actor_critic import Part, SelfAcConfig
+from stages.train.actor_critic import Part, SelfAcConfig, deviation_of
 from stages.train.on_policy import by_scenario, relative_advantages
 
 HEAD = ("episode_id", "scenario_id", "outcome", "total_reward", "messages")
@@ -40,6 +41,7 @@ class Trainable:
     relative: Mapping[str, float] | None  # advantage by episode; None = by turn, from values
     counts: Mapping[str, float]
     certificates: tuple[Row, ...] = ()  # their gaps are still to come
+    deviation: float = 1.0  # what advantages are divided by
 
 
 def critic_prompt(context: Context) -> tuple[int, ...]:
@@ -62,7 +64,7 @@ def trainable_rows(
     roles = roles_of(context.run.roles)
     relative, counts = None, {"self_ac/split": 0.0, "self_ac/dropped": 0.0}
     if config.advantage == "group":
-        relative = by_group(heads)
+        relative = by_group(heads, divided=config.advantage_scale == "own")
         counts["self_ac/alone"] = float(len(heads) - len(relative))
         heads = [head for head in heads if head["episode_id"] in relative]
     episodes: list[tuple[EpisodeIds, ...]] = []
@@ -109,7 +111,7 @@ def check_unbroken(rows: Sequence[Row]) -> None:
             )  # fmt: skip
 
 
-def by_group(heads: Sequence[Row]) -> dict[str, float]:
+def by_group(heads: Sequence[Row], *, divided: bool) -> dict[str, float]:
     """Advantage of each episode relative to those of its scenario, over the whole iteration; one that is alone, as
     after failures, is left out.
     """
@@ -118,7 +120,19 @@ def by_group(heads: Sequence[Row]) -> dict[str, float]:
         raise MissingInput(
             "advantage = group compares episodes of one scenario, found none with two; set collect.group to 4 or more"
         )
-    return relative_advantages(groups)
+    return relative_advantages(groups, divided=divided)
+
+
+def of_one_scale(
+    found: Trainable, critic_ids: Sequence[int], config: SelfAcConfig, model: Any, head: ValueHead
+) -> Trainable:
+    """With the deviation of the advantages of all its turns, at the weights that sampled: one number for all steps, so
+    that neither a step's draw nor its rows change the scale. [ours]
+    """
+    if config.advantage_scale == "own":
+        return found
+    rows = parts(found.episodes, found, critic_ids, config, first=False, device=model.device)
+    return replace(found, deviation=deviation_of(model, head, rows, config))
 
 
 def steps(
@@ -154,5 +168,5 @@ def parts(
         row = pack(mine, critic_ids, max_positions=None, soft_len=config.soft_prompt).to(device)
         relative = torch.tensor([found.relative[e.key[0]] for e in mine], device=device) if found.relative else None
         told = tuple(found.returns[e.key] for e in mine)
-        made.append(Part(row, mine, told, relative, n_states, normaliser, first=first))
+        made.append(Part(row, mine, told, relative, n_states, normaliser, first, found.deviation))
     return made

@@ -32,12 +32,15 @@ def by_scenario(heads: Sequence[Row]) -> dict[str, list[Row]]:
     return groups
 
 
-def relative_advantages(groups: Iterable[Sequence[Row]]) -> dict[str, float]:
-    """Advantage of each episode relative to its group, by episode id. Raises ValueError for a group of one."""
+def relative_advantages(groups: Iterable[Sequence[Row]], *, divided: bool = True) -> dict[str, float]:
+    """Advantage of each episode relative to its group, by episode id; `divided` by the group's deviation or not. Raises
+    ValueError for a group of one.
+    """
     found: dict[str, float] = {}
     for members in groups:
         returns = torch.tensor([head["total_reward"] for head in members])
-        found.update(zip([head["episode_id"] for head in members], group_advantages(returns).tolist(), strict=True))
+        relative = group_advantages(returns, divided=divided).tolist()
+        found.update(zip([head["episode_id"] for head in members], relative, strict=True))
     return found
 
 

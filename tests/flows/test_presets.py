@@ -18,6 +18,7 @@ from flows.cost.lengths import assumed
 from flows.cost.workload import workload
 from flows.registry import METHODS, STAGES, WIRING, load_stage
 from stages import envs
+from stages.envs import service_desk
 from stages.frame.types import UsageError
 from stages.llm.roles import roles_of
 from stages.self_ac import check_options
@@ -56,6 +57,31 @@ def test_the_task_s_own_limit_ends_an_episode_before_the_rollout_cuts_it_short(n
     options = importlib.import_module(f"stages.envs.{task.env}").OPTIONS(**task.options)
     own = getattr(options, LIMIT[task.env])
     assert 0 < own <= task.max_turns - task.malformed_allowance
+
+
+@pytest.mark.parametrize("name", [name for name in presets.names() if presets.load(name).task.env == "service_desk"])
+def test_a_visit_of_the_desk_is_over_before_the_rollout_cuts_it_short(name: str) -> None:
+    task: Any = presets.load(name).task
+    steps = service_desk.steps_of(service_desk.Options(**task.options))
+    assert len(steps) <= task.max_turns - task.malformed_allowance
+
+
+EVEN = {
+    "td1": {"advantage"}, "mc": {"advantage"}, "gae": {"advantage"}, "group": {"advantage"},
+    "grpo": {"advantage", "alpha"}, "ppo": {"advantage", "separate"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("arm", EVEN)
+def test_arms_on_even_terms_differ_in_what_their_name_says_and_in_nothing_else(arm: str) -> None:
+    """From Self-AC with the slides' advantage: draws, groups, scale, price, steps and rates are the same."""
+    plain: Any = presets.load("self_ac_td_mean").model_dump(exclude={"preset"})
+    found: Any = presets.load(f"self_ac_{arm}").model_dump(exclude={"preset"})
+    ours, theirs = plain.pop("self_ac"), found.pop("self_ac")
+    assert found == plain
+    assert {key for key in ours if ours[key] != theirs[key]} == EVEN[arm]
+    assert theirs["advantage"] == {"grpo": "group", "ppo": "gae"}.get(arm, arm)
+    assert theirs["advantage_scale"] == "batch" and plain["collect"]["group"] > 1
 
 
 PAPER = [

@@ -180,6 +180,12 @@ def test_group_advantages_equal_a_loop_and_have_mean_0_and_deviation_1() -> None
     assert float(exact.std(correction=0)) == pytest.approx(1, abs=1e-4)
 
 
+def test_undivided_group_advantages_are_returns_minus_their_mean() -> None:
+    returns = torch.tensor([1.0, 0.0, 0.25, 0.0, 1.0])
+    assert group_advantages(returns, divided=False).tolist() == pytest.approx([0.55, -0.45, -0.2, -0.45, 0.55])
+    assert group_advantages(torch.full((3,), 0.1), divided=False).tolist() == [0.0] * 3
+
+
 def test_group_advantages_of_equal_returns_are_zero_and_of_one_return_refused() -> None:
     for value, n in ((1.0, 8), (0.3, 4), (0.1, 3), (0.7, 7)):
         assert group_advantages(torch.full((n,), value)).tolist() == [0.0] * n

@@ -19,6 +19,7 @@ from stages.learn.returns import (
     KINDS,
     AdvantageKind,
     advantages,
+    batch_deviation,
     gae,
     group_turn_advantages,
     monte_carlo,
@@ -162,6 +163,74 @@ def test_advantages_are_targets_minus_values_on_turns_only(kind: Any, steps: lis
         for i, last in enumerate(LENGTHS)
     ]
     assert_rows(advantages(kind, *ROWS, gamma=GAMMA), expected)
+
+
+COEFFICIENTS: dict[AdvantageKind, list[float]] = {
+    "td1": [1.0],
+    "td_mean": [1.0, 0.8, 0.6, 0.4, 0.2],
+    "gae": [0.7**n for n in range(11)],
+    "mc": [1.0] * 11,
+}
+"""c_l: 1 alone, (5 - l) / 5, lambda^l, 1."""
+
+
+@pytest.mark.parametrize("known_end", [False, True])
+@pytest.mark.parametrize("kind", COEFFICIENTS)
+def test_every_estimator_is_one_sum_of_td_errors_and_they_differ_in_its_coefficients(
+    kind: AdvantageKind, known_end: bool
+) -> None:
+    """A_k = sum_l gamma^l c_l delta_{k+l}, delta_j = r_j + gamma V_{j+1} - V_j, and delta_N = r_N - V_N where the row is
+    terminated, 0 where V_N is r_N or stands for the rest.
+    """
+    expected = []
+    for rewards, values, last, cut in zip(R.tolist(), V.tolist(), LENGTHS, CUT, strict=True):
+        v = [*values[:last], rewards[last] if known_end and not cut else values[last]]
+        delta = [rewards[j] + GAMMA * v[j + 1] - v[j] for j in range(last)] + [0.0 if cut else rewards[last] - v[last]]
+        ahead = [
+            [c * GAMMA**n * d for n, (c, d) in enumerate(zip(COEFFICIENTS[kind], delta[k:], strict=False))]
+            for k in range(last)
+        ]
+        expected.append([sum(terms) for terms in ahead])
+    assert_rows(advantages(kind, *ROWS, gamma=GAMMA, lam=0.7, known_end=known_end), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "by_reward", "by_value"),
+    [
+        ("td_mean", [0.4, 0.6, 0.8, 1.0], [0.2, 0.4, 0.6, 0.8]),
+        ("gae", [0.7**3, 0.7**2, 0.7, 1.0], [0.7**4, 0.7**3, 0.7**2, 0.7]),
+        ("mc", [1.0] * 4, [1.0] * 4),
+    ],
+)
+def test_while_v_is_flat_a_turn_hears_of_the_end_by_the_targets_that_reach_it(
+    kind: AdvantageKind, by_reward: list[float], by_value: list[float]
+) -> None:
+    """Four turns, won, V = 0: the first one has 2/5 of the last one's advantage with `known_end`, and 1/4 without it."""
+    rewards, values = torch.tensor([[0.0, 0, 0, 0, 1]]), torch.zeros(1, 5)
+    for known_end, expected in ((True, by_reward), (False, by_value)):
+        rows = (rewards, values, torch.tensor([4]), torch.tensor([False]))
+        found = advantages(kind, *rows, gamma=1.0, lam=0.7, known_end=known_end)
+        assert found[0].tolist() == pytest.approx([*expected, 0.0], abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", COEFFICIENTS)
+def test_divided_by_their_deviation_advantages_do_not_know_the_unit_of_reward(kind: AdvantageKind) -> None:
+    """Rewards and values times 10, as of a task that pays in another coin: so one price on divergence is one price."""
+
+    def divided(unit: float) -> Tensor:
+        found = advantages(kind, unit * R, unit * V, N, T, gamma=GAMMA)[turn_mask(N, 11)]
+        return found / batch_deviation(found)
+
+    one = divided(1.0)
+    assert torch.allclose(divided(10.0), one, atol=1e-12)
+    mean = sum(one.tolist()) / len(one)
+    assert sum((x - mean) ** 2 for x in one.tolist()) / len(one) == pytest.approx(1.0, abs=1e-12)
+    assert abs(mean) > 0.01  # nothing was subtracted
+
+
+def test_advantages_that_are_all_alike_are_divided_by_1() -> None:
+    for alike in (torch.full((7,), 0.1), torch.zeros(3), torch.tensor([0.4])):
+        assert batch_deviation(alike) == 1.0
 
 
 def test_group_advantages_are_one_number_for_all_turns_of_an_episode() -> None:

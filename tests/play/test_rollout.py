@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import models
 import pytest
 from rollout_play import MIXED, ROLES, SETTINGS, Toy, scenario, speak, toy, without_time
 
+from stages.frame.sections import RolesConfig, TaskConfig
 from stages.frame.types import (
     EngineUnavailable,
     Episode,
@@ -25,7 +27,7 @@ from stages.frame.types import (
 )
 from stages.llm.roles import Roles
 from stages.llm.scripted import ScriptedEngine
-from stages.play.rollout import GIVEN_UP, rollout
+from stages.play.rollout import GIVEN_UP, rollout, rollout_settings
 from stages.play.tally import check_environment, summary
 
 
@@ -73,6 +75,39 @@ def test_outcomes(events: list[str], outcome: Outcome, turns: int, reward: float
         assert flags == [(False, False)] * turns
         assert episode.attempts == SETTINGS.attempts
         assert episode.error
+
+
+@pytest.mark.parametrize(
+    ("events", "outcome", "turns"),
+    [
+        (["say"] * 9, Outcome.SCORED, 4),
+        (["say", "say", "say", "malformed"], Outcome.SCORED, 4),
+        (["say", "cut"], Outcome.TRUNCATED, 2),
+        (["say", "say", "say", "cut"], Outcome.TRUNCATED, 4),  # the environment's own word stands
+        (["say", "malformed", "say", "malformed"], Outcome.POLICY_FAILED, 4),
+    ],
+)
+def test_a_limit_that_the_task_counts_as_lost_ends_an_episode(events: list[str], outcome: Outcome, turns: int) -> None:
+    episode = one(*events, limit_ends=True)
+    assert (episode.outcome, len(episode.turns), episode.total_reward) == (outcome, turns, 0.0)
+    cut = outcome == Outcome.TRUNCATED
+    assert [(t.terminated, t.truncated) for t in episode.turns] == [(False, False)] * (turns - 1) + [(not cut, cut)]
+
+
+def test_the_task_s_config_says_what_its_limit_is() -> None:
+    for at_limit in ("truncated", "terminated"):
+        run = SimpleNamespace(task=TaskConfig(at_limit=at_limit), roles=RolesConfig())
+        context: Any = SimpleNamespace(run=run)
+        assert rollout_settings(context, None, seed=0).limit_ends == (at_limit == "terminated")
+
+
+@pytest.mark.parametrize("n", range(1, 33))
+def test_an_episode_that_is_paid_by_shares_is_won_with_all_of_them_and_with_no_fewer(n: int) -> None:
+    """Of 1 / n. Added one by one they are less than 1 for 6, 7, 10 and most n from 13 on."""
+    turn = one("win").turns[0]
+    paid = [replace(turn, index=k, reward=1 / n) for k in range(n)]
+    assert replace(one("win"), turns=tuple(paid)).won
+    assert not replace(one("win"), turns=(*paid[1:], replace(turn, reward=0.0))).won
 
 
 def test_an_error_keeps_its_name() -> None:

@@ -16,7 +16,7 @@ import torch
 from self_ac_play import keep_episodes, run
 
 from stages.learn.losses import Ratio, turn_ppo_clip
-from stages.train import actor_critic, history
+from stages.train import history, step_metrics
 from stages.train.history import fit_metrics
 
 Turns = list[list[float]]
@@ -24,8 +24,8 @@ Turns = list[list[float]]
 Merge = Callable[[list[dict[str, float]]], dict[str, float]]
 
 RATIOS: list[Ratio] = ["turn", "turn_mean", "token"]
-NO_VALUES = {"value_loss": 0.0, "actor_loss": 0.0, **dict.fromkeys(("n", "r", "rr", "e", "ee"), 0.0)}
-MERGES: list[Merge] = [history.of_step, actor_critic.of_step]
+NO_VALUES = {"value_loss": 0.0, "actor_loss": 0.0, **dict.fromkeys(step_metrics.MOMENTS, 0.0)}
+MERGES: list[Merge] = [history.of_step, step_metrics.of_step]
 
 
 def of_pass(turns: Turns, ratio: Ratio) -> dict[str, float]:
@@ -35,7 +35,7 @@ def of_pass(turns: Turns, ratio: Ratio) -> dict[str, float]:
     advantages = torch.ones(len(turns), dtype=torch.float64)
     options: dict[str, Any] = {"clip": 0.2, "ratio": ratio, "normaliser": 1.0}
     _, found = turn_ppo_clip(moved, torch.zeros_like(moved), turn_of_K, advantages, **options)
-    return found | NO_VALUES | {"tokens": float(len(moved))}
+    return found | NO_VALUES | step_metrics.of_turns(advantages) | {"tokens": float(len(moved))}
 
 
 def slow(turns: Turns, ratio: Ratio) -> dict[str, float]:
