@@ -41,7 +41,7 @@ class Bench:
     workspace: Workspace
     display: Display
     book: keep.Book
-    jobs: int
+    jobs: int | None
     plain: bool
     only: Sequence[str]
 
@@ -58,9 +58,8 @@ def study(args: Namespace) -> int:
     command = shlex.join(
         ["turnwise", "study", str(args.file), *(part for one in args.only for part in ("--only", one))]
     )
-    jobs = args.jobs or children.default_jobs(planned)
     with Display(quiet=args.quiet) as display, keep.open_study(workspace, asked, file, command) as book:
-        bench = Bench(workspace, display, book, jobs, args.plain, args.only)
+        bench = Bench(workspace, display, book, args.jobs, args.plain, args.only)
         tuned = _finish(cells.tuning_cells(asked), bench)
         chosen = cells.choose(asked, [one.row for one in tuned if one.row])
         done = [*tuned, *_finish(cells.table_cells(asked, chosen), bench)]
@@ -113,12 +112,13 @@ def _run(left: Sequence[Cell], bench: Bench) -> dict[str, str]:
     from flows.orchestration.server import keep_server
 
     home, say = bench.workspace.home, bench.display.say
-    say(f"{len(left)} runs, {min(bench.jobs, len(left))} at a time")
+    jobs = min(bench.jobs or children.default_jobs(left), len(left))
+    say(f"{len(left)} runs, {jobs} at a time")
     bar, said = bench.display.bar("runs", len(left)), {}
     # The runs find this server; without it each would start one of its own.
     with (
         nullcontext() if bench.plain else keep_server(home),
-        closing(children.run_cells(left, home, bench.jobs, plain=bench.plain)) as ended,
+        closing(children.run_cells(left, home, jobs, plain=bench.plain)) as ended,
     ):
         for cell, problem in ended:
             said[cell.key] = problem
@@ -140,7 +140,7 @@ def _dry_run(asked: Study, planned: Sequence[Cell], workspace: Workspace, args: 
     tuning = [cell for cell in planned if cell.part == "tuning"]
     found = cells.stored(workspace, tuning)
     rows = [cells.row_of(cell, found[cell.key], workspace) for cell in tuning if cell.key in found]
-    known = ("preset", *(chosen := cells.choose(asked, rows)))
+    known = (design.PRESET, *(chosen := cells.choose(asked, rows)))
     table = cells.table_cells(asked, chosen)
     found |= cells.stored(workspace, table)
     rows += [cells.row_of(cell, found[cell.key], workspace) for cell in table if cell.key in found]
@@ -152,10 +152,10 @@ def _dry_run(asked: Study, planned: Sequence[Cell], workspace: Workspace, args: 
         return 0
     for one in listed:
         print(f"{one['part']:<8}{one['state']:<24}{(one['run_id'] or '')[:8]:<9} {one['run']}")
-    left, jobs = sum(one["run_id"] is None for one in listed), args.jobs or children.default_jobs(planned)
+    left = sum(one["run_id"] is None for one in listed)
     took = [row["curve"][-1]["stages_s"] for row in rows]
-    time = f", about {duration(statistics.mean(took) * left / jobs)} of the stages' own work" if took and left else ""
-    print(f"{len(listed) - left} of {len(listed)} runs are finished, {left} to run, {jobs} at a time{time}.")
+    time = f", about {duration(statistics.mean(took) * left)} if it is one after the other" if took and left else ""
+    print(f"{len(listed) - left} of {len(listed)} runs are finished, {left} to run{time}.")
     return 0
 
 

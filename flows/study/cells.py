@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from flows import pipeline, presets, rerun
 from flows.book import EXPERIMENT
+from flows.study.design import PRESET
 from flows.study.rows import Row, best_validation, row
 from stages.frame.types import UsageError
 
@@ -91,11 +92,11 @@ def tuning_cells(study: Study) -> list[Cell]:
 def table_cells(study: Study, chosen: Mapping[str, Setting]) -> list[Cell]:
     """chosen: method -> its setting, of those that are tuned; a method whose setting is not known yet has no cells."""
     return [
-        _cell(study, "table", method, task, () if source == "preset" else chosen[source], seed)
+        _cell(study, "table", method, task, () if source == PRESET else chosen[source], seed)
         for seed in study.seeds
         for task in study.tasks
         for method in study.methods
-        if (source := study.source(method)) == "preset" or source in chosen
+        if (source := study.source(method)) == PRESET or source in chosen
     ]
 
 

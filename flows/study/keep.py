@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flows.study.figures import stratified_mean
 from flows.study.page import Report, draw, html, markdown
@@ -116,6 +116,13 @@ def copied(files: Mapping[str, Path], folder: Path) -> dict[str, Path]:
         raise UsageError(
             f"--out: {folder} cannot be used ({error.strerror}). Name a folder that can be written."
         ) from None
+
+
+def read_study(workspace: Workspace, run_id: str) -> dict[str, Any]:
+    """The tables of a finished study as Markdown, and its rows. Raises MissingInput where it has none."""
+    lines = workspace.tracking.artifact(run_id, "cells.jsonl").read_text(encoding="utf-8").splitlines()
+    text = workspace.tracking.artifact(run_id, "table.md").read_text(encoding="utf-8")
+    return {"tables": text, "rows": [json.loads(line) for line in lines]}
 
 
 def _metrics(study: Study, rows: Sequence[Row]) -> dict[str, float]:

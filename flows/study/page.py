@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.study.figures import AXES, band
 from flows.study.rows import Row, evaluated
-from flows.study.tables import Table, arms
+from flows.study.tables import INTERVALS, Table, arms, cost
 
 if TYPE_CHECKING:
     from flows.study.design import Study
@@ -37,12 +37,12 @@ def html(report: Report) -> str:
 
     text = (Path(__file__).parent / TEMPLATE).read_text(encoding="utf-8")
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return page.from_string(text).render(report=report)
+    return page.from_string(text).render(report=report, intervals=INTERVALS)
 
 
 def markdown(report: Report) -> str:
     """The tables, for docs/results.md."""
-    parts = [f"# {report.title}", f"    {report.command}", f"Commit: `{report.commit}`"]
+    parts = [f"# {report.title}", f"    {report.command}", f"Commit: `{report.commit}`", INTERVALS]
     for table in report.tables:
         lines = [f"| {' | '.join(_cell(text) for text in row)} |" for row in table.rows]
         head = [f"| {' | '.join(map(_cell, table.head))} |", f"|{'---|' * len(table.head)}"]
@@ -56,6 +56,7 @@ def draw(study: Study, task: str, rows: Sequence[Row]) -> str:
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     found = arms(study, task, [row for row in rows if row["part"] == "table"])
     if not found:
@@ -67,6 +68,8 @@ def draw(study: Study, task: str, rows: Sequence[Row]) -> str:
             for number, (method, mine) in enumerate(found.items()):
                 _draw_method(axes, axis, f"C{number}", f"{method} ({len(mine)})", [evaluated(row) for row in mine])
             axes.set(xlabel=label, ylim=(0, 1.02), xlim=(0, None))
+            axes.xaxis.set_major_locator(MaxNLocator(5))
+            axes.xaxis.set_major_formatter(lambda x, _: cost(x))
             axes.grid(color="0.9")
         panels[0].set_ylabel("win rate, validation")
         handles, names = panels[0].get_legend_handles_labels()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flows.study.design import PRESET
 from flows.study.figures import AXES, Mean, at, checkpoints, differences, median_cost, reached, stratified_mean
 from flows.study.rows import Row, best_validation, evaluated
 
@@ -19,7 +20,12 @@ if TYPE_CHECKING:
     from flows.study.cells import Setting
     from flows.study.design import Study
 
-INTERVALS = "In brackets: 95 % interval of the mean over seeds, by a bootstrap that is stratified by task."
+INTERVALS = (
+    "In brackets: 95 % interval of the mean, by a bootstrap over seeds that is stratified by task. "
+    "With five seeds it covers the truth less often than it says."
+)
+OWN = "the preset's"
+"""Settings that no part of the study changed."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,7 @@ def tables(study: Study, rows: Sequence[Row], chosen: Mapping[str, Setting], mis
     found = [_results(study, task, table, chosen) for task in study.tasks]
     found += [_over_tasks(study, table)] if len(study.tasks) > 1 else []
     found += [_paired(study, table)]
+    found += [_costs(study, task, table) for task in study.tasks]
     found += [_at_equal_cost(study, task, table, axis) for task in study.tasks for axis in AXES]
     found += [_tuning(study, rows, chosen)]
     found += [Table("Missing runs", ("run", "why"), [line.split(": ", 1) for line in missing])]
@@ -58,34 +65,37 @@ def arms(study: Study, task: str, rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _results(study: Study, task: str, rows: Sequence[Row], chosen: Mapping[str, Setting]) -> Table:
-    level = f"{study.level:g}"
-    costs = [f"{axis} to {level}, median" for axis in AXES.values()]
-    head = ("method", "settings", "base", "win rate on test", "by seed", *AXES.values(), f"reached {level}", *costs)
+    lines = []
+    for method, mine in arms(study, task, rows).items():
+        final = [row["final"] for row in mine]
+        base = f"{statistics.mean(row['base'] for row in mine):.2f}"
+        by_seed = " ".join(f"{value:.2f}" for value in final)
+        lines.append([method, base, rate(stratified_mean([final])), by_seed, _setting_of(study, method, chosen)])
+    note = "Test split, for the adapter of each run with the best validation win rate."
+    return Table(f"Results: {task}", ("method", "base", "win rate", "by seed", "settings"), lines, note)
+
+
+def _setting_of(study: Study, method: str, chosen: Mapping[str, Setting]) -> str:
+    source = study.source(method)
+    if source == PRESET:
+        return OWN
+    of = "" if source == method else f", chosen for {source}"
+    return f"{' '.join(chosen[source]) or f'{OWN}, best of those tried'}{of}"
+
+
+def _costs(study: Study, task: str, rows: Sequence[Row]) -> Table:
+    level, lines = f"{study.level:g}", []
+    for method, mine in arms(study, task, rows).items():
+        curves = [evaluated(row) for row in mine]
+        ends = [cost(statistics.mean(curve[-1][axis] for curve in curves)) for axis in AXES]
+        hits = f"{sum(reached(curve, study.level) is not None for curve in curves)} of {len(mine)}"
+        lines.append([method, *ends, hits, *(cost(median_cost(mine, study.level, axis)) for axis in AXES)])
+    head = ("method", *AXES.values(), f"reached {level}", *(f"{axis} to {level}" for axis in AXES.values()))
     note = (
-        f"Test split, for the adapter with the best validation win rate. {INTERVALS} Cost is of the whole run, evaluation left "
-        f"out. A run reached {level} at its first evaluation on validation that did; one that never did counts as later than all others in the median."
+        f"Of the whole run, evaluation left out; then of how many runs an evaluation on validation reached {level}, and the median of "
+        "what that took. A run that never reached it is censored at its end: in the median it is later than all others."
     )
-    return Table(f"Results: {task}", head, list(_result_rows(study, arms(study, task, rows), chosen)), note)
-
-
-def _result_rows(
-    study: Study, found: Mapping[str, Sequence[Row]], chosen: Mapping[str, Setting]
-) -> Iterator[list[str]]:
-    for method, mine in found.items():
-        ends = [evaluated(row)[-1] for row in mine]
-        hits = sum(reached(evaluated(row), study.level) is not None for row in mine)
-        source = study.source(method)
-        setting = "preset" if source == "preset" else " ".join(chosen[source]) or "preset (of those tried)"
-        yield [
-            method,
-            setting,
-            f"{statistics.mean(row['base'] for row in mine):.2f}",
-            rate(stratified_mean([[row["final"] for row in mine]])),
-            " ".join(f"{row['final']:.2f}" for row in mine),
-            *(cost(statistics.mean(end[axis] for end in ends)) for axis in AXES),
-            f"{hits} of {len(mine)}",
-            *(cost(median_cost(mine, study.level, axis)) for axis in AXES),
-        ]
+    return Table(f"Cost: {task}", head, lines, note)
 
 
 def _over_tasks(study: Study, rows: Sequence[Row]) -> Table:
@@ -95,7 +105,7 @@ def _over_tasks(study: Study, rows: Sequence[Row]) -> Table:
         strata = [[row["final"] for row in arms(study, task, rows).get(method, [])] for task in study.tasks]
         if all(strata):
             lines.append([method, str(sum(map(len, strata))), rate(stratified_mean(strata))])
-    return Table("Results: mean over all tasks", ("method", "runs", "win rate on test"), lines, INTERVALS)
+    return Table("Results: mean over all tasks", ("method", "runs", "win rate on test"), lines)
 
 
 def _paired(study: Study, rows: Sequence[Row]) -> Table:
@@ -110,7 +120,7 @@ def _paired(study: Study, rows: Sequence[Row]) -> Table:
             higher = f"{sum(value > 0 for value in every)} of {len(every)}"
             lines.append([method, one.control, task, rate(stratified_mean(strata), "+.2f"), higher])
     head = ("method", "control", "task", "win rate minus the control's", "runs above it")
-    return Table("Against the control, run by run", head, lines, f"Pairs of one task and seed. {INTERVALS}")
+    return Table("Against the control, run by run", head, lines, "Pairs of one task and seed, on the test split.")
 
 
 def _at_equal_cost(study: Study, task: str, rows: Sequence[Row], axis: str) -> Table:
@@ -121,12 +131,12 @@ def _at_equal_cost(study: Study, task: str, rows: Sequence[Row], axis: str) -> T
         for method, mine in found.items()
         if points
     ]
-    note = f"Validation win rate, linear between evaluations. {INTERVALS} Empty where a run of the method had ended."
+    note = "Validation win rate, linear between evaluations. –: a run of the method had ended before."
     return Table(f"At equal {AXES[axis]}: {task}", ("method", *map(cost, points)), lines, note)
 
 
 def _rate_at(rates: Sequence[float]) -> str:
-    return "" if any(math.isnan(value) for value in rates) else rate(stratified_mean([rates]))
+    return "–" if any(math.isnan(value) for value in rates) else rate(stratified_mean([rates]))
 
 
 def _tuning(study: Study, rows: Sequence[Row], chosen: Mapping[str, Setting]) -> Table:
@@ -140,7 +150,7 @@ def _tuning(study: Study, rows: Sequence[Row], chosen: Mapping[str, Setting]) ->
         rates = [best_validation(row) for row in mine]
         taken = "chosen" if chosen.get(method) == setting else ""
         by_run = " ".join(f"{value:.2f}" for value in rates)
-        lines.append([method, " ".join(setting) or "the preset's own", f"{statistics.mean(rates):.2f}", by_run, taken])
+        lines.append([method, " ".join(setting) or OWN, f"{statistics.mean(rates):.2f}", by_run, taken])
     seeds = ", ".join(map(str, study.tuning.seeds)) if study.tuning else ""
     note = f"Best validation win rate of each run, on seeds {seeds}, which no other table has, and the tasks {', '.join(study.tuning_tasks)}."
     return Table("What was tried", ("method", "setting", "mean", "by run", ""), lines, note)
@@ -169,7 +179,7 @@ def rate(mean: Mean, form: str = ".2f") -> str:
 
 
 def cost(value: float) -> str:
-    """In words that a table has room for: "640", "38k"; "not reached" where it is infinite."""
+    """Short: "640", "38k"; "not reached" where it is infinite."""
     if math.isinf(value):
         return "not reached"
     return f"{value:.0f}" if value < 10_000 else f"{value / 1000:.0f}k"
