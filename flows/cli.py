@@ -137,6 +137,15 @@ def _add_running(commands: Any) -> None:
     extent.add_argument("--downstream", action="store_true", help="run all that follows, later iterations included")
     _add_set(rerun)
     _add_run_options(rerun)
+    what = "Run methods over tasks and seeds, tuned alike, and report them with intervals; finished runs are reused."
+    study = _command(commands, "study", what, "turnwise study studies/ladder.toml --jobs 2", module="commands.study")
+    study.add_argument("file", metavar="FILE", type=Path, help="the study, a TOML file such as studies/ladder.toml")
+    study.add_argument("--jobs", type=int, metavar="N", help="runs at once (default: one a core; one on a GPU)")
+    only = "run these only, by names or patterns of them (repeatable); all that is finished is reported"
+    study.add_argument("--only", action="append", default=[], metavar="METHOD/TASK", help=only)
+    study.add_argument("--out", type=Path, metavar="FOLDER", help="also write report.html, table.md and the rows there")
+    study.add_argument("--plain", action="store_true", help="without Prefect")
+    study.add_argument("--dry-run", action="store_true", help="list the runs with their state, and stop")
     pretrain = _command(
         commands,
         "pretrain",

@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, Field, ValidationError, create_model
 
@@ -131,12 +131,7 @@ def _read(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The plain values of a preset file, laid over those of the presets that it `extends`, one name or a list of them,
     the last one on top.
     """
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"The preset {path.name} is not readable TOML: {error}.") from None
-    except OSError as error:
-        raise UsageError(f"The preset {path} cannot be read: {error.strerror}.") from None
+    values = read_toml(path, "preset")
     parents, chain = values.pop("extends", []), (*above, path)
     below: dict[str, Any] = {}
     for parent in [parents] if isinstance(parents, str) else parents:
@@ -145,6 +140,16 @@ def _read(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
             raise UsageError(f"The presets {circle} extend each other in a circle; let one of them extend nothing.")
         below = _laid_over(below, _read(file, chain))
     return _laid_over(below, values)
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The plain values of a file. Raises UsageError with what the file is, where it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"The {what} {path.name} is not readable TOML: {error}.") from None
+    except OSError as error:
+        raise UsageError(f"The {what} {path} cannot be read: {error.strerror}.") from None
 
 
 def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,7 +168,7 @@ def resolve(values: Mapping[str, Any], sets: Sequence[str] = ()) -> RunConfig:
     try:
         return run_config().model_validate(merged)
     except ValidationError as error:
-        raise UsageError(_sentence(error)) from None
+        raise UsageError(sentence(error, run_config())) from None
 
 
 def change(run: RunConfig, section: str, **values: Any) -> RunConfig:
@@ -194,8 +199,10 @@ def _apply(values: dict[str, Any], item: str) -> None:
         values[last] = text
 
 
-def _sentence(error: ValidationError) -> str:
-    """The first problem in one sentence, an unknown key before a wrong value: it often is the reason for the latter."""
+def sentence(error: ValidationError, root: type[BaseModel]) -> str:
+    """The first problem in one sentence, an unknown key before a wrong value: it often is the reason for the latter.
+    root: the config that did not fit.
+    """
     first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     path = [str(part) for part in first["loc"]]
     key = ".".join(path)
@@ -205,8 +212,8 @@ def _sentence(error: ValidationError) -> str:
             return f"{key}: {reason}."
         return f"{key}: {reason}; found {_shown(str(first['input']))!r}."
     what = "section or key" if len(path) == 1 else "key"
-    same_name = [name for name in _keys(run_config()) if name.endswith(f".{path[-1]}")]
-    meant = f"; did you mean {' or '.join(same_name)}?" if same_name else _meant(path[-1], _section(path[:-1]))
+    same_name = [name for name in _keys(root) if name.endswith(f".{path[-1]}")]
+    meant = f"; did you mean {' or '.join(same_name)}?" if same_name else _meant(path[-1], _section(path[:-1], root))
     return f"There is no {what} {key!r}{meant}"
 
 
@@ -231,13 +238,17 @@ def _meant(word: str, section: type[BaseModel]) -> str:
     return f"; it has {', '.join(known)}." if end == "." else end
 
 
-def _section(path: Sequence[str]) -> type[BaseModel]:
-    model: type[BaseModel] = run_config()
+def _section(path: Sequence[str], root: type[BaseModel]) -> type[BaseModel]:
+    """The config that a path of keys leads to; a name that the user gave, as of a table of sections, is gone past."""
+    model = root
     for name in path:
-        inner = model.model_fields[name].annotation
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        if name not in model.model_fields:
+            continue
+        held = model.model_fields[name].annotation
+        inner = [one for one in (held, *get_args(held)) if isinstance(one, type) and issubclass(one, BaseModel)]
+        if not inner:
             break
-        model = inner
+        model = inner[0]
     return model
 
 

@@ -16,6 +16,7 @@ import pytest
 from fakes import fake_stages
 
 from flows import cli, workspace
+from flows.study import children
 from stages.frame.types import EngineUnavailable
 
 TURNWISE = shlex.join([sys.executable, __file__])
@@ -34,6 +35,7 @@ def main() -> int:
     # The fakes need no model and no prompts.
     workspace.model_hash = lambda run: "base"
     workspace.make_engine = lambda run: None  # type: ignore[assignment, return-value]
+    children.TURNWISE = (sys.executable, __file__)  # a study's runs are of the fakes, too
     with fake_stages(pytest.MonkeyPatch()) as stages:
         if stage := os.environ.get("FAIL_AT"):
             stages.raises[stage, 0] = EngineUnavailable("nobody answers")

@@ -141,10 +141,11 @@ def runs(args: Namespace) -> int:
     """turnwise runs"""
     from flows.book import EXPERIMENT
     from flows.rerun import stored_summary
+    from flows.study.keep import EXPERIMENT as STUDY
 
     if args.limit < 1:
         raise UsageError(f"--limit {args.limit}: wanted at least 1.")
-    if args.stage not in (known := [EXPERIMENT, *registry.STAGES]):
+    if args.stage not in (known := [EXPERIMENT, STUDY, *registry.STAGES]):
         raise UsageError(
             f"--stage: there is no stage {args.stage!r}{nearest(args.stage, known)} Stages: {', '.join(known)}."
         )

@@ -26,6 +26,7 @@ from flows.commands.certificate import all_clear, difference
 from flows.commands.ledger import ledger_table, read_ledger
 from flows.report import emit, ending, header, sparkline, table_row
 from flows.rerun import stored_summary
+from flows.study import keep
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import MissingInput, Row, UsageError
 
@@ -51,6 +52,9 @@ def show(args: Namespace) -> int:
     if run_id is None:
         found = read_episode(workspace, args.what)
         emit(found) if args.json else console.print(transcript(found))
+    elif workspace.tracking.experiment(run_id) == keep.EXPERIMENT:
+        found = keep.read_study(workspace, run_id)
+        emit(found["rows"]) if args.json else console.print(found["tables"], markup=False)
     elif workspace.tracking.experiment(run_id) == EXPERIMENT:
         summary = stored_summary(workspace, run_id)
         emit(summary) if args.json else console.print(_pipeline(workspace, run_id, summary), markup=False)

@@ -59,6 +59,11 @@ class Leashed:
     def running(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def status(self) -> int | None:
+        """The command's exit status; None while it runs, 0 where it was stopped."""
+        return self._process.poll()
+
     def stop(self) -> None:
         """Stop the command and wait until it is gone. Idempotent."""
         stdin: IO[bytes] | None = self._process.stdin

@@ -130,10 +130,13 @@ class Tracking:
     def params(self, run_id: str, params: Mapping[str, Any]) -> None:
         self.record(run_id, params=params)
 
+    def tag(self, run_id: str, key: str, value: str) -> None:
+        with told(self.db):
+            self._client.set_tag(run_id, key, clip(value))
+
     def note(self, run_id: str, text: str) -> None:
         """Put a text in Markdown in the place of the run's description."""
-        with told(self.db):
-            self._client.set_tag(run_id, NOTE, clip(text))
+        self.tag(run_id, NOTE, text)
 
     def link(self, experiment: str, run_id: str) -> str:
         """The run's page, relative to MLflow's own."""

@@ -1,0 +1,13 @@
+"""`turnwise study FILE`: methods over tasks and seeds as ordinary runs, tuned alike, and what they say together. No learning.
+
+Modules:
+
+    design    a study as its file says it, and what is unfair in it
+    cells     the runs that a study is made of: what is tuned, what is chosen, which of them are finished
+    children  runs cells as child processes, some at a time
+    rows      what is kept of a finished run: one line of JSON
+    figures   means with intervals, paired differences, win rates at equal cost, cost of a win rate
+    tables    the tables of the report
+    page      the report as HTML and Markdown, its curves as SVG
+    keep      the study's own run in MLflow, with the report as artifacts
+"""

@@ -1,0 +1,173 @@
+"""A study as its file says it: methods x tasks x seeds, which control each method has, and how all are tuned. Ours.
+
+    turnwise study studies/tiny.toml
+
+The rules of a fair comparison are checked here, before anything runs: no seed of the table chose a setting, and each
+method that is tuned is tuned over as many settings as the others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo
+
+from flows import presets
+from stages.envs import nearest
+from stages.frame.contract import Config
+from stages.frame.types import UsageError
+
+PRESET = "preset"
+"""In the place of a method's name in `settings`: its preset's own settings, which are not tuned."""
+
+
+def _anchored(preset: str, info: ValidationInfo) -> str:
+    return str((info.context or Path()) / preset) if preset.endswith(".toml") else preset
+
+
+Preset = Annotated[str, AfterValidator(_anchored)]
+"""Name of a preset, or a path that ends in .toml and counts from the folder of the study's file."""
+
+Seeds = Annotated[tuple[int, ...], Field(min_length=1)]
+
+
+class Method(Config):
+    """An arm of the comparison."""
+
+    preset: Preset = Field(description="Preset of its runs: a name, or a path that ends in .toml. [ours]")
+    sets: tuple[str, ...] = Field((), description="Changes to the preset, as `--set` takes them. [ours]")
+    control: str = Field("", description="Method that its results are compared with, seed by seed. [ours]")
+    settings: str = Field(
+        "",
+        description="Whose tuned settings it runs with: its own (empty), those of the method named, as an ablation does, or those of its preset (preset). [ours]",
+    )
+
+
+class Task(Config):
+    """What all methods are run on."""
+
+    sets: tuple[str, ...] = Field((), description="Changes to every method's preset. [ours]")
+    presets: dict[str, Preset] = Field(default_factory=dict, description="Presets on this task, by method. [ours]")
+
+
+class Tuning(Config):
+    """The part before the table: the same number of settings for each method, on seeds that no table uses."""
+
+    seeds: Seeds = Field(description="Seeds of its runs, none of which the table has. [ours]")
+    n: int = Field(ge=2, description="Settings a method, the preset's own the first of them. [ours]")
+    tasks: tuple[str, ...] = Field((), description="Tasks it is done on; empty = all of them. [ours]")
+    draw: int = Field(0, ge=0, description="Seed of the draw of the other settings from the space. [ours]")
+    space: dict[str, dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]]] = Field(
+        description="By method: `section.key` -> the values that are tried. [ours]"
+    )
+
+
+class Study(Config):
+    """A whole study."""
+
+    title: str = Field("Study", description="What the report is called. [ours]")
+    seeds: Seeds = Field(description="Seeds of the table, the same ones for every method. [ours]")
+    sets: tuple[str, ...] = Field((), description="Changes to every preset, below those of task and method. [ours]")
+    level: float = Field(
+        0.6, gt=0, le=1, description="Validation win rate of which the table says when it was reached. [ours]"
+    )
+    methods: dict[str, Method] = Field(min_length=1, description="The arms, by the names of the report. [ours]")
+    tasks: dict[str, Task] = Field({"as preset": Task()}, min_length=1, description="The tasks. [ours]")
+    tuning: Tuning | None = Field(None, description="How settings are chosen; none = they are the presets'. [ours]")
+
+    @property
+    def tuned(self) -> tuple[str, ...]:
+        """The methods that are tuned themselves."""
+        return tuple(name for name in self.methods if self.tuning and self.source(name) == name)
+
+    @property
+    def tuning_tasks(self) -> tuple[str, ...]:
+        return () if self.tuning is None else self.tuning.tasks or tuple(self.tasks)
+
+    def source(self, method: str) -> str:
+        """The method whose tuned settings this one runs with; PRESET where none are tuned for it."""
+        return PRESET if self.tuning is None else self.methods[method].settings or method
+
+    def preset(self, method: str, task: str) -> str:
+        return self.tasks[task].presets.get(method, self.methods[method].preset)
+
+    def sets_of(self, method: str, task: str) -> tuple[str, ...]:
+        """What is laid over the preset, the last one on top; the setting and the seed come after it."""
+        return (*self.sets, *self.tasks[task].sets, *self.methods[method].sets)
+
+    def grid(self, method: str) -> list[tuple[str, ...]]:
+        """Every point of a method's space, as `--set` takes it, in the order of the file."""
+        space = self.tuning.space[method] if self.tuning else {}
+        return [
+            tuple(f"{key}={json.dumps(value)}" for key, value in zip(space, values, strict=True))
+            for values in itertools.product(*space.values())
+        ]
+
+
+def read(path: Path) -> Study:
+    """The study that a file describes. Raises UsageError: what is unknown with the nearest right word, a value that
+    does not fit, a comparison that would not be fair.
+    """
+    if not path.is_file():
+        raise UsageError(f"There is no study file {path}. Give a file that exists, such as studies/tiny.toml.")
+    values = presets.read_toml(path, "study")
+    try:
+        study = Study.model_validate(values, context=path.resolve().parent)
+    except ValidationError as error:
+        raise UsageError(f"{path.name}: {presets.sentence(error, Study)}") from None
+    for problem in _problems(study):
+        raise UsageError(f"{path.name}: {problem}")
+    return study
+
+
+def _problems(study: Study) -> list[str]:
+    methods, tasks = list(study.methods), list(study.tasks)
+    named = [(f"methods.{name}.control", one.control) for name, one in study.methods.items() if one.control]
+    named += [(f"tasks.{name}.presets", method) for name, one in study.tasks.items() for method in one.presets]
+    found = [
+        f"{key}: there is no method {word!r}{nearest(word, methods)}" for key, word in named if word not in methods
+    ]
+    found += [f"{name!r}: a name holds no '/', which --only parts at." for name in (*methods, *tasks) if "/" in name]
+    found += _repeated("seeds", study.seeds)
+    laid = [study.sets, *(one.sets for one in study.methods.values()), *(one.sets for one in study.tasks.values())]
+    sets = [item for each in laid for item in each]
+    found += [f"sets: {item!r} is the study's to say; write `seeds`." for item in sets if item.startswith("seed=")]
+    if study.tuning is not None:
+        found += _problems_of_tuning(study, study.tuning)
+    elif own := [name for name, one in study.methods.items() if one.settings]:
+        found.append(f"methods.{own[0]}.settings: nothing is tuned; add [tuning], or leave it out.")
+    return found
+
+
+def _problems_of_tuning(study: Study, tuning: Tuning) -> list[str]:
+    found = _repeated("tuning.seeds", tuning.seeds)
+    both = sorted(set(tuning.seeds) & set(study.seeds))
+    if both:
+        found.append(f"tuning.seeds: {both[0]} is a seed of the table, too; settings must be chosen on other seeds.")
+    found += [
+        f"tuning.tasks: there is no task {task!r}{nearest(task, list(study.tasks))}"
+        for task in tuning.tasks
+        if task not in study.tasks
+    ]
+    for name, method in study.methods.items():
+        source = study.source(name)
+        if source == name and name not in tuning.space:
+            found.append(
+                f"tuning.space: {name} has none; add [tuning.space.{name}], or say in methods.{name}.settings whose settings it has."
+            )
+        elif source not in (name, PRESET) and source not in study.tuned:
+            words = [PRESET, *study.tuned]
+            found.append(f"methods.{name}.settings: {method.settings!r} is not tuned{nearest(source, words)}")
+    for name in tuning.space:
+        if name not in study.tuned:
+            found.append(f"tuning.space: {name!r} is no method that is tuned{nearest(name, list(study.tuned))}")
+    return found
+
+
+def _repeated(key: str, seeds: Sequence[int]) -> list[str]:
+    twice = [seed for seed in dict.fromkeys(seeds) if seeds.count(seed) > 1]
+    return [f"{key}: {twice[0]} stands there twice."] if twice else []

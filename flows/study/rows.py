@@ -1,0 +1,37 @@
+"""What is kept of a finished run: one line of JSON, with its win rates and what they cost, iteration by iteration. Ours.
+
+The lines of docs/results/*.jsonl have this form; those of a study also say which cell of it they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Row = dict[str, Any]
+Point = Mapping[str, Any]
+
+COSTS = ("episodes", "generated_tokens", "cpu_s", "stages_s")
+
+
+def row(summary: Mapping[str, Any], preset: str, seed: int, sets: Sequence[str], commit: str) -> Row:
+    """base, final: win rates of the test split. curve: validation win rate and cumulative cost, the base model first.
+
+    summary: what `turnwise run --json` prints.
+    """
+    curve = []
+    for point in summary["iterations"]:
+        costs = {name: round(point["metrics"].get(f"pipeline/{name}", 0.0), 1) for name in COSTS}
+        curve.append({"iteration": point["iteration"], "win_rate": point["win_rate"], **costs})
+    ends = {"base": summary["base"]["win_rate"], "final": summary["final"]["win_rate"]}
+    return {"preset": preset, "seed": seed, "sets": list(sets), "commit": commit, **ends, "curve": curve}
+
+
+def evaluated(row: Row) -> list[Point]:
+    """The points of the curve that have a win rate."""
+    return [point for point in row["curve"] if point["win_rate"] is not None]
+
+
+def best_validation(row: Row) -> float:
+    """Of the adapter that the run chose: the highest of its curve, the base model left out."""
+    return max(float(point["win_rate"]) for point in evaluated(row) if point["iteration"] >= 0)
