@@ -173,7 +173,7 @@ def row_of(cell: Cell, run_id: str, workspace: Workspace) -> Row:
 
 
 def _cell(study: Study, part: Literal["tuning", "table"], method: str, task: str, setting: Setting, seed: int) -> Cell:
-    sets = (*study.sets_of(method, task), *setting)
+    sets = (*study.sets_of(method, task, seed), *setting)
     return Cell(
         part, method, task, seed, study.preset(method, task), sets, setting, _config(study, method, task, setting, seed)
     )
@@ -181,7 +181,7 @@ def _cell(study: Study, part: Literal["tuning", "table"], method: str, task: str
 
 def _config(study: Study, method: str, task: str, setting: Setting, seed: int) -> RunConfig:
     try:
-        return presets.load(study.preset(method, task), [*study.sets_of(method, task), *setting, f"seed={seed}"])
+        return presets.load(study.preset(method, task), [*study.sets_of(method, task, seed), *setting, f"seed={seed}"])
     except UsageError as error:
         raise UsageError(f"{method} / {task}{''.join(f' {item}' for item in setting)}: {error}") from None
 

@@ -35,6 +35,9 @@ Preset = Annotated[str, AfterValidator(_anchored)]
 Seeds = Annotated[tuple[int, ...], Field(min_length=1)]
 
 
+BySeed = dict[str, tuple[Any, ...]]
+
+
 class Method(Config):
     """An arm of the comparison."""
 
@@ -58,6 +61,7 @@ class Tuning(Config):
     """The part before the table: the same number of settings for each method, on seeds that no table uses."""
 
     seeds: Seeds = Field(description="Seeds of its runs, none of which the table has. [ours]")
+    by_seed: BySeed = Field(default_factory=dict, description="As the study's own, for these seeds. [ours]")
     n: int = Field(ge=2, description="Settings a method, the preset's own the first of them. [ours]")
     tasks: tuple[str, ...] = Field((), description="Tasks it is done on; empty = all of them. [ours]")
     draw: int = Field(0, ge=0, description="Seed of the draw of the other settings from the space. [ours]")
@@ -72,6 +76,10 @@ class Study(Config):
     title: str = Field("Study", description="What the report is called. [ours]")
     seeds: Seeds = Field(description="Seeds of the table, the same ones for every method. [ours]")
     sets: tuple[str, ...] = Field((), description="Changes to every preset, below those of task and method. [ours]")
+    by_seed: BySeed = Field(
+        default_factory=dict,
+        description="`section.key` -> one value for each seed, in their order: what a seed draws besides, such as the rule book of a desk. [ours]",
+    )
     level: float = Field(
         0.6, gt=0, le=1, description="Validation win rate of which the table says when it was reached. [ours]"
     )
@@ -95,9 +103,15 @@ class Study(Config):
     def preset(self, method: str, task: str) -> str:
         return self.tasks[task].presets.get(method, self.methods[method].preset)
 
-    def sets_of(self, method: str, task: str) -> tuple[str, ...]:
+    def sets_of(self, method: str, task: str, seed: int) -> tuple[str, ...]:
         """What is laid over the preset, the last one on top; the setting and the seed come after it."""
-        return (*self.sets, *self.tasks[task].sets, *self.methods[method].sets)
+        drawn = [
+            f"{key}={json.dumps(values[part.seeds.index(seed)])}"
+            for part in (self, self.tuning)
+            if part is not None and seed in part.seeds
+            for key, values in part.by_seed.items()
+        ]
+        return (*self.sets, *drawn, *self.tasks[task].sets, *self.methods[method].sets)
 
     def grid(self, method: str) -> list[tuple[str, ...]]:
         """Every point of a method's space, as `--set` takes it, in the order of the file."""
@@ -132,7 +146,7 @@ def _problems(study: Study) -> list[str]:
         f"{key}: there is no method {word!r}{nearest(word, methods)}" for key, word in named if word not in methods
     ]
     found += [f"{name!r}: a name holds no '/', which --only parts at." for name in (*methods, *tasks) if "/" in name]
-    found += _repeated("seeds", study.seeds)
+    found += _repeated("seeds", study.seeds) + _uneven("by_seed", study.by_seed, study.seeds)
     laid = [study.sets, *(one.sets for one in study.methods.values()), *(one.sets for one in study.tasks.values())]
     sets = [item for each in laid for item in each]
     found += [f"sets: {item!r} is the study's to say; write `seeds`." for item in sets if item.startswith("seed=")]
@@ -144,7 +158,7 @@ def _problems(study: Study) -> list[str]:
 
 
 def _problems_of_tuning(study: Study, tuning: Tuning) -> list[str]:
-    found = _repeated("tuning.seeds", tuning.seeds)
+    found = _repeated("tuning.seeds", tuning.seeds) + _uneven("tuning.by_seed", tuning.by_seed, tuning.seeds)
     both = sorted(set(tuning.seeds) & set(study.seeds))
     if both:
         found.append(f"tuning.seeds: {both[0]} is a seed of the table, too; settings must be chosen on other seeds.")
@@ -171,3 +185,11 @@ def _problems_of_tuning(study: Study, tuning: Tuning) -> list[str]:
 def _repeated(key: str, seeds: Sequence[int]) -> list[str]:
     twice = [seed for seed in dict.fromkeys(seeds) if seeds.count(seed) > 1]
     return [f"{key}: {twice[0]} stands there twice."] if twice else []
+
+
+def _uneven(name: str, by_seed: BySeed, seeds: Sequence[int]) -> list[str]:
+    return [
+        f"{name}: wanted {len(seeds)} values of {key!r}, one for each seed; found {len(values)}."
+        for key, values in by_seed.items()
+        if len(values) != len(seeds)
+    ]

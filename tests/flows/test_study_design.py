@@ -77,6 +77,11 @@ def tuned(tmp_path: Path) -> design.Study:
         ('settings = "nlac"', 'settings = "paper"', "methods.frozen.settings: 'paper' is not tuned"),
         ("space.rft]", "space.rtf]", "tuning.space: rft has none; add [tuning.space.rft]"),
         ('settings = "nlac"', "", "tuning.space: frozen has none"),
+        (
+            "seeds = [1, 2]",
+            'seeds = [1, 2]\nby_seed = { "task.options.rules_seed" = [5] }',
+            "by_seed: wanted 2 values of 'task.options.rules_seed', one for each seed; found 1.",
+        ),
         ("seeds = [7, 8]", "seeds = [2, 8]", "tuning.seeds: 2 is a seed of the table, too"),
         ("seeds = [1, 2]", "seeds = [1, 1]", "seeds: 1 stands there twice"),
         ("seeds = [1, 2]", "seeds = []", "seeds: tuple should have at least 1 item"),
@@ -198,3 +203,13 @@ def test_the_studies_that_ship_can_be_run(file: Path) -> None:
     asked = design.read(file)
     assert cells.tuning_cells(asked) or not asked.tuning
     assert cells.table_cells(asked, dict.fromkeys(asked.tuned, ()))
+
+
+def test_each_seed_has_a_world_of_its_own_where_the_study_says_so(tmp_path: Path) -> None:
+    text = TUNED.replace("seeds = [1, 2]", 'seeds = [1, 2]\nby_seed = { "task.options.rules_seed" = [5, 6] }', 1)
+    text = text.replace("seeds = [7, 8]", 'seeds = [7, 8]\nby_seed = { "task.options.rules_seed" = [3, 4] }')
+    study = design.read(written(tmp_path, text))
+    found = {cell.seed: cell.run.task.options["rules_seed"] for cell in cells.tuning_cells(study)}
+    table = cells.table_cells(study, dict.fromkeys(study.tuned, ()))
+    assert found | {cell.seed: cell.run.task.options["rules_seed"] for cell in table} == {7: 3, 8: 4, 1: 5, 2: 6}
+    assert all(f"task.options.rules_seed={cell.run.task.options['rules_seed']}" in cell.sets for cell in table)
