@@ -110,11 +110,16 @@ class HfEngine(tokens.ChatTokenizer):
             del self._loaded[old]
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """One completion a request, in order. Rows are decoded in batches of like length, one adapter at a time."""
+        """One completion a request, in order. Rows are decoded in batches of like length, one adapter at a time; a prompt that
+        several of a batch have is read once.
+        """
         tokens.check_loaded(requests, self._loaded)
         requests = tokens.fit_context(requests, self.context)
         done: dict[int, Completion] = {}
-        order = sorted(range(len(requests)), key=lambda i: (requests[i].adapter or "", len(requests[i].prompt_ids), i))
+        order = sorted(
+            range(len(requests)),
+            key=lambda i: (requests[i].adapter or "", len(requests[i].prompt_ids), requests[i].prompt_ids, i),
+        )
         for name, group in groupby(order, key=lambda i: requests[i].adapter):
             indices = list(group)
             with self._with_adapter(name) as model:
@@ -129,14 +134,12 @@ class HfEngine(tokens.ChatTokenizer):
     @torch.inference_mode()
     def _decode_batch(self, model: Any, requests: Sequence[Request]) -> list[Completion]:
         device = model.device
-        longest = max(len(r.prompt_ids) for r in requests)
         limit = max(r.max_tokens for r in requests)
-        ids = torch.tensor(
-            [[self._pad_id] * (longest - len(r.prompt_ids)) + list(r.prompt_ids) for r in requests], device=device
-        )
-        mask = torch.tensor(
-            [[0] * (longest - len(r.prompt_ids)) + [1] * len(r.prompt_ids) for r in requests], device=device
-        )
+        of_prompt: dict[Sequence[int], int] = {}
+        asked = torch.tensor([of_prompt.setdefault(r.prompt_ids, len(of_prompt)) for r in requests], device=device)
+        longest = max(map(len, of_prompt))
+        ids = torch.tensor([[self._pad_id] * (longest - len(p)) + list(p) for p in of_prompt], device=device)
+        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in of_prompt], device=device)
         uniforms_BT = torch.tensor(
             np.stack([np.random.Generator(np.random.Philox(r.seed)).random(limit) for r in requests]), device=device
         )
@@ -156,8 +159,10 @@ class HfEngine(tokens.ChatTokenizer):
                 use_cache=True,
                 logits_to_keep=1,
             )
-            cache = out.past_key_values
-            logits_BV = out.logits[:, -1].float()
+            cache, logits_BV = out.past_key_values, out.logits[:, -1].float()
+            if t == 0 and len(of_prompt) < len(requests):  # each prompt was read once; from here on a row a request
+                logits_BV, mask = logits_BV[asked], mask[asked]
+                cache.batch_select_indices(asked)
             chosen = sample(logits_BV, temperature[rows], uniforms_BT[rows, t])
             chosen_log_probs = logits_BV.log_softmax(1).gather(1, chosen[:, None])[:, 0]
             for row, token, log_prob in zip(rows.tolist(), chosen.tolist(), chosen_log_probs.tolist(), strict=True):

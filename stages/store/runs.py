@@ -82,8 +82,10 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Nested configs: the `section.key`s that differ, with the old and the new value; None where there is no such key."""
-    before, after = dict(flat(old)), dict(flat(new))
+    """Nested configs: the `section.key`s that differ, with the old and the new value; None where there is no such key. A
+    section without keys is no difference.
+    """
+    before, after = ({key: value for key, value in flat(values) if value != {}} for values in (old, new))
     return {key: (before.get(key), after.get(key)) for key in {**before, **after} if before.get(key) != after.get(key)}
 
 

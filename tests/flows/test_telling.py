@@ -371,6 +371,5 @@ def test_differences_name_keys_of_either_side() -> None:
     old: Mapping[str, Any] = {"a": {"b": 1, "c": {}}, "d": 2}
     assert differences(old, {"a": {"b": 3, "c": {"x": 1}}, "d": 2}) == {
         "a.b": (1, 3),
-        "a.c": ({}, None),
         "a.c.x": (None, 1),
     }

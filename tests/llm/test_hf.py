@@ -78,6 +78,24 @@ def test_batched_sampling_is_one_by_one(engine: HfEngine) -> None:
     assert len({c.token_ids for c in together}) > 6
 
 
+def test_a_prompt_that_several_requests_share_is_read_once_and_answered_as_alone(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = HfEngine(str(base))
+    asked = [replace(one, seed=100 * i + k) for i, one in enumerate(requests(engine, 3)) for k in range(3)]
+    alone = [engine.generate([one])[0] for one in asked]
+    read: list[int] = []
+    real = type(engine._base).forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        read.append(kwargs["input_ids"].numel())
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(engine._base), "forward", forward)
+    assert same(engine.generate(asked), alone)
+    assert read[0] == 3 * max(len(one.prompt_ids) for one in asked) and max(read[1:]) <= len(asked)
+
+
 def test_the_seed_belongs_to_the_request_so_order_changes_nothing(engine: HfEngine) -> None:
     asked = requests(engine)
     assert same(engine.generate(asked[::-1]), engine.generate(asked)[::-1])
