@@ -103,8 +103,8 @@ def run(context: Context) -> Outputs:
 
 
 def policy_rows(context: Context) -> list[TrainRow]:
-    """What the policy is anchored on: the last refinements; where there are none, its own readable actions."""
-    run_id = context.latest("refine")
+    """What the policy is anchored on: what it learned last; where there is nothing, its own readable actions."""
+    run_id = context.latest("refine") or context.latest("pick")
     if run_id and (refined := read_targets(context.replay, [run_id], "policy")):
         return target_rows(refined)
     own = [t for t in candidates(context.replay, context.inputs["collect"][-1:]) if not t.malformed]
@@ -119,6 +119,6 @@ def priority_rows(losses: dict[tuple[Any, ...], tuple[float, int]]) -> list[Row]
 
 
 STAGE = Stage(
-    "critic", 3, CriticConfig, inputs=("targets", "collect", "refine", "distill"), roles=(), run=run,
+    "critic", 3, CriticConfig, inputs=("targets", "collect", "refine", "pick", "distill"), roles=(), run=run,
     outputs=("priorities", "adapter/", "target/"),
 )  # fmt: skip

@@ -66,7 +66,8 @@ def run(context: Context) -> Outputs:
     """Artifacts `adapter` and `target`; where refine left nothing to learn, they are the critic's as they came in."""
     config: DistillConfig = context.config
     rng = random.Random(context.seed)
-    stored = read_targets(context.replay, context.inputs["refine"], "policy")
+    improved = context.inputs.get("refine") or context.inputs["pick"]
+    stored = read_targets(context.replay, improved, "policy")
     rows = weighed(target_rows(stored), config.weight)
     shares = {"distill/kept_share": kept_share(rows, [bool(r["info"].get("kept")) for r in stored])} if rows else {}
     rng.shuffle(rows)
@@ -158,7 +159,7 @@ STAGE = Stage(
     "distill",
     3,
     DistillConfig,
-    inputs=("refine", "targets", "critic"),
+    inputs=("refine", "pick", "targets", "critic"),
     roles=(),
     run=run,
     outputs=("adapter/", "target/"),

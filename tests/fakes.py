@@ -21,9 +21,10 @@ POLICIES = ("distill", "rft", "grpo")
 INPUTS = {
     "collect": POLICIES,
     "targets": ("collect", "critic", "distill"),
-    "critic": ("targets", "collect", "refine", "distill", "critic"),
+    "critic": ("targets", "collect", "refine", "pick", "distill", "critic"),
     "refine": ("collect", "critic"),
-    "distill": ("refine", "targets", "critic"),
+    "pick": ("collect", "critic"),
+    "distill": ("refine", "pick", "targets", "critic"),
     "rft": ("collect", "rft"),
     "grpo": ("collect", "grpo"),
     "evaluate": (*POLICIES, "critic"),
