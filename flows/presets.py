@@ -40,7 +40,7 @@ class RunConfig(Config):
         le=10_000,
         description="Rounds of collecting and learning; more of them continue a finished run. [ours]",
     )
-    method: Literal["nlac", "self_ac", "nlql", "rft", "grpo"] = Field(
+    method: Literal["nlac", "self_ac", "nlql", "sac", "rft", "grpo"] = Field(
         "nlac", description="Which stages an iteration runs: NLAC, Self-AC or a baseline. [ours]"
     )
     evaluate_every: int = Field(

@@ -20,6 +20,7 @@ STAGES: dict[str, str] = {
     "critic": "stages.critic",
     "refine": "stages.refine",
     "pick": "stages.pick",
+    "q_critic": "stages.q_critic",
     "distill": "stages.distill",
     "rft": "stages.rft",
     "grpo": "stages.grpo",
@@ -31,6 +32,7 @@ STAGES: dict[str, str] = {
 METHODS: dict[str, tuple[str, ...]] = {
     "nlac": ("collect", "targets", "critic", "refine", "distill"),
     "nlql": ("collect", "targets", "critic", "pick", "distill"),
+    "sac": ("collect", "q_critic", "pick", "distill"),
     "rft": ("collect", "rft"),
     "grpo": ("collect", "grpo"),
     "self_ac": ("collect", "self_ac"),
@@ -47,12 +49,13 @@ WIRING: dict[str, dict[str, Which]] = {
     "targets": {"collect": "all", "critic": "all", "distill": "last"},
     "critic": {"targets": "last", "collect": "all", "refine": "last", "pick": "last", "distill": "last"},
     "refine": {"collect": "all", "critic": "all"},
-    "pick": {"collect": "all", "critic": "all"},
-    "distill": {"refine": "last", "pick": "last", "targets": "last", "critic": "last"},
+    "q_critic": {"collect": "all", "q_critic": "all", "pick": "last", "distill": "last"},
+    "pick": {"collect": "all", "critic": "all", "q_critic": "all"},
+    "distill": {"refine": "last", "pick": "last", "targets": "last", "critic": "last", "q_critic": "last"},
     "rft": {"collect": "all", "rft": "last"},
     "grpo": {"collect": "last", "grpo": "last"},
     "self_ac": {"collect": "last", "self_ac": "last"},
-    "evaluate": {**_POLICIES, "critic": "last"},
+    "evaluate": {**_POLICIES, "critic": "last", "q_critic": "last"},
 }
 """Stage -> upstream stage -> all of its runs so far, or the newest only. Upstream stages without a run yet are left out."""
 
@@ -61,12 +64,13 @@ READS: dict[str, tuple[str, ...]] = {
     "targets": ("distill",),
     "critic": ("distill",),
     "refine": ("critic",),
-    "pick": ("critic",),
-    "distill": ("critic",),
+    "q_critic": ("distill",),
+    "pick": ("critic", "q_critic"),
+    "distill": ("critic", "q_critic"),
     "rft": ("rft",),
     "grpo": ("grpo",),
     "self_ac": ("self_ac",),
-    "evaluate": (*_POLICIES, "critic"),
+    "evaluate": (*_POLICIES, "critic", "q_critic"),
 }
 """Stage -> upstream stages whose weights it reads, those of the newest run of each. Of all others it reads rows alone."""
 

@@ -19,7 +19,10 @@ SMALL = {
 }  # fmt: skip
 
 
-PICKING = {"nlql": ["collect", "targets", "critic", "pick", "distill", "evaluate"]}
+PICKING = {
+    "nlql": ["collect", "targets", "critic", "pick", "distill", "evaluate"],
+    "sac": ["collect", "q_critic", "pick", "distill", "evaluate"],
+}
 
 
 @pytest.mark.slow
@@ -30,6 +33,7 @@ def test_a_method_that_picks_runs_from_end_to_end_and_is_reused(
     save_base(home / "data" / "base")
     monkeypatch.chdir(home)
     sets = {**SMALL, "iterations": 2, "method": method, "pick.states": 4}
+    sets |= {"pick.by": "value", "q_critic.transitions": 8, "q_critic.batch": 4} if method == "sac" else {}
     argv = [
         *("run", "tiny", "--plain", "--json"),
         *(part for key, value in sets.items() for part in ("--set", f"{key}={value}")),
@@ -41,6 +45,7 @@ def test_a_method_that_picks_runs_from_end_to_end_and_is_reused(
     for row in rows:
         assert row["metrics"]["pick/rows"] == row["metrics"]["distill/rows"] == 4
         assert row["metrics"]["distill/steps"] == 1
+        assert "audit/out_of_context" in row["metrics"]
     assert cli.main(argv) == 0
     again = json.loads(capsys.readouterr().out)
     assert [row["runs"] for row in again["iterations"]] == [row["runs"] for row in run["iterations"]]

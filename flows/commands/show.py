@@ -36,7 +36,7 @@ EPISODES_SHOWN = 8
 # Stages that write about an episode's turns.
 READERS = {
     "judgements": ("refine", "pick", "evaluate"),
-    "targets": ("targets", "refine", "pick"),
+    "targets": ("targets", "refine", "pick", "q_critic"),
     "certificates": ("self_ac", "grpo"),
 }
 VALUES = "values/values.parquet"  # artifact of an evaluation of self_ac

@@ -25,6 +25,7 @@ from flows.cost.work import (
     merged,
     policy_prompts,
     policy_rows,
+    q_rows,
     role_prompts,
     successor_rows,
 )
@@ -136,6 +137,30 @@ def refine(at: At) -> Work:
     return Work("refine", prompts=merged(found))
 
 
+def q_critic(at: At) -> Work:
+    """An a' and a prompt without a reply for each transition that is bootstrapped, and the steps of a critic that is read
+    at the end of the successor's prompt.
+    """
+    config, size = at.run.q_critic, at.lengths
+    n = int(min(config.transitions, at.pool, config.replay_size))
+    steps = config.epochs * math.ceil(n / config.batch)
+    turns = size.whole
+    last = 1 / turns if not config.terminal_frac or turns == 1 else config.terminal_frac
+    goes_on = n * (1 - last) * max(turns - config.steps, 0) / max(turns - 1, 1)
+    drawn = min(at.pool, config.replay_size) / size.turns
+    kinds = (
+        Kind(q_rows(at, config.epochs * n), config.epochs * n / max(steps, 1), drawn),
+        Kind(policy_rows(at, steps * config.policy_rows, size.thought), config.policy_rows, drawn),
+    )
+    return Work(
+        "q_critic",
+        prompts=(policy_prompts(at, goes_on, size.middle, config.draw),) if goes_on else (),
+        trained=in_trees(at, kinds, steps, config.draw, config.pass_tokens),
+        forward=(q_rows(at, goes_on),) if goes_on else (),
+        steps=steps,
+    )
+
+
 def pick(at: At) -> Work:
     """n actions in every state, by one prompt; all of them taken to differ."""
     config, size = at.run.pick, at.lengths
@@ -146,6 +171,8 @@ def pick(at: At) -> Work:
     def told(fields: float, times: float = 1) -> None:
         found.append(role_prompts(at, n * k, size.middle, fields, size.future, config.draw, times))
 
+    if config.by == "value":
+        return Work("pick", prompts=merged(found), forward=(q_rows(at, n * k),))
     told(size.act, config.futures)
     told(size.act + config.futures * size.future)
     return Work("pick", prompts=merged(found))
@@ -160,9 +187,10 @@ def distill(at: At) -> Work:
     thinking = 1 if picks(at) or at.run.refine.rethink else yes / max(no + yes, 1)
     drawn = min(at.pool, improving.replay_size) / at.lengths.turns
     rows = policy_rows(at, config.epochs * n, at.lengths.thought * thinking)
+    of_critic = q_rows if "q_critic" in METHODS[at.run.method] else successor_rows
     kinds = (
         Kind(rows, config.epochs * n / max(steps, 1), drawn),
-        Kind(successor_rows(at, steps * config.successor_rows), config.successor_rows, drawn),
+        Kind(of_critic(at, steps * config.successor_rows), config.successor_rows, drawn),
         Kind(general_rows(at, steps * config.general_rows), config.general_rows, 0),
     )
     return Work("distill", trained=in_trees(at, kinds, steps, config.draw, config.pass_tokens), steps=steps)
@@ -224,6 +252,10 @@ def evaluate(at: At, trials: int = 1) -> Work:
         found.append(role_prompts(at, 2 * audited, size.middle, size.act, size.future, times=config.audit_futures))
         told = size.act + config.audit_futures * size.future
         found.append(role_prompts(at, 2 * audited, size.middle, told, size.future))
+    if at.iteration >= 0 and "q_critic" in METHODS[at.run.method] and config.audit_turns:
+        audited = min(config.audit_turns, n * size.turns)
+        found.append(policy_prompts(at, audited, size.middle))
+        forward = (q_rows(at, 2 * audited),)
     if at.iteration >= 0 and at.run.method == "self_ac" and config.value and at.run.self_ac.alpha:
         forward = (Rows(n * (size.turns + 1), size.state(size.turns / 2) + size.critic, 0.0),)
     return Work("evaluate", n, tuple(found), forward=forward, asked=n * size.turns * size.asked)
@@ -234,6 +266,7 @@ OF_STAGE: dict[str, Callable[[At], Work]] = {
     "targets": targets,
     "critic": critic,
     "refine": refine,
+    "q_critic": q_critic,
     "pick": pick,
     "distill": distill,
     "rft": rft,

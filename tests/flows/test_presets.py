@@ -19,8 +19,11 @@ from flows.cost.workload import workload
 from flows.registry import METHODS, STAGES, WIRING, load_stage
 from stages import envs
 from stages.frame.types import UsageError
+from stages.judge.fresh import StatesConfig
 from stages.llm.roles import roles_of
+from stages.play.chains import DrawConfig
 from stages.self_ac import check_options
+from stages.train.model import MixedConfig
 
 # Option of an environment that names fetched data -> where that lies among the tests' own.
 FETCHED = {
@@ -187,6 +190,27 @@ def test_every_value_of_the_large_presets_says_where_it_is_from() -> None:
                 key = line.partition(" = ")[0]
                 if " = " in line and not line.startswith("#") and key not in places:
                     assert re.search(r"# \[(paper|ours|slides|tau-bench)", line), f"{file.name}: {line}"
+
+
+def test_the_demo_s_baselines_that_pick_draw_and_step_as_the_demo_does() -> None:
+    demo: Any = presets.load("demo")
+    refined = demo.refine.model_dump(include=set(StatesConfig.model_fields))
+    for name in ("demo_nlql", "demo_sac"):
+        run: Any = presets.load(name)
+        assert run.pick.model_dump(include=set(StatesConfig.model_fields)) == refined
+        assert (run.collect, run.distill, run.iterations, run.task) == (
+            demo.collect,
+            demo.distill,
+            demo.iterations,
+            demo.task,
+        )
+        steps = [
+            work.steps for work in workload(run, assumed(run, ["yes=0.5"])) if work.stage in ("critic", "q_critic")
+        ]
+        assert steps == [work.steps for work in workload(demo, assumed(demo)) if work.stage == "critic"]
+    assert run.q_critic.model_dump(include=set(DrawConfig.model_fields)) == demo.targets.model_dump(exclude={"correct"})
+    same = set(MixedConfig.model_fields) | {"epochs", "batch", "policy_rows", "ema_rate"}
+    assert run.q_critic.model_dump(include=same) == demo.critic.model_dump(include=same)
 
 
 def test_a_preset_may_extend_several_and_the_last_one_wins(tmp_path: Path) -> None:
