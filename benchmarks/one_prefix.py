@@ -47,9 +47,10 @@ from stages.learn.tree import n_unique
 from stages.llm.hf import load_base, model_hash
 from stages.llm.metered import Metered
 from stages.llm.roles import Roles, ask, history_text, load_roles
+from stages.play.chains import draw
 from stages.play.drawing import Draw
 from stages.play.transitions import Drawable
-from stages.targets import TargetsConfig, draw
+from stages.targets import TargetsConfig
 from stages.train.passes import mixed_batches
 from stages.train.rows import TrainRow
 

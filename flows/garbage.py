@@ -32,7 +32,7 @@ from stages.store.runs import STANDS_FOR, RunInfo
 if TYPE_CHECKING:
     from stages.store.workspace import Workspace
 
-LEARNERS = ("critic", *POLICY_STAGES)
+LEARNERS = ("critic", "q_critic", *POLICY_STAGES)
 """Stages that leave weights; what `pretrain` leaves is the base model, and not among them."""
 KEEP = 2
 """Newest iterations of a pipeline run that are kept unless asked otherwise."""

@@ -40,7 +40,7 @@ class RunConfig(Config):
         le=10_000,
         description="Rounds of collecting and learning; more of them continue a finished run. [ours]",
     )
-    method: Literal["nlac", "self_ac", "rft", "grpo"] = Field(
+    method: Literal["nlac", "self_ac", "nlql", "sac", "rft", "grpo"] = Field(
         "nlac", description="Which stages an iteration runs: NLAC, Self-AC or a baseline. [ours]"
     )
     sweeps: int = Field(
@@ -120,9 +120,9 @@ def load(preset: str, sets: Sequence[str] = ()) -> RunConfig:
     run = resolve({**_read(check_exists(preset)), "preset": Path(preset).stem}, sets)
     # Not in `resolve`, nor in the model: the config of a stored stage run has no method, and reads back with the
     # default one.
-    if run.method == "nlac" and run.task.agent == "cot":
+    if "distill" in registry.METHODS[run.method] and run.task.agent == "cot":
         raise UsageError(
-            "task.agent: method nlac cannot read parts of a reply, found 'cot'; set task.agent to react, or method to self_ac, grpo or rft."
+            f"task.agent: method {run.method} cannot read parts of a reply, found 'cot'; set task.agent to react, or method to self_ac, grpo or rft."
         )
     return run
 

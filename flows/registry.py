@@ -19,6 +19,8 @@ STAGES: dict[str, str] = {
     "targets": "stages.targets",
     "critic": "stages.critic",
     "refine": "stages.refine",
+    "pick": "stages.pick",
+    "q_critic": "stages.q_critic",
     "distill": "stages.distill",
     "rft": "stages.rft",
     "grpo": "stages.grpo",
@@ -29,34 +31,45 @@ STAGES: dict[str, str] = {
 
 METHODS: dict[str, tuple[str, ...]] = {
     "nlac": ("collect", "targets", "critic", "refine", "distill"),
+    "nlql": ("collect", "targets", "critic", "pick", "distill"),
+    "sac": ("collect", "q_critic", "pick", "distill"),
     "rft": ("collect", "rft"),
     "grpo": ("collect", "grpo"),
     "self_ac": ("collect", "self_ac"),
 }
 """Method -> its stages within one iteration, in order. The last one makes the adapter that is evaluated."""
 
-SWEPT = ("targets", "critic")
+SWEPT = ("targets", "critic", "q_critic")
 """Stages that come in every iteration; where a run has several `sweeps`, others come once in so many iterations."""
 
 Which = Literal["all", "last", "newest"]
 
 _POLICIES: dict[str, Which] = {"distill": "last", "rft": "last", "grpo": "last", "self_ac": "last"}
 
-_LEARNERS = ("critic", "distill")  # NLAC's, which train one adapter in turn
+_LEARNERS = ("critic", "q_critic", "distill")  # which train one adapter in turn
 
 WIRING: dict[str, dict[str, Which]] = {
     "pretrain": {},
     "collect": _POLICIES,
     "targets": {"collect": "all", "critic": "all", "distill": "newest"},
-    "critic": {"targets": "last", "collect": "all", "refine": "last", "critic": "newest", "distill": "newest"},
+    "critic": {
+        "targets": "last",
+        "collect": "all",
+        "refine": "last",
+        "pick": "last",
+        "critic": "newest",
+        "distill": "newest",
+    },
     "refine": {"collect": "all", "critic": "all"},
-    "distill": {"refine": "last", "targets": "last", "critic": "last"},
+    "q_critic": {"collect": "all", "q_critic": "all", "pick": "last", "distill": "newest"},
+    "pick": {"collect": "all", "critic": "all", "q_critic": "all"},
+    "distill": {"refine": "last", "pick": "last", "targets": "last", "critic": "last", "q_critic": "last"},
     "rft": {"collect": "all", "rft": "last"},
     "grpo": {"collect": "last", "grpo": "last"},
     "self_ac": {"collect": "last", "self_ac": "last"},
-    "evaluate": {**_POLICIES, "critic": "last"},
+    "evaluate": {**_POLICIES, "critic": "last", "q_critic": "last"},
 }
-"""Stage -> upstream stage -> all of its runs so far, or the last only; "newest": the last one, where neither critic nor distill has had a run since.
+"""Stage -> upstream stage -> all of its runs so far, or the last only; "newest": the last one, where no other stage that trains the same adapter has had a run since.
 Upstream stages without a run yet are left out."""
 
 READS: dict[str, tuple[str, ...]] = {
@@ -64,11 +77,13 @@ READS: dict[str, tuple[str, ...]] = {
     "targets": ("distill", "critic"),
     "critic": ("distill", "critic"),
     "refine": ("critic",),
-    "distill": ("critic",),
+    "q_critic": ("distill", "q_critic"),
+    "pick": ("critic", "q_critic"),
+    "distill": ("critic", "q_critic"),
     "rft": ("rft",),
     "grpo": ("grpo",),
     "self_ac": ("self_ac",),
-    "evaluate": (*_POLICIES, "critic"),
+    "evaluate": (*_POLICIES, "critic", "q_critic"),
 }
 """Stage -> upstream stages whose weights it reads, those of the newest run of each; a swept stage those of the first one that is there. Of all others it
 reads rows alone."""

@@ -138,11 +138,10 @@ def remarks(metrics: Mapping[str, float]) -> list[str]:
             f"{malformed:.0%} of the policy's replies could not be read; look at some (turnwise show), at roles.max_action_tokens, "
             "roles.max_thought_tokens and at roles.prompts"
         )
-    states, dropped = metrics.get("refine/states", 0.0), metrics.get("refine/dropped", 0.0)
-    if states and not metrics["refine/rows"] and dropped >= states:
-        found.append(
-            f"nothing to distil: refine could read no action, critique or rewrite in any of {states:.0f} states"
-        )
+    for stage, what in (("refine", "action, critique or rewrite"), ("pick", "action or critique")):
+        states, dropped = metrics.get(f"{stage}/states", 0.0), metrics.get(f"{stage}/dropped", 0.0)
+        if states and not metrics[f"{stage}/rows"] and dropped >= states:
+            found.append(f"nothing to distil: {stage} could read no {what} in any of {states:.0f} states")
     return found
 
 

@@ -6,7 +6,9 @@ Modules:
     targets   the language Bellman backup
     critic    trains the successor (L1), moves the target network
     refine    judges fresh actions and rewrites them
-    distill   trains the policy on the rewritten actions (L2)
+    q_critic  a baseline of targets and critic: Q as a number
+    pick      a baseline of refine: the best of several fresh actions
+    distill   trains the policy on the rewritten or picked actions (L2)
     evaluate  win rate, forgetting probe, critic audit
     self_ac   Self-AC: trains actor and critic in one pass an episode
     rft       a baseline: supervised learning on won episodes

@@ -19,15 +19,15 @@ from pydantic import Field
 
 from stages.frame.contract import Context, FromPath, Outputs, Stage
 from stages.frame.types import MissingInput, Row
-from stages.learn.adapter import load_state, save_adapter, tensors_of, trainable_state
+from stages.learn.adapter import trainable_state
 from stages.learn.ema import ema_update
 from stages.learn.fit import adamw, fit
 from stages.learn.tree_attention import tree_attention
-from stages.play.transitions import candidates, ids_of
 from stages.train.history import fit_metrics, of_step
-from stages.train.model import MixedConfig, trainable
+from stages.train.model import MixedConfig
+from stages.train.network import open_net, save_net
 from stages.train.passes import Pass, mixed_batches, mixed_nll
-from stages.train.rows import TrainRow, general_rows, read_targets, target_rows, weighed
+from stages.train.rows import general_rows, policy_rows, read_targets, target_rows, weighed
 
 
 class CriticConfig(MixedConfig):
@@ -61,10 +61,7 @@ def run(context: Context) -> Outputs:
     rows = target_rows(read_targets(context.replay, context.inputs["targets"], "successor"))
     if not rows:
         raise MissingInput(f"critic needs successor targets of run {context.latest('targets')}, found 0; rerun targets")
-    last = context.latest("distill") or context.latest("critic")
-    model = trainable(context, context.artifact(last, "adapter") if last else None)
-    # At the start the target is the fresh adapter, which does nothing yet: it equals the base model.
-    target = tensors_of(model, context.artifact(last, "target")) if last else trainable_state(model)
+    model, target = open_net(context, context.latest("distill") or context.latest("critic"))
     losses: dict[tuple[Any, ...], tuple[float, int]] = {}
     kinds = {"successor": (rows, config.batch), "policy": (policy_rows(context), config.policy_rows)}
     if config.general_rows:
@@ -95,13 +92,10 @@ def run(context: Context) -> Outputs:
     optimiser = adamw(model, lr=config.rate(context.iteration))
     with tree_attention(model):
         history = fit(model, batches, loss, optimiser, clip=config.clip, after_step=after_step, merge=of_step)
-    save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
-    load_state(model, target)
-    save_adapter(model, context.workdir / "target", context.engine.model_hash)
     return Outputs(
         fit_metrics("critic", history),
         {"priorities": priority_rows(losses)},
-        {"adapter": context.workdir / "adapter", "target": context.workdir / "target"},
+        save_net(context, model, target),
         {
             f"critic/step_{name}": [h[name] for h in history if name in h]
             for name in ("nll/successor", "nll/policy", "grad_norm")
@@ -109,23 +103,11 @@ def run(context: Context) -> Outputs:
     )
 
 
-def policy_rows(context: Context) -> list[TrainRow]:
-    """What the policy is anchored on: the last refinements; where there are none, its own readable actions."""
-    run_id = context.latest("refine")
-    if run_id and (refined := read_targets(context.replay, [run_id], "policy")):
-        return target_rows(refined)
-    own = [t for t in candidates(context.replay, context.inputs["collect"][-1:]) if not t.malformed]
-    return [
-        TrainRow(prompt, action, key=t.key)
-        for t, (prompt, action) in zip(own, ids_of(context.replay, own), strict=True)
-    ]
-
-
 def priority_rows(losses: dict[tuple[Any, ...], tuple[float, int]]) -> list[Row]:
     return [{"episode_id": key[0], "turn": key[1], "loss": nll, "step": step} for key, (nll, step) in losses.items()]
 
 
 STAGE = Stage(
-    "critic", 3, CriticConfig, inputs=("targets", "collect", "refine", "critic", "distill"), roles=(), run=run,
+    "critic", 3, CriticConfig, inputs=("targets", "collect", "refine", "pick", "critic", "distill"), roles=(), run=run,
     outputs=("priorities", "adapter/", "target/"),
 )  # fmt: skip

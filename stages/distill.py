@@ -21,12 +21,13 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from stages.frame.contract import Context, FromPath, Outputs, Stage
-from stages.learn.adapter import load_state, save_adapter, tensors_of, trainable_state
+from stages.learn.adapter import load_state, trainable_state
 from stages.learn.ema import ema_update
 from stages.learn.fit import adamw, fit
 from stages.learn.tree_attention import tree_attention
 from stages.train.history import fit_metrics, of_step
-from stages.train.model import MixedConfig, trainable
+from stages.train.model import MixedConfig
+from stages.train.network import VALUE, Wanted, mixed_q_loss, model_of, open_net, save_net, value_rows
 from stages.train.passes import Pass, half, mean_nll, mixed_batches, mixed_nll, pass_kl
 from stages.train.rows import TrainRow, general_rows, read_targets, target_rows, weighed
 
@@ -37,7 +38,12 @@ class DistillConfig(MixedConfig):
     epochs: int = Field(1, ge=1, description="Passes over the iteration's refinements. [ours]")
     batch: int = Field(32, ge=1, description="Refined actions a step. [ours]")
     successor_rows: int = Field(
-        16, ge=0, description="Successor targets in every step: L1 : L2 share one adapter. [ours]"
+        16,
+        ge=0,
+        description="Rows of the critic in every step, futures of a successor or numbers of a q_critic: L1 : L2 share one adapter. [ours]",
+    )
+    value_weight: float = Field(
+        1.0, gt=0, description="Weight of the squared error of Q, as q_critic.value_weight. [ours]"
     )
     general_rows: int = Field(
         0, ge=0, description="General rows in every step. [paper: general instruction data against forgetting]"
@@ -66,19 +72,22 @@ def run(context: Context) -> Outputs:
     """Artifacts `adapter` and `target`; where refine left nothing to learn, they are the critic's as they came in."""
     config: DistillConfig = context.config
     rng = random.Random(context.seed)
-    stored = read_targets(context.replay, context.inputs["refine"], "policy")
+    improved = context.inputs.get("refine") or context.inputs["pick"]
+    stored = read_targets(context.replay, improved, "policy")
     rows = weighed(target_rows(stored), config.weight)
     shares = {"distill/kept_share": kept_share(rows, [bool(r["info"].get("kept")) for r in stored])} if rows else {}
     rng.shuffle(rows)
     n_held_out = int(len(rows) * config.held_out) if config.epochs > 1 else 0
     held_out, rows = rows[:n_held_out], rows[n_held_out:]
-    critic = str(context.latest("critic"))
-    model = trainable(context, context.artifact(critic, "adapter"))
-    target = tensors_of(model, context.artifact(critic, "target"))
-    successors = read_targets(context.replay, context.inputs["targets"], "successor")
+    values = context.inputs.get("q_critic", ())
+    net, target = open_net(context, context.latest("critic") or context.latest("q_critic"), head=bool(values))
+    model = model_of(net)
+    successors = read_targets(context.replay, context.inputs.get("targets", ()), "successor")
+    numbers, wanted = value_rows(read_targets(context.replay, values, VALUE))
     kinds = {
         "policy": (rows, config.batch),
         "successor": (weighed(target_rows(successors), config.weight), config.successor_rows),
+        VALUE: (numbers, config.successor_rows),
     }
     if config.general_rows:
         kinds["general"] = (
@@ -92,12 +101,12 @@ def run(context: Context) -> Outputs:
 
     def after_step(done: list[dict[str, float]]) -> None:
         nonlocal best, target
-        target = ema_update(target, trainable_state(model), config.ema_rate)
+        target = ema_update(target, trainable_state(net), config.ema_rate)
         bar.advance(1)
         if held_out and len(done) % steps_an_epoch == 0:
             by_epoch.append(mean_nll(model, held_out, pass_tokens=config.pass_tokens, autocast=config.autocast))
             if by_epoch[-1] < best[0]:
-                best = by_epoch[-1], trainable_state(model), target
+                best = by_epoch[-1], trainable_state(net), target
 
     batches = mixed_batches(
         kinds,
@@ -108,16 +117,13 @@ def run(context: Context) -> Outputs:
         pass_tokens=config.pass_tokens,
         draw=config.draw,
     )
-    optimiser = adamw(model, lr=config.rate(context.iteration))
-    loss = with_kl(config.kl_coef, autocast=config.autocast)
+    optimiser = adamw(net, lr=config.rate(context.iteration))
+    loss = with_kl(config, wanted)
     with tree_attention(model):
-        history = fit(model, batches, loss, optimiser, clip=config.clip, after_step=after_step, merge=of_step)
+        history = fit(net, batches, loss, optimiser, clip=config.clip, after_step=after_step, merge=of_step)
     if best[1]:
-        load_state(model, best[1])
+        load_state(net, best[1])
         target = best[2]
-    save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
-    load_state(model, target)
-    save_adapter(model, context.workdir / "target", context.engine.model_hash)
     metrics = (
         fit_metrics("distill", history)
         | {"distill/rows": float(len(rows)), "distill/held_out_rows": float(len(held_out))}
@@ -127,9 +133,10 @@ def run(context: Context) -> Outputs:
         metrics |= {"distill/held_out_nll": best[0], "distill/best_epoch": float(by_epoch.index(best[0]) + 1)}
     curves = {
         f"distill/step_{name}": [h[name] for h in history if name in h]
-        for name in ("nll/successor", "nll/policy", "grad_norm")
+        for name in ("nll/successor", "q_loss", "nll/policy", "grad_norm")
+        if history and name in history[0]
     }
-    return Outputs(metrics, {}, {"adapter": context.workdir / "adapter", "target": context.workdir / "target"}, curves)
+    return Outputs(metrics, {}, save_net(context, net, target), curves)
 
 
 def kept_share(rows: Sequence[TrainRow], kept: Sequence[bool]) -> float:
@@ -138,16 +145,19 @@ def kept_share(rows: Sequence[TrainRow], kept: Sequence[bool]) -> float:
     return sum(c for c, is_kept in zip(counts, kept, strict=True) if is_kept) / sum(counts)
 
 
-def with_kl(coef: float, *, autocast: bool = False) -> Any:
-    """L2 over the mixed rows, plus coef x KL to the base model on the policy's rows."""
+def with_kl(config: DistillConfig, wanted: Wanted) -> Any:
+    """L2 over the mixed rows, those that a head reads among them, plus kl_coef x KL to the base model on the policy's."""
 
-    def loss(model: Any, step: Pass) -> Any:
-        value, metrics, _ = mixed_nll(model, step, autocast=autocast)
-        if coef and "policy" in step.kinds:
-            with half(step.tree.ids.device, autocast):
-                kl = pass_kl(model, step, "policy")
+    def loss(net: Any, step: Pass) -> Any:
+        if wanted:
+            value, metrics, _ = mixed_q_loss(net, step, wanted, weight=config.value_weight, autocast=config.autocast)
+        else:
+            value, metrics, _ = mixed_nll(net, step, autocast=config.autocast)
+        if config.kl_coef and "policy" in step.kinds:
+            with half(step.tree.ids.device, config.autocast):
+                kl = pass_kl(model_of(net), step, "policy")
             share = int(step.of("policy").sum()) / step.totals["policy"]
-            value = value + coef * kl
+            value = value + config.kl_coef * kl
             metrics |= {"kl": float(kl.detach()) / share, "count/kl": share}
         return value, metrics
 
@@ -158,8 +168,8 @@ STAGE = Stage(
     "distill",
     3,
     DistillConfig,
-    inputs=("refine", "targets", "critic"),
+    inputs=("refine", "pick", "targets", "critic", "q_critic"),
     roles=(),
     run=run,
-    outputs=("adapter/", "target/"),
+    outputs=("adapter/", "target/", "head/", "target_head/"),
 )

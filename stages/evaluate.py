@@ -27,6 +27,7 @@ from stages import envs
 from stages.frame.contract import POLICY_STAGES, Config, Context, DataPath, Outputs, Stage, TaskOptions
 from stages.frame.types import Episode, Row, UsageError
 from stages.judge.audit import audit
+from stages.judge.q_audit import q_audit
 from stages.judge.values import Critic, Values, best_of, judge_episodes, open_critic, report, values_of
 from stages.learn.statistics import pass_hat, share_interval, wilson
 from stages.llm.roles import NO_ROOM, Roles, ask, mix, roles_of
@@ -137,6 +138,10 @@ def run(context: Context) -> Outputs:
         found = audit(context, roles, scored, config.audit_turns, config.audit_futures)
         metrics |= found.metrics
         rows["judgements"], files = found.rows, found.files
+    elif config.audit_turns and context.latest("q_critic"):
+        found = q_audit(context, roles, scored, config.audit_turns)
+        metrics |= found.metrics
+        rows["judgements"], files = found.rows, found.files
     known = values(context, roles, rounds, critic())
     metrics, files = metrics | known.metrics, files | known.files
     if config.probe_path:
@@ -232,6 +237,6 @@ def probe(context: Context, path: str, rows_a_role: int, adapter: str | None) ->
 
 
 STAGE = Stage(
-    "evaluate", 5, EvaluateConfig, inputs=(*POLICY_STAGES, "critic"), roles=("policy", "successor", "evaluator", "value"), run=run,
+    "evaluate", 5, EvaluateConfig, inputs=(*POLICY_STAGES, "critic", "q_critic"), roles=("policy", "successor", "evaluator", "value"), run=run,
     outputs=("episodes", "turns", "judgements", "audit/", "values/"), roles_with={"critic": ("successor", "evaluator")},
 )  # fmt: skip

@@ -11,56 +11,32 @@ drawn again from further states, and the options `yes_frac_max`, `gate` and `cri
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-import numpy as np
 from pydantic import Field
 
-from stages.frame.contract import Config, Context, Outputs, Stage
+from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.react import parse_react, thought_of
-from stages.frame.types import Completion, Malformed, Message, MissingInput, Row, UsageError
+from stages.frame.types import Message, Row, UsageError
 from stages.judge.critique import Judgement, judge
+from stages.judge.fresh import StatesConfig, policy_row, sampled_actions, states_in_order, unreadable
 from stages.judge.gate import no_worse
-from stages.judge.refinement import UNREADABLE, Refinement, cap_yes, drawn_again, judgement_row, metrics
+from stages.judge.refinement import Refinement, cap_yes, drawn_again, judgement_row, metrics
 from stages.judge.rethink import Unthought, think_again
 from stages.llm.last_message import check_last_message
-from stages.llm.roles import NO_ROOM, Roles, ask, check_student, mix, policy_text, roles_of
+from stages.llm.roles import NO_ROOM, Roles, ask, mix, roles_of
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
-from stages.play.drawing import Draw, by_priority, until_enough
-from stages.play.environment import read_action
-from stages.play.transitions import Candidate, Transition, candidates, in_full, known_losses
+from stages.play.drawing import until_enough
+from stages.play.transitions import Candidate, Transition, in_full
 
 
-class RefineConfig(Config):
+class RefineConfig(StatesConfig):
     """How many states are refined, and how far the critic is trusted."""
 
-    states: int = Field(128, ge=1, description="States with an action to be learned, an iteration. [ours]")
-    tries: int = Field(
-        6,
-        ge=1,
-        description="Most times that states are drawn: first all, then further ones in the place of those that left no row. [ours]",
-    )
-    replay_size: int = Field(4000, ge=1, description="Newest transitions whose states can be drawn. [ours]")
-    draw: Draw = Field(
-        "turn",
-        description="States are drawn one by one, or by the episode: its turns share what was said before. [ours]",
-    )
-    alpha: float = Field(
-        0.6,
-        ge=0,
-        description="States by the critic's priorities, p ~ (loss + eps)^alpha; 0 = uniform. [paper: its replay is; exponent ours]",
-    )
-    eps: float = Field(0.01, gt=0, description="So that no state is ever given up. [ours]")
-    warmup: int = Field(
-        0,
-        ge=0,
-        description="First iterations without refinement, so that the critic has learned something before the policy follows it. [ours; paper: 0]",
-    )
     futures: int = Field(1, ge=1, description="k, futures that the evaluator reads. [paper: 1]")
     refinements: int = Field(
         1,
@@ -108,12 +84,8 @@ def run(context: Context) -> Outputs:
     if context.iteration < config.warmup:
         return Outputs({"refine/rows": 0.0})
     check_last_message(context.engine, roles)
-    pool = candidates(context.replay, context.inputs["collect"], newest=config.replay_size)
-    if not pool:
-        raise MissingInput("refine needs states from collect, found none; collect more episodes")
-    losses = known_losses(context.replay, context.inputs.get("critic", ()))
-    order = by_priority(pool, losses, config.alpha, config.eps, np.random.default_rng(context.seed), config.draw)
-    wanted = min(config.states, len(pool))
+    order = states_in_order(context, "refine", context.inputs["collect"], context.inputs.get("critic", ()))
+    wanted = min(config.states, len(order))
     tries = until_enough(
         order, wanted, config.tries, partial(attempt, context, roles), partial(to_learn, context), too_long
     )
@@ -156,24 +128,9 @@ def too_long(refined: Sequence[Refinement]) -> set[tuple[str, int]]:
 
 
 def fresh_actions(context: Context, roles: Roles, drawn: Sequence[Transition]) -> list[Refinement]:
-    s = context.run.roles
-    replies = ask(
-        context.engine, [roles.policy(t.state) for t in drawn], role="policy", adapter=context.adapter("critic"), temperature=s.policy_temperature,
-        max_tokens=s.action_room, seed=mix(context.seed, "a"), thoughts=True,
-    )  # fmt: skip
-    found = [Refinement(t, ids, reply) for t, (ids, reply) in zip(drawn, replies, strict=True)]
+    replies = sampled_actions(context, roles, drawn, context.adapter("critic"))
+    found = [Refinement(t, ids, reply) for t, [(ids, reply)] in zip(drawn, replies, strict=True)]
     return [replace(r, dropped=unreadable(context, r.state, r.action)) for r in found]
-
-
-def unreadable(context: Context, at: Transition, reply: Completion) -> str:
-    """Why a reply cannot be an action in the state of `at`, or ""."""
-    if reply == NO_ROOM:
-        return OUT_OF_CONTEXT
-    try:
-        read_action(context, at.state, reply.text)
-    except Malformed:
-        return UNREADABLE
-    return "" if reply.finish_reason == "stop" else "action cut short"
 
 
 def judge_all(context: Context, roles: Roles, fresh: Sequence[Refinement]) -> list[Refinement]:
@@ -294,15 +251,10 @@ def gated(context: Context, roles: Roles, refined: Sequence[Refinement]) -> list
 def target_row(context: Context, roles: Roles, r: Refinement, number: int) -> Row:
     """The student's prompt is the policy's own; the teacher's is the refiner's, which holds the critique."""
     assert r.learned is not None and r.raw is not None and r.judgement is not None
-    ids, messages = r.teacher
-    student = context.engine.decode(r.prompt_ids)
-    check_student(student, policy_text(roles, r.state.state), [r.judgement.critique, *r.judgement.futures])
-    return {
-        "target_id": f"{r.state.episode_id}-{r.state.turn}-{context.iteration}-{number}", "role": "policy", "episode_id": r.state.episode_id,
-        "turn": r.state.turn, "terminal": False, "student_ids": list(r.prompt_ids), "completion_ids": list(r.learned.token_ids),
-        "teacher_ids": list(ids), "student_prompt": student, "teacher_prompt": json.dumps([m["content"] for m in messages]),
-        "raw": r.raw.text, "completion": r.learned.text, "weight": 1.0, "info": {"kept": r.kept_action},
-    }  # fmt: skip
+    return policy_row(
+        context, roles, r.state, r.prompt_ids, r.learned, raw=r.raw, teacher=r.teacher,
+        privileged=[r.judgement.critique, *r.judgement.futures], number=number, kept=r.kept_action,
+    )  # fmt: skip
 
 
 STAGE = Stage(

@@ -13,20 +13,16 @@ sampling shares are ours (docs/paper-map.md). Each target keeps two information 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, Self, TypeVar
+from collections.abc import Sequence
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from stages.frame.contract import Config, Context, Outputs, Stage
+from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.types import MissingInput, Row, TurnwiseError
 from stages.judge.backup import UNREADABLE, Backup, bellman_backup, successor_prompt
-from stages.learn.priorities import importance_weights, priorities, sample_without_replacement
 from stages.learn.statistics import leak_rate
 from stages.llm.last_message import check_last_message
 from stages.llm.roles import (
@@ -37,61 +33,14 @@ from stages.llm.roles import (
     roles_of,
 )
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
-from stages.play.drawing import Draw, by_episode
-from stages.play.transitions import Candidate, Drawable, candidates, in_full, known_losses
+from stages.play.chains import DrawConfig, draw, read_in_full, usable
+from stages.play.transitions import candidates, known_losses
 
 
-class TargetsConfig(Config):
+class TargetsConfig(DrawConfig):
     """Which transitions are backed up, and how."""
 
-    transitions: int = Field(256, ge=1, description="Targets made an iteration. [ours]")
-    replay_size: int = Field(20000, ge=1, description="Newest transitions that can be drawn. [ours]")
-    draw: Draw = Field(
-        "turn",
-        description="Transitions are drawn one by one, or by the episode, as many as that gives: its turns share what was said before, in generation and in training. [ours]",
-    )
-    alpha: float = Field(
-        0.6,
-        ge=0,
-        description="Priority p ~ (loss + eps)^alpha. [paper: prioritised by the critic's loss; exponent ours]",
-    )
-    eps: float = Field(0.01, gt=0, description="So that no transition is ever given up. [ours]")
-    beta: float = Field(
-        0.0, ge=0, le=1, description="Importance weights (N p)^-beta undo the preference; 0 = none. [ours]"
-    )
-    terminal_frac: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="Share of terminal transitions, by priority within each kind; 0 = as they are drawn. [ours]",
-    )
-    steps: int = Field(
-        1,
-        ge=1,
-        description="Real steps of the episode that are merged before a future is sampled; many = to its end, off-policy. [ours; paper: 1]",
-    )
     correct: bool = Field(True, description="CoT correction of the combined future. [paper]")
-
-    @model_validator(mode="after")
-    def _kinds_are_of_turns(self) -> Self:
-        if self.draw == "episode" and self.terminal_frac:
-            raise ValueError('terminal_frac draws terminal turns apart from others; set it to 0 with draw = "episode"')
-        return self
-
-
-D = TypeVar("D", bound=Drawable)
-
-
-@dataclass(frozen=True)
-class Drawn(Generic[D]):
-    """What is to be backed up: a transition and those that follow it, before they are read in full."""
-
-    chain: tuple[D, ...]
-    weight: float
-
-    @property
-    def t(self) -> D:
-        return self.chain[0]
 
 
 def run(context: Context) -> Outputs:
@@ -112,7 +61,7 @@ def run(context: Context) -> Outputs:
         config,
         np.random.default_rng(context.seed),
     )
-    backups = bellman_backup(context, roles, read_in_full(context, drawn))
+    backups = bellman_backup(context, roles, [Backup(*one) for one in read_in_full(context.replay, drawn)])
     kept, too_long = [b for b in backups if not b.dropped], sum(b.dropped == OUT_OF_CONTEXT for b in backups)
     if too_long == len(backups):
         raise nothing_fits("targets", too_long, context.engine.context)
@@ -148,68 +97,6 @@ def nothing_readable(backups: Sequence[Backup]) -> TurnwiseError:
     return TurnwiseError(
         f"{wanted}, but no reply could be read ({counts}{found}). {advice}, then run the command again"
     )
-
-
-def usable(pool: Sequence[D]) -> list[D]:
-    """Transitions that a critic can learn from: every one but a reply that was unreadable and then mended."""
-    return [t for t in pool if t.has_target]
-
-
-def draw(
-    pool: Sequence[D], losses: dict[tuple[str, int], float], config: TargetsConfig, rng: np.random.Generator
-) -> list[Drawn[D]]:
-    """A prioritised sample without replacement: of transitions, with `terminal_frac` from terminal and other ones apart;
-    or of episodes, whose weight is the sum of their transitions'.
-    """
-    if config.draw == "episode":
-        return draw_episodes(pool, losses, config, rng)
-    terminal = [i for i, t in enumerate(pool) if t.terminal]
-    other = [i for i, t in enumerate(pool) if not t.terminal]
-    total = min(config.transitions, len(pool))
-    if not config.terminal_frac or not other:
-        parts = [(list(range(len(pool))), total)]
-    else:
-        n_terminal = min(round(total * config.terminal_frac), len(terminal))
-        n_other = min(total - n_terminal, len(other))
-        parts = [(terminal, n_terminal), (other, n_other)]
-    chosen, by_key = [], {t.key: t for t in pool}
-    for members, n in parts:
-        if n:
-            p = priorities(np.array([losses.get(pool[i].key, math.nan) for i in members]), config.alpha, config.eps)
-            picked = sample_without_replacement(rng, p, n)
-            weights = importance_weights(p, picked, config.beta)
-            chosen += [
-                Drawn(following(pool[members[j]], by_key, config.steps), float(w))
-                for j, w in zip(picked, weights, strict=True)
-            ]
-    return chosen
-
-
-def draw_episodes(
-    pool: Sequence[D], losses: dict[tuple[str, int], float], config: TargetsConfig, rng: np.random.Generator
-) -> list[Drawn[D]]:
-    p = priorities(np.array([losses.get(t.key, math.nan) for t in pool]), config.alpha, config.eps)
-    chosen, p_E, of = by_episode(pool, p, config.transitions, rng)
-    weights = importance_weights(np.array(p_E), np.array(of), config.beta)
-    by_key = {t.key: t for t in pool}
-    every = [Drawn(following(pool[i], by_key, config.steps), float(w)) for i, w in zip(chosen, weights, strict=True)]
-    return every[: config.transitions]  # of the last episode the first turns
-
-
-def following(t: D, by_key: Mapping[tuple[str, int], D], steps: int) -> tuple[D, ...]:
-    """The transition and those that followed it in its episode, at most `steps`; fewer at its end or before an
-    unreadable reply.
-    """
-    chain = [t]
-    while len(chain) < steps and not chain[-1].terminal and (after := by_key.get((t.key[0], chain[-1].key[1] + 1))):
-        chain.append(after)
-    return tuple(chain)
-
-
-def read_in_full(context: Context, drawn: Sequence[Drawn[Candidate]]) -> list[Backup]:
-    """The drawn chains with their texts."""
-    read = iter(in_full(context.replay, [t for one in drawn for t in one.chain]))
-    return [Backup(tuple(next(read) for _ in one.chain), one.weight) for one in drawn]
 
 
 def target_row(context: Context, roles: Roles, b: Backup) -> Row:

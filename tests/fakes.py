@@ -21,15 +21,17 @@ POLICIES = ("distill", "rft", "grpo")
 INPUTS = {
     "collect": POLICIES,
     "targets": ("collect", "critic", "distill"),
-    "critic": ("targets", "collect", "refine", "distill", "critic"),
+    "critic": ("targets", "collect", "refine", "pick", "distill", "critic"),
     "refine": ("collect", "critic"),
-    "distill": ("refine", "targets", "critic"),
+    "q_critic": ("collect", "q_critic", "pick", "distill"),
+    "pick": ("collect", "critic", "q_critic"),
+    "distill": ("refine", "pick", "targets", "critic", "q_critic"),
     "rft": ("collect", "rft"),
     "grpo": ("collect", "grpo"),
-    "evaluate": (*POLICIES, "critic"),
+    "evaluate": (*POLICIES, "critic", "q_critic"),
 }
 WEIGHTS = "adapter_model.safetensors"
-MAKE_ADAPTERS = ("critic", "distill", "rft", "grpo")
+MAKE_ADAPTERS = ("critic", "q_critic", "distill", "rft", "grpo")
 
 
 class FakeConfig(Config):

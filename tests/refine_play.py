@@ -67,6 +67,22 @@ class Seeing(Play):
         return super().__call__(prompt, request)
 
 
+class Often(Seeing):
+    """The same, but so many of ten replies of the policy cannot be read; which ones hangs on the request's seed."""
+
+    def __init__(self, unreadable: int) -> None:
+        super().__init__()
+        self.unreadable = unreadable
+
+    def __call__(self, prompt: str, request: Request) -> str:
+        lost = (
+            models.role_of(prompt) == "policy"
+            and request.adapter == "critic0-adapter"
+            and request.seed % 10 < self.unreadable
+        )
+        return GARBAGE if lost else super().__call__(prompt, request)
+
+
 def bench_of(base: Path, tmp_path: Path, play: Any, episodes: int = 12, **roles: Any) -> models.Bench:
     """Episodes of a policy that does everything right, and a critic to be loaded."""
     bench = models.Bench(base, tmp_path, engine=models.Recorder(play), task=TaskConfig(options=OPTIONS))

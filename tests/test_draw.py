@@ -16,9 +16,10 @@ from pydantic import ValidationError
 from stages.frame.types import Completion
 from stages.judge.backup import Backup
 from stages.llm.roles import load_roles
+from stages.play.chains import draw
 from stages.play.drawing import by_priority
 from stages.play.transitions import Transition
-from stages.targets import TargetsConfig, draw, leaks
+from stages.targets import TargetsConfig, leaks
 
 
 def test_leak_measure_on_planted_leaks_by_hand() -> None:

@@ -19,6 +19,38 @@ SMALL = {
 }  # fmt: skip
 
 
+PICKING = {
+    "nlql": ["collect", "targets", "critic", "pick", "distill", "evaluate"],
+    "sac": ["collect", "q_critic", "pick", "distill", "evaluate"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", PICKING)
+def test_a_method_that_picks_runs_from_end_to_end_and_is_reused(
+    method: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_base(home / "data" / "base")
+    monkeypatch.chdir(home)
+    sets = {**SMALL, "iterations": 2, "method": method, "pick.states": 4}
+    sets |= {"pick.by": "value", "q_critic.transitions": 8, "q_critic.batch": 4} if method == "sac" else {}
+    argv = [
+        *("run", "tiny", "--plain", "--json"),
+        *(part for key, value in sets.items() for part in ("--set", f"{key}={value}")),
+    ]
+    assert cli.main(argv) == 0
+    run: dict[str, Any] = json.loads(capsys.readouterr().out)
+    _, *rows = run["iterations"]
+    assert [list(row["runs"]) for row in rows] == [PICKING[method]] * 2
+    for row in rows:
+        assert row["metrics"]["pick/rows"] == row["metrics"]["distill/rows"] == 4
+        assert row["metrics"]["distill/steps"] == 1
+        assert "audit/out_of_context" in row["metrics"]
+    assert cli.main(argv) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert [row["runs"] for row in again["iterations"]] == [row["runs"] for row in run["iterations"]]
+
+
 @pytest.mark.slow
 def test_a_whole_run_can_be_shown_rerun_and_exported(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -15,7 +15,7 @@ from typing import Any
 import models
 import numpy as np
 import pytest
-from refine_play import INPUTS, OPTIONS, Play, Seeing, asked, bench_of, run
+from refine_play import INPUTS, OPTIONS, Often, Play, Seeing, asked, bench_of, run
 
 from stages import collect, refine
 from stages.collect import CollectConfig
@@ -249,22 +249,6 @@ def test_states_are_of_the_newest_transitions(base: Path, tmp_path: Path) -> Non
     newest = {t.key for t in transitions(bench.memory, ["collect0"])[-5:]}
     _, judgements, _ = run(bench, replay_size=5)
     assert {(j["episode_id"], j["turn"]) for j in judgements} == newest
-
-
-class Often(Seeing):
-    """The same, but so many of ten replies of the policy cannot be read; which ones hangs on the request's seed."""
-
-    def __init__(self, unreadable: int) -> None:
-        super().__init__()
-        self.unreadable = unreadable
-
-    def __call__(self, prompt: str, request: Request) -> str:
-        lost = (
-            models.role_of(prompt) == "policy"
-            and request.adapter == "critic0-adapter"
-            and request.seed % 10 < self.unreadable
-        )
-        return GARBAGE if lost else super().__call__(prompt, request)
 
 
 def test_what_is_dropped_is_drawn_again_from_further_states(base: Path, tmp_path: Path) -> None:

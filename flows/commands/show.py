@@ -35,7 +35,11 @@ if TYPE_CHECKING:
 
 EPISODES_SHOWN = 8
 # Stages that write about an episode's turns.
-READERS = {"judgements": ("refine", "evaluate"), "targets": ("targets", "refine"), "certificates": ("self_ac", "grpo")}
+READERS = {
+    "judgements": ("refine", "pick", "evaluate"),
+    "targets": ("targets", "refine", "pick", "q_critic"),
+    "certificates": ("self_ac", "grpo"),
+}
 VALUES = "values/values.parquet"  # artifact of an evaluation of self_ac
 PLAIN_WIDTH = 140  # where output is no terminal
 

@@ -35,6 +35,7 @@ MOST_DEVICES = 100_000
 SPARE = 0.9  # of the rest: the allocator's pieces never fit together wholly
 COPIES = {
     "critic": 3,
+    "q_critic": 3,
     "distill": 5,
 }  # of the adapter beside the trained one: target network, its next, the step's; of the best epoch both
 

@@ -26,7 +26,7 @@ def weights_bytes(run: Any, lora: int, stage: str) -> int:
     """Of the weights that one run of the stage leaves, the value head aside. lora: parameters of an adapter."""
     if stage == "self_ac":
         return 4 * lora * (2 if run.self_ac.separate else 1) * 3  # adapters, and two moments of each
-    return 4 * lora * {"critic": 2, "distill": 2, "rft": 1, "grpo": 1}.get(stage, 0)
+    return 4 * lora * {"critic": 2, "q_critic": 2, "distill": 2, "rft": 1, "grpo": 1}.get(stage, 0)
 
 
 def disk(run: Any, lora: int, works: Sequence[Work], lengths: Lengths) -> dict[str, float]:
@@ -41,12 +41,16 @@ def disk(run: Any, lora: int, works: Sequence[Work], lengths: Lengths) -> dict[s
 
 
 def rows_bytes(work: Work, lengths: Lengths) -> float:
-    """Of the rows that one execution of a stage writes; what targets and refine write, by what they asked."""
+    """Of the rows that one execution of a stage writes; what targets, refine and pick write, by what they asked."""
     if work.stage in ("collect", "evaluate"):
         said = lengths.action + lengths.thought
         told = lengths.system + lengths.first + lengths.turns * (2 * said + 2 * lengths.observation)
         return ids_bytes(work, lengths) + work.episodes * TEXT * told
-    if work.stage in ("targets", "refine"):  # a student's and a teacher's prompt, as ids and as text, and the reply
+    if work.stage in (
+        "targets",
+        "refine",
+        "pick",
+    ):  # a student's and a teacher's prompt, as ids and as text, and the reply
         rows = sum(p.n for p in work.prompts) / max(len(work.prompts), 1) / 4
         length = sum(p.n * (p.read + p.written) for p in work.prompts) / max(sum(p.n for p in work.prompts), 1)
         return rows * 2 * length * (ID + TEXT)
@@ -77,4 +81,6 @@ def host(run: Any, weights: float, works: Sequence[Work], lengths: Lengths) -> d
 
 def pool_size(run: Any) -> float:
     """Transitions that a stage draws from at most; RFT from all of a run."""
-    return float({"nlac": max(run.targets.replay_size, run.refine.replay_size), "rft": 1e12}.get(run.method, 0))
+    drawing = [getattr(run, stage) for stage in METHODS[run.method]]
+    sizes = [config.replay_size for config in drawing if hasattr(config, "replay_size")]
+    return 1e12 if run.method == "rft" else float(max(sizes, default=0))

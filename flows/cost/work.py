@@ -128,6 +128,12 @@ def successor_rows(at: At, n: float) -> Rows:
     return Rows(n, seen_by_roles(at, size.middle) + size.template + size.act + size.future, size.future)
 
 
+def q_rows(at: At, n: float) -> Rows:
+    """The successor's prompt without a reply; of its last token a policy row's projection is made, too."""
+    size = at.lengths
+    return Rows(n, seen_by_roles(at, size.middle) + size.template + size.act, 1.0)
+
+
 def policy_rows(at: At, n: float, thought: float) -> Rows:
     """thought: tokens of it that are trained on; a rewritten action has none without refine.rethink."""
     size = at.lengths

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from flows.cost.lengths import Lengths
@@ -24,10 +25,12 @@ from flows.cost.work import (
     merged,
     policy_prompts,
     policy_rows,
+    q_rows,
     role_prompts,
     successor_rows,
 )
 from flows.pipeline import LAST, stages_of
+from flows.registry import METHODS
 
 FACTOR = 40.0  # tokens of one thought in a chain of thought
 
@@ -82,7 +85,7 @@ def n_targets(at: At) -> int:
 def critic(at: At) -> Work:
     config, n = at.run.critic, n_targets(at)
     steps = config.epochs * math.ceil(n / config.batch)
-    kept = at.lengths.yes if at.iteration and not at.run.refine.rethink else 1
+    kept = at.lengths.yes if at.iteration and not picks(at) and not at.run.refine.rethink else 1
     drawn = min(at.pool, at.run.targets.replay_size) / at.lengths.turns
     kinds = (
         Kind(successor_rows(at, config.epochs * n), config.epochs * n / max(steps, 1), drawn),
@@ -92,14 +95,23 @@ def critic(at: At) -> Work:
     return Work("critic", trained=in_trees(at, kinds, steps, config.draw, config.pass_tokens), steps=steps)
 
 
-def n_states(at: At) -> int:
-    config = at.run.refine
+def improved_states(at: At, config: Any) -> int:
+    """Of refine or of pick, by its config."""
     return 0 if at.iteration < config.warmup else int(min(config.states, at.pool, config.replay_size))
+
+
+def picks(at: At) -> bool:
+    return "pick" in METHODS[at.run.method]
+
+
+def learned_rows(at: At) -> tuple[float, float]:
+    """(rewritten actions, the policy's own) that distill learns, all replies readable."""
+    return (0.0, improved_states(at, at.run.pick)) if picks(at) else kept_rows(at)
 
 
 def kept_rows(at: At) -> tuple[float, float]:
     """(rewritten actions, kept ones) that refine leaves, all replies readable."""
-    config, n = at.run.refine, n_states(at)
+    config, n = at.run.refine, improved_states(at, at.run.refine)
     yes = 0.0 if config.critique == "none" else at.lengths.yes
     no = n * (1 - yes) * config.refinements
     most = math.inf if config.yes_frac_max >= 1 else config.yes_frac_max * no / (1 - config.yes_frac_max)
@@ -107,7 +119,7 @@ def kept_rows(at: At) -> tuple[float, float]:
 
 
 def refine(at: At) -> Work:
-    config, size, n = at.run.refine, at.lengths, n_states(at)
+    config, size, n = at.run.refine, at.lengths, improved_states(at, at.run.refine)
     no = kept_rows(at)[0]
     found = [policy_prompts(at, n, size.middle, config.draw)]
 
@@ -125,17 +137,60 @@ def refine(at: At) -> Work:
     return Work("refine", prompts=merged(found))
 
 
+def q_critic(at: At) -> Work:
+    """An a' and a prompt without a reply for each transition that is bootstrapped, and the steps of a critic that is read
+    at the end of the successor's prompt.
+    """
+    config, size = at.run.q_critic, at.lengths
+    n = int(min(config.transitions, at.pool, config.replay_size))
+    steps = config.epochs * math.ceil(n / config.batch)
+    turns = size.whole
+    last = 1 / turns if not config.terminal_frac or turns == 1 else config.terminal_frac
+    goes_on = n * (1 - last) * max(turns - config.steps, 0) / max(turns - 1, 1)
+    drawn = min(at.pool, config.replay_size) / size.turns
+    kinds = (
+        Kind(q_rows(at, config.epochs * n), config.epochs * n / max(steps, 1), drawn),
+        Kind(policy_rows(at, steps * config.policy_rows, size.thought), config.policy_rows, drawn),
+    )
+    return Work(
+        "q_critic",
+        prompts=(policy_prompts(at, goes_on, size.middle, config.draw),) if goes_on else (),
+        trained=in_trees(at, kinds, steps, config.draw, config.pass_tokens),
+        forward=(q_rows(at, goes_on),) if goes_on else (),
+        steps=steps,
+    )
+
+
+def pick(at: At) -> Work:
+    """n actions in every state, by one prompt; all of them taken to differ."""
+    config, size = at.run.pick, at.lengths
+    n, k = improved_states(at, config), config.actions
+    once = policy_prompts(at, n, size.middle, config.draw)
+    found = [replace(once, n=n * k, shared=(once.shared + (k - 1) * once.read) / k)]
+
+    def told(fields: float, times: float = 1) -> None:
+        found.append(role_prompts(at, n * k, size.middle, fields, size.future, config.draw, times))
+
+    if config.by == "value":
+        return Work("pick", prompts=merged(found), forward=(q_rows(at, n * k),))
+    told(size.act, config.futures)
+    told(size.act + config.futures * size.future)
+    return Work("pick", prompts=merged(found))
+
+
 def distill(at: At) -> Work:
-    config, (no, yes) = at.run.distill, kept_rows(at)
+    config, (no, yes) = at.run.distill, learned_rows(at)
     n = math.floor(no + yes + 1e-9)
     n -= int(n * config.held_out) if config.epochs > 1 else 0
     steps = config.epochs * math.ceil(n / config.batch)
-    thinking = 1 if at.run.refine.rethink else yes / max(no + yes, 1)
-    drawn = min(at.pool, at.run.refine.replay_size) / at.lengths.turns
+    improving = at.run.pick if picks(at) else at.run.refine
+    thinking = 1 if picks(at) or at.run.refine.rethink else yes / max(no + yes, 1)
+    drawn = min(at.pool, improving.replay_size) / at.lengths.turns
     rows = policy_rows(at, config.epochs * n, at.lengths.thought * thinking)
+    of_critic = q_rows if "q_critic" in METHODS[at.run.method] else successor_rows
     kinds = (
         Kind(rows, config.epochs * n / max(steps, 1), drawn),
-        Kind(successor_rows(at, steps * config.successor_rows), config.successor_rows, drawn),
+        Kind(of_critic(at, steps * config.successor_rows), config.successor_rows, drawn),
         Kind(general_rows(at, steps * config.general_rows), config.general_rows, 0),
     )
     return Work("distill", trained=in_trees(at, kinds, steps, config.draw, config.pass_tokens), steps=steps)
@@ -193,13 +248,17 @@ def evaluate(at: At, trials: int = 1) -> Work:
     n = config.episodes * config.best_of * trials
     found = [policy_prompts(at, n * size.turns, size.middle, "episode")]
     forward: tuple[Rows, ...] = ()
-    if at.iteration >= 0 and at.run.method == "nlac" and config.audit_turns:
+    if at.iteration >= 0 and "critic" in METHODS[at.run.method] and config.audit_turns:
         audited = min(config.audit_turns, n * size.turns)
         found.append(policy_prompts(at, audited, size.middle))
         # The policy's own action and one of the base model at each state.
         found.append(role_prompts(at, 2 * audited, size.middle, size.act, size.future, times=config.audit_futures))
         told = size.act + config.audit_futures * size.future
         found.append(role_prompts(at, 2 * audited, size.middle, told, size.future))
+    if at.iteration >= 0 and "q_critic" in METHODS[at.run.method] and config.audit_turns:
+        audited = min(config.audit_turns, n * size.turns)
+        found.append(policy_prompts(at, audited, size.middle))
+        forward = (q_rows(at, 2 * audited),)
     if at.iteration >= 0 and at.run.method == "self_ac" and config.value and at.run.self_ac.alpha:
         forward = (Rows(n * (size.turns + 1), size.state(size.turns / 2) + size.critic, 0.0),)
     return Work("evaluate", n, tuple(found), forward=forward, asked=n * size.turns * size.asked)
@@ -210,6 +269,8 @@ OF_STAGE: dict[str, Callable[[At], Work]] = {
     "targets": targets,
     "critic": critic,
     "refine": refine,
+    "q_critic": q_critic,
+    "pick": pick,
     "distill": distill,
     "rft": rft,
     "grpo": grpo,

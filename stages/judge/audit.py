@@ -53,14 +53,7 @@ def audit(context: Context, roles: Roles, episodes: Sequence[Episode], n_turns: 
     """Judge the policy's own actions and, at the same states, actions of the base policy, of which more are wrong.
     Raises UsageError where not one prompt of the critic fits.
     """
-    check_last_message(context.engine, roles)
-    rng = random.Random(context.seed)
-    turns = [(e, t) for e in episodes for t in e.turns if not t.malformed]
-    turns = rng.sample(turns, min(n_turns, len(turns)))
-    others, too_long = base_actions(context, roles, turns)
-    pairs = [(e, t, t.action, True) for e, t in turns] + [
-        (e, t, a, False) for (e, t), a in zip(turns, others, strict=True) if a
-    ]
+    pairs, counts = audited(context, roles, episodes, n_turns)
     words = judge(
         context, roles, [(e.messages[: t.state_len], a) for e, t, a, _ in pairs], k=k, seed=mix(context.seed, "audit")
     )
@@ -72,12 +65,30 @@ def audit(context: Context, roles: Roles, episodes: Sequence[Episode], n_turns: 
         raise nothing_fits("evaluate.audit_turns", len(cases), context.engine.context)
     table = [*against_returns(cases), *against_truth(context, cases)]
     metrics = {one["name"]: one["value"] for one in table}
-    metrics["audit/unreadable"] = float(others.count("") - too_long)
-    metrics["audit/out_of_context"] = float(too_long + sum(c.judgement.out_of_context for c in cases))
+    metrics |= counts
+    metrics["audit/out_of_context"] += float(sum(c.judgement.out_of_context for c in cases))
     metrics["audit/malformed_frac"] = sum(c.judgement.verdict == "malformed" for c in cases) / max(len(cases), 1)
     metrics = {name: value for name, value in metrics.items() if not math.isnan(value)}
     files = report(context.workdir, cases) | intervals(context.workdir, table)
     return Audit(metrics, [row(c) for c in cases], files)
+
+
+def audited(
+    context: Context, roles: Roles, episodes: Sequence[Episode], n_turns: int
+) -> tuple[list[tuple[Episode, Turn, str, bool]], dict[str, float]]:
+    """The actions that are audited, with whether they are the policy's own; and how many of the base's are not."""
+    check_last_message(context.engine, roles)
+    rng = random.Random(context.seed)
+    turns = [(e, t) for e in episodes for t in e.turns if not t.malformed]
+    turns = rng.sample(turns, min(n_turns, len(turns)))
+    others, too_long = base_actions(context, roles, turns)
+    pairs = [(e, t, t.action, True) for e, t in turns] + [
+        (e, t, a, False) for (e, t), a in zip(turns, others, strict=True) if a
+    ]
+    return pairs, {
+        "audit/unreadable": float(others.count("") - too_long),
+        "audit/out_of_context": float(too_long),
+    }
 
 
 def base_actions(context: Context, roles: Roles, turns: Sequence[tuple[Episode, Turn]]) -> tuple[list[str], int]:
@@ -141,15 +152,7 @@ def against_truth(context: Context, cases: Sequence[Case]) -> list[Row]:
     """Where the environment's module has `truth`: verdicts against right or wrong, futures against exact Q*, the cause
     named.
     """
-    task = context.run.task
-    truth: Any = getattr(importlib.import_module(f"stages.envs.{task.env}"), "truth", None)
-    read, facts = [], []
-    for c in cases if truth else ():
-        # An action that the environment would not understand is neither right nor wrong.
-        with suppress(Malformed):
-            if c.judgement.verdict != "malformed":
-                facts.append(truth(task.options, c.episode.scenario, [*past_actions(c), c.action]))
-                read.append(c)
+    read, facts = truths(context, cases)
     if not read:
         return []
     yes, q = [float(c.judgement.verdict == "yes") for c in read], [f.q for f in facts]
@@ -169,6 +172,20 @@ def against_truth(context: Context, cases: Sequence[Case]) -> list[Row]:
         ),
         *by_turn(read, no, right),
     ]
+
+
+def truths(context: Context, cases: Sequence[Case]) -> tuple[list[Case], list[Any]]:
+    """The cases of which the environment can tell the truth, and it."""
+    task = context.run.task
+    truth: Any = getattr(importlib.import_module(f"stages.envs.{task.env}"), "truth", None)
+    read, facts = [], []
+    for c in cases if truth else ():
+        # An action that the environment would not understand is neither right nor wrong.
+        with suppress(Malformed):
+            if c.judgement.verdict != "malformed":
+                facts.append(truth(task.options, c.episode.scenario, [*past_actions(c), c.action]))
+                read.append(c)
+    return read, facts
 
 
 def by_turn(cases: Sequence[Case], no: Sequence[float], right: Sequence[bool]) -> list[Row]:

@@ -45,21 +45,36 @@ def judge(
         seed=mix(seed, "future"),
     )
     futures = [[reply for _, reply in replies[i * k : (i + 1) * k]] for i in range(len(pairs))]
+    return verdicts(context, roles, pairs, futures, adapter=adapter, seed=seed)
+
+
+def verdicts(
+    context: Context,
+    roles: Roles,
+    pairs: Sequence[tuple[Sequence[Message], str]],
+    futures: Sequence[Sequence[Completion]],
+    *,
+    adapter: str | None,
+    seed: int,
+) -> list[Judgement]:
+    """The evaluator's word on each (state, action) after reading its futures, wherever they come from. adapter: of the
+    weights that are trained; with `roles.frozen` "base" it is not used.
+    """
+    s = context.run.roles
     prompts = [
         roles.prompt("evaluator", state, action=action, thought="", futures="\n".join(reply.text for reply in group))
         for (state, action), group in zip(pairs, futures, strict=True)
     ]
-    judge_adapter = None if s.frozen == "base" else adapter
-    verdicts = ask(
+    replies = ask(
         context.engine,
         prompts,
         role="evaluator",
-        adapter=judge_adapter,
+        adapter=None if s.frozen == "base" else adapter,
         temperature=s.judge_temperature,
         max_tokens=s.future_room,
         seed=mix(seed, "verdict"),
     )
-    return [judgement(group, reply) for group, (_, reply) in zip(futures, verdicts, strict=True)]
+    return [judgement(group, reply) for group, (_, reply) in zip(futures, replies, strict=True)]
 
 
 def judgement(futures: Sequence[Completion], critique: Completion) -> Judgement:

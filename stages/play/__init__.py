@@ -8,5 +8,6 @@ Modules:
     jobs         calls in threads while the engine goes on: environments that wait for a server
     tally        episodes counted: metrics, and whether any of them says something
     transitions  between episodes and rows
+    chains       which transitions are backed up, each with those that follow it
     drawing      which transitions are drawn, and others in the place of what was dropped
 """

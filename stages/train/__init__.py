@@ -5,6 +5,7 @@ Modules:
     rows           training rows: a prompt and a completion each, and where they come from
     passes         rows as steps, a step as passes, and the loss of a pass
     model          the model opened for training, and the config that every stage with a gradient has
+    network        adapter, head and their target network; the loss of rows that a head reads
     on_policy      what a policy gradient asks of the episodes that it learns from
     history        metrics of passes, steps and stages: means, each weighed by what it counts
     step_metrics   what rows of Self-AC say of their values and advantages, and a step of its rows

@@ -206,6 +206,11 @@ def mixed_nll(model: Any, step: Pass, *, autocast: bool = False) -> tuple[Tensor
     """
     with half(step.tree.ids.device, autocast):
         log_probs_K = pass_log_probs(model, step)
+    return nll_of(log_probs_K, step)
+
+
+def nll_of(log_probs_K: Tensor, step: Pass) -> tuple[Tensor, dict[str, float], Tensor]:
+    """`mixed_nll` from the log-prob of every completion token of the pass."""
     device = log_probs_K.device
     n_R = torch.bincount(step.row_K, minlength=len(step.rows))
     nll_R = -log_probs_K.new_zeros(len(step.rows)).index_add(0, step.row_K, log_probs_K) / n_R

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stages.frame.contract import Reader
+from stages.frame.contract import Context, Reader
 from stages.frame.types import Row, UsageError
 from stages.llm.tokens import ChatTokenizer
+from stages.play.transitions import candidates, ids_of
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,18 @@ def read_targets(replay: Reader, run_ids: Sequence[str], role: str) -> list[Row]
 def target_rows(rows: Sequence[Row]) -> list[TrainRow]:
     """Rows of table `targets` as training rows: the student's prompt, never the teacher's."""
     return [TrainRow(r["student_ids"], r["completion_ids"], r["weight"], (r["episode_id"], r["turn"])) for r in rows]
+
+
+def policy_rows(context: Context) -> list[TrainRow]:
+    """What the policy is anchored on: what it learned last; where there is nothing, its own readable actions."""
+    run_id = context.latest("refine") or context.latest("pick")
+    if run_id and (refined := read_targets(context.replay, [run_id], "policy")):
+        return target_rows(refined)
+    own = [t for t in candidates(context.replay, context.inputs["collect"][-1:]) if not t.malformed]
+    return [
+        TrainRow(prompt, action, key=t.key)
+        for t, (prompt, action) in zip(own, ids_of(context.replay, own), strict=True)
+    ]
 
 
 def general_rows(model_path: str, path: str) -> list[TrainRow]:

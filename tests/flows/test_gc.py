@@ -168,7 +168,10 @@ def test_reads_are_inputs_and_every_stage_of_a_method_has_them() -> None:
     for stage, upstream in READS.items():
         assert set(upstream) <= set(WIRING[stage])
         for name in upstream:
-            assert WIRING[stage][name] == "last" or stage == "refine"  # which reads the newest critic's weights
+            assert WIRING[stage][name] == "last" or stage in (
+                "refine",
+                "pick",
+            )  # which read the newest critic's weights
 
 
 @pytest.mark.slow

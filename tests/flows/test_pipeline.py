@@ -102,6 +102,19 @@ def test_evaluations_are_counted_in_rounds_of_sweeps() -> None:
     assert [i for i in range(9) if "evaluate" in pipeline.stages_of(i, run)] == [3, 7, 8]
 
 
+def test_a_method_that_picks_hands_on_what_nlac_s_refine_would(workspace: Workspace, stages: Stages) -> None:
+    first, second = [row["runs"] for row in go(workspace, method="nlql").iterations[1:]]
+    assert list(second) == ["collect", "targets", "critic", "pick", "distill", "evaluate"]
+    collects = [first["collect"], second["collect"]]
+    assert stages.inputs["pick", 1] == {"collect": collects, "critic": [first["critic"], second["critic"]]}
+    assert stages.inputs["critic", 1] == {
+        "targets": [second["targets"]], "collect": collects, "pick": [first["pick"]], "distill": [first["distill"]],
+    }  # fmt: skip
+    assert stages.inputs["distill", 1] == {
+        "pick": [second["pick"]], "targets": [second["targets"]], "critic": [second["critic"]],
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("method", ["rft", "grpo"])
 def test_a_baseline_acts_with_the_adapter_that_it_made(workspace: Workspace, stages: Stages, method: str) -> None:
     first, second = [row["runs"] for row in go(workspace, method=method).iterations[1:]]

@@ -20,8 +20,11 @@ from flows.registry import METHODS, STAGES, WIRING, load_stage
 from stages import envs
 from stages.envs import service_desk
 from stages.frame.types import UsageError
+from stages.judge.fresh import StatesConfig
 from stages.llm.roles import roles_of
+from stages.play.chains import DrawConfig
 from stages.self_ac import check_options
+from stages.train.model import MixedConfig
 
 # Option of an environment that names fetched data -> where that lies among the tests' own.
 FETCHED = {
@@ -215,6 +218,27 @@ def test_every_value_of_the_large_presets_says_where_it_is_from() -> None:
                     assert re.search(r"# \[(paper|ours|slides|tau-bench)", line), f"{file.name}: {line}"
 
 
+def test_the_demo_s_baselines_that_pick_draw_and_step_as_the_demo_does() -> None:
+    demo: Any = presets.load("demo")
+    refined = demo.refine.model_dump(include=set(StatesConfig.model_fields))
+    for name in ("demo_nlql", "demo_sac"):
+        run: Any = presets.load(name)
+        assert run.pick.model_dump(include=set(StatesConfig.model_fields)) == refined
+        assert (run.collect, run.distill, run.iterations, run.task) == (
+            demo.collect,
+            demo.distill,
+            demo.iterations,
+            demo.task,
+        )
+        steps = [
+            work.steps for work in workload(run, assumed(run, ["yes=0.5"])) if work.stage in ("critic", "q_critic")
+        ]
+        assert steps == [work.steps for work in workload(demo, assumed(demo)) if work.stage == "critic"]
+    assert run.q_critic.model_dump(include=set(DrawConfig.model_fields)) == demo.targets.model_dump(exclude={"correct"})
+    same = set(MixedConfig.model_fields) | {"epochs", "batch", "policy_rows", "ema_rate"}
+    assert run.q_critic.model_dump(include=same) == demo.critic.model_dump(include=same)
+
+
 def test_a_preset_may_extend_several_and_the_last_one_wins(tmp_path: Path) -> None:
     for name, text in {
         "a": "iterations = 1\n[critic]\nlr = 0.5\nbatch = 3\n",
@@ -255,7 +279,7 @@ def test_a_set_wins_over_the_toml_and_the_toml_over_the_default(tmp_path: Path) 
     [
         (["critic.lrr=1"], r"no key 'critic.lrr'; did you mean 'lr'\?"),
         (["crtic.lr=1"], r"no section or key 'crtic'; did you mean 'critic'\?"),
-        (["ema_rate=1"], r"did you mean critic.ema_rate or distill.ema_rate\?"),
+        (["ema_rate=1"], r"did you mean critic.ema_rate or q_critic.ema_rate or distill.ema_rate\?"),
         (["critic.learning_rate=1"], r"no key 'critic.learning_rate'; did you mean 'lr'\?"),
         (["self_ac.learning_rate=1"], r"did you mean 'lr' or 'head_lr'\?"),
         (["critic.xyzzy=1"], r"no key 'critic.xyzzy'; it has lr, .*\.$"),
@@ -311,5 +335,5 @@ def test_every_config_key_says_what_it_is_and_where_its_default_is_from() -> Non
 
 def test_stages_are_described_from_their_code() -> None:
     described = describe("critic")["stages"]["critic"]
-    assert described["inputs"] == ["targets", "collect", "refine", "distill"]
+    assert described["inputs"] == ["targets", "collect", "refine", "pick", "distill"]
     assert next(one for one in described["config"] if one["key"] == "ema_rate")["source"].startswith("paper")

@@ -1,0 +1,270 @@
+"""Choose among sampled actions instead of rewriting one: the best of n is what the policy should learn.
+
+    a_1..a_n ~ pi(.|s),   a_r = best of a_1..a_n
+
+What is best is what differs between the baselines of arXiv 2512.04601 that search by sampling (`by`):
+
+    verdict   NLQL: the language critic's word, "Yes" before "No"; among equals what was sampled most often, then first
+    value     SAC: Q as a number; one of a_1..a_n is drawn with p ~ exp(Q(s, a_i) / tau)
+
+NLQL is an ablation of its second version (n = 4), SAC's improvement is not given there: ours. n and tau are logged,
+since action search is what differs from NLAC. States
+are drawn as refine draws them, and rows are refine's: distill cannot tell them apart. [ours]
+
+    turnwise run demo_nlql
+    turnwise run demo_sac
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from stages.frame.contract import Context, Outputs, Stage
+from stages.frame.react import parse_react
+from stages.frame.types import Completion, Row
+from stages.judge.critique import Judgement, judge
+from stages.judge.fresh import StatesConfig, policy_row, sampled_actions, states_in_order, unreadable
+from stages.judge.q_values import QCritic, open_q, q_prompts, q_values
+from stages.judge.refinement import UNREADABLE
+from stages.llm.last_message import check_last_message
+from stages.llm.roles import Roles, mix, roles_of
+from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
+from stages.play.drawing import until_enough
+from stages.play.transitions import Candidate, Transition, in_full
+
+
+class PickConfig(StatesConfig):
+    """Among how many actions is chosen, and by what."""
+
+    by: Literal["verdict", "value"] = Field(
+        "verdict",
+        description="What the best action is chosen by: the language critic's verdict (NLQL), or a q_critic's number (SAC). [paper: v2's NLQL; SAC's rule ours]",
+    )
+    tau: float = Field(
+        0.1, gt=0, description="Temperature of the choice by Q, in units of reward, for by = value. [ours]"
+    )
+    actions: int = Field(4, ge=1, description="n, actions sampled in a state. [paper: 4 of NLQL]")
+    futures: int = Field(1, ge=1, description="k, futures that the evaluator reads, for by = verdict. [paper: 1]")
+
+
+@dataclass(frozen=True)
+class Option:
+    """An action that was sampled in a state so many times, by its first reply, and what was said of it."""
+
+    reply: Completion
+    times: int
+    judgement: Judgement | None = None
+    q: float | None = None
+
+    @property
+    def action(self) -> str:
+        return parse_react(self.reply.text)[1]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One state with its options, in the order in which they were first sampled, and the one to be learned (None:
+    dropped).
+    """
+
+    state: Transition
+    prompt_ids: tuple[int, ...]
+    options: tuple[Option, ...] = ()
+    learned: Option | None = None
+    unreadable: int = 0  # of the n replies
+    dropped: str = ""
+
+
+Chooser = Callable[[Context, Sequence[Choice]], list[Choice]]
+
+
+def run(context: Context) -> Outputs:
+    """Rows of `judgements`, and of `targets` with role "policy". Raises MissingInput without a state, UsageError where
+    no prompt fits.
+    """
+    config: PickConfig = context.config
+    roles = roles_of(context.run.roles)
+    if context.iteration < config.warmup:
+        return Outputs({"pick/rows": 0.0})
+    check_last_message(context.engine, roles)
+    critics = context.inputs.get("critic", ()) or context.inputs.get("q_critic", ())
+    order = states_in_order(context, "pick", context.inputs["collect"], critics)
+    wanted = min(config.states, len(order))
+    choose = chooser(context, roles)
+    tries = until_enough(order, wanted, config.tries, partial(attempt, context, roles, choose), learned_keys, too_long)
+    choices = [choice for found in tries for choice in found]
+    if all(c.dropped == OUT_OF_CONTEXT for c in choices):
+        raise nothing_fits("pick", len(choices), context.engine.context)
+    kept = [c for c in choices if c.learned]
+    drawn = {
+        "pick/tries": float(len(tries)),
+        "pick/drawn_again": float(len(choices) - len(tries[0])),
+        "pick/missing": float(wanted - len(kept)),
+    }
+    return Outputs(
+        metrics(config, choices) | drawn,
+        {
+            "judgements": [judgement_row(c, o) for c in choices for o in c.options],
+            "targets": [target_row(context, roles, c, n) for n, c in enumerate(kept)],
+        },
+    )
+
+
+def chooser(context: Context, roles: Roles) -> Chooser:
+    """What chooses among the options, by the context of a try: whatever it needs is opened once, when it is first
+    asked.
+    """
+    if context.config.by == "verdict":
+        return lambda again, choices: by_verdict(again, roles, choices)
+    critic = cache(lambda: open_q(context))
+    return lambda again, choices: by_value(again, roles, critic, choices)
+
+
+def attempt(context: Context, roles: Roles, choose: Chooser, drawn: Sequence[Candidate], number: int) -> list[Choice]:
+    """What comes of these states: an action to be learned each, or why there is none."""
+    again = replace(context, seed=mix(context.seed, "again", number)) if number else context
+    bar = context.progress("pick actions", 2)
+    choices = sampled(again, roles, in_full(context.replay, drawn))
+    bar.advance()
+    chosen = choose(again, choices)
+    bar.advance()
+    return chosen
+
+
+def learned_keys(choices: Sequence[Choice]) -> set[tuple[str, int]]:
+    return {c.state.key for c in choices if c.learned}
+
+
+def too_long(choices: Sequence[Choice]) -> set[tuple[str, int]]:
+    """Keys of the states that have no room in the model's context, however often they are drawn."""
+    return {c.state.key for c in choices if c.dropped == OUT_OF_CONTEXT}
+
+
+def sampled(context: Context, roles: Roles, drawn: Sequence[Transition]) -> list[Choice]:
+    """n replies in each state, those with the same action as one option."""
+    adapter = context.adapter("critic") or context.adapter("q_critic")
+    replies = sampled_actions(context, roles, drawn, adapter, n=context.config.actions)
+    found = []
+    for t, group in zip(drawn, replies, strict=True):
+        reasons = [unreadable(context, t, reply) for _, reply in group]
+        options: dict[str, Option] = {}
+        for (_, reply), reason in zip(group, reasons, strict=True):
+            if not reason:
+                one = Option(reply, 1)
+                before = options.get(one.action)
+                options[one.action] = replace(before, times=before.times + 1) if before else one
+        # All prompts of a state are the same one, so either none has room or all have.
+        why = "" if options else reasons[0] if reasons[0] == OUT_OF_CONTEXT else UNREADABLE
+        found.append(Choice(t, group[0][0], tuple(options.values()), None, reasons.count(UNREADABLE), why))
+    return found
+
+
+def by_verdict(context: Context, roles: Roles, choices: Sequence[Choice]) -> list[Choice]:
+    """NLQL: the critic's word on every option, and the best judged one of each state."""
+    pairs = [(c.state.state, o.action) for c in choices for o in c.options]
+    words = judge(context, roles, pairs, k=context.config.futures, seed=mix(context.seed, "judge"))
+    return with_best_judged(choices, words)
+
+
+def with_best_judged(choices: Sequence[Choice], words: Sequence[Judgement]) -> list[Choice]:
+    """words: one an option, in order. An option without a readable one is never chosen."""
+    said, found = iter(words), []
+    for c in choices:
+        options = tuple(replace(o, judgement=next(said)) for o in c.options)
+        verdicts = [o.judgement.verdict for o in options if o.judgement]
+        readable = [o for o, verdict in zip(options, verdicts, strict=True) if verdict != "malformed"]
+        # The first of equals: max takes it.
+        best = max(
+            readable, key=lambda o: (o.judgement is not None and o.judgement.verdict == "yes", o.times), default=None
+        )
+        too_long = all(o.judgement and o.judgement.out_of_context for o in options)
+        why = c.dropped or ("" if best else OUT_OF_CONTEXT if too_long else "unreadable critique")
+        found.append(replace(c, options=options, learned=best, dropped=why))
+    return found
+
+
+def by_value(context: Context, roles: Roles, critic: Callable[[], QCritic], choices: Sequence[Choice]) -> list[Choice]:
+    """SAC: Q of every option, and of each state one reply, drawn with p ~ exp(Q / tau): an option with p ~ times exp(Q /
+    tau).
+    """
+    prompts = q_prompts(context, roles, [(c.state.state, o.action) for c in choices for o in c.options])
+    read = [ids for ids in prompts if ids]
+    known = iter(q_values(critic().model, critic().head, read) if read else ())
+    numbers, found = iter([next(known) if ids else None for ids in prompts]), []
+    for c in choices:
+        options = tuple(replace(o, q=next(numbers)) for o in c.options)
+        readable = [o for o in options if o.q is not None]
+        chance = np.random.default_rng(mix(context.seed, "pick", *c.state.key))
+        learned = readable[draw_by(readable, context.config.tau, chance)] if readable else None
+        found.append(
+            replace(c, options=options, learned=learned, dropped=c.dropped or ("" if learned else OUT_OF_CONTEXT))
+        )
+    return found
+
+
+def chances(options: Sequence[Option], tau: float) -> NDArray[np.float64]:
+    """p_i = times_i exp(Q_i / tau) / sum_j times_j exp(Q_j / tau). tau -> 0: the largest Q; tau -> inf: as sampled."""
+    q = np.array([float(o.q or 0.0) for o in options])
+    weights = np.array([o.times for o in options]) * np.exp((q - q.max()) / tau)
+    return np.asarray(weights / weights.sum())
+
+
+def draw_by(options: Sequence[Option], tau: float, rng: np.random.Generator) -> int:
+    return int(rng.choice(len(options), p=chances(options, tau)))
+
+
+def metrics(config: PickConfig, choices: Sequence[Choice]) -> dict[str, float]:
+    options = [o for c in choices for o in c.options]
+    kept = [c.learned for c in choices if c.learned]
+    found = {
+        "pick/states": float(len(choices)),
+        "pick/rows": float(len(kept)),
+        "pick/dropped": float(sum(bool(c.dropped) for c in choices)),
+        "pick/unreadable": float(sum(c.unreadable for c in choices)),
+        "pick/out_of_context": float(sum(c.dropped == OUT_OF_CONTEXT for c in choices)),
+        "pick/actions": float(config.actions),
+        "pick/options": len(options) / max(sum(bool(c.options) for c in choices), 1),
+    }
+    verdicts = [o.judgement.verdict for o in options if o.judgement]
+    picked = [o.judgement.verdict for o in kept if o.judgement]
+    if verdicts:
+        found["pick/yes_rate"] = verdicts.count("yes") / len(verdicts)
+        found["pick/picked_yes_rate"] = picked.count("yes") / max(len(picked), 1)
+    if config.by == "value":
+        known = [[o.q for o in c.options if o.q is not None] for c in choices]
+        spreads = [max(q) - min(q) for q in known if q]
+        found["pick/tau"] = config.tau
+        found["pick/q"] = sum(o.q or 0.0 for o in kept) / max(len(kept), 1)
+        found["pick/q_spread"] = sum(spreads) / max(len(spreads), 1)
+    return found
+
+
+def judgement_row(c: Choice, o: Option) -> Row:
+    j = o.judgement or Judgement((), "" if o.q is None else f"Q = {o.q:.3f}", "malformed" if o.q is None else "none")
+    return {
+        "episode_id": c.state.episode_id, "turn": c.state.turn, "state_len": len(c.state.state), "action": o.reply.text, "futures": list(j.futures),
+        "critique": j.critique, "verdict": j.verdict, "refined": "", "info": {"times": o.times, "picked": o is c.learned},
+    }  # fmt: skip
+
+
+def target_row(context: Context, roles: Roles, c: Choice, number: int) -> Row:
+    """The policy's own prompt and the reply as it was sampled: there is no teacher."""
+    assert c.learned is not None
+    j = c.learned.judgement
+    return policy_row(
+        context, roles, c.state, c.prompt_ids, c.learned.reply, raw=c.learned.reply, teacher=((), ()),
+        privileged=[j.critique, *j.futures] if j else [], number=number, kept=True, times=c.learned.times,
+    )  # fmt: skip
+
+
+STAGE = Stage(
+    "pick", 1, PickConfig, inputs=("collect", "critic", "q_critic"), roles=("policy", "successor", "evaluator"), run=run,
+    outputs=("judgements", "targets"),
+)  # fmt: skip

@@ -1,0 +1,218 @@
+"""SAC's critic, a baseline: Q(s, a) as a number where NLAC's critic speaks. One stage draws, backs up and learns.
+
+    y = r_0 + .. + gamma^(n-1) r_{n-1} + gamma^n Q_target(s_n, a'),   a' ~ pi(.|s_n)         0 past a terminal state
+    L = (Q(s, a) - y)^2,   theta_target <- theta_target + rate (theta - theta_target)
+
+n is `steps`. Source: arXiv 2512.04601, the baseline SAC, of which only the idea is given; nlac.md: NLAC's data and
+schedule. Ours: the draw is that of targets, the prompt is the successor's, the steps are those of critic with the same
+policy rows, head and adapter share a target network, and |Q - y| is the transition's priority.
+
+    turnwise run demo_sac
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from stages.frame.contract import Context, Outputs, Stage
+from stages.frame.types import Malformed, MissingInput, Row
+from stages.judge.backup import successor_prompt
+from stages.judge.q_values import q_prompts, q_values
+from stages.learn.adapter import load_state, trainable_state
+from stages.learn.ema import ema_update
+from stages.learn.fit import adamw, fit
+from stages.learn.tree_attention import tree_attention
+from stages.llm.last_message import check_last_message
+from stages.llm.roles import Roles, ask, check_student, mix, policy_text, roles_of
+from stages.llm.tokens import nothing_fits
+from stages.play.chains import DrawConfig, draw, read_in_full, usable
+from stages.play.drawing import Draw
+from stages.play.environment import read_action
+from stages.play.transitions import Transition, candidates, known_losses
+from stages.train.history import fit_metrics, of_step
+from stages.train.model import MixedConfig
+from stages.train.network import VALUE, mixed_q_loss, model_of, open_net, save_net, value_rows
+from stages.train.passes import Pass, mixed_batches
+from stages.train.rows import policy_rows, weighed
+
+
+class QCriticConfig(DrawConfig, MixedConfig):
+    """Which transitions are backed up, and how Q learns them."""
+
+    draw: Draw = Field(
+        "turn", description="Transitions are drawn, and rows meet in a step, one by one or by the episode. [ours]"
+    )
+    gamma: float = Field(1.0, ge=0, le=1, description="Discount a turn. [ours]")
+    epochs: int = Field(1, ge=0, description="Passes over the iteration's transitions. [ours]")
+    batch: int = Field(48, ge=1, description="Transitions a step. [ours]")
+    policy_rows: int = Field(
+        16, ge=0, description="Policy rows in every step, from the last picks or, at first, its own actions. [ours]"
+    )
+    value_weight: float = Field(
+        1.0, gt=0, description="Weight of the squared error of Q against the likelihood of the policy rows. [ours]"
+    )
+    ema_rate: float = Field(0.01, gt=0, le=1, description="EMA rate of the target network, a step. [ours]")
+
+
+@dataclass(frozen=True)
+class QBackup:
+    """Transitions that follow each other, and what Q of the first should be.
+
+    prompt_ids: where Q(s, a) is read. next_ids: where Q_target(s_n, a') is; None past a terminal state.
+    """
+
+    chain: tuple[Transition, ...]
+    weight: float
+    prompt_ids: tuple[int, ...] = ()
+    next_action: str = ""
+    next_ids: tuple[int, ...] | None = None
+    later: float = 0.0  # Q_target(s_n, a')
+    dropped: str = ""
+
+    @property
+    def t(self) -> Transition:
+        return self.chain[0]
+
+    def target(self, gamma: float) -> float:
+        """y: discounted rewards of the chain, and after them what the target network expects."""
+        return sum(gamma**k * t.reward for k, t in enumerate(self.chain)) + gamma ** len(self.chain) * self.later
+
+
+def run(context: Context) -> Outputs:
+    """Artifacts `adapter`, `target`, `head` and `target_head`, rows of `targets` with role "value" and of `priorities`.
+
+    Raises MissingInput without a transition, UsageError where no prompt fits.
+    """
+    config: QCriticConfig = context.config
+    roles = roles_of(context.run.roles)
+    check_last_message(context.engine, roles)
+    pool = usable(candidates(context.replay, context.inputs["collect"], newest=config.replay_size))
+    if not pool:
+        raise MissingInput("q_critic needs transitions from collect, found none; collect more episodes")
+    losses = known_losses(context.replay, context.inputs.get("q_critic", ()))
+    drawn = draw(pool, losses, config, np.random.default_rng(context.seed))
+    backups = sampled(context, roles, [QBackup(*one) for one in read_in_full(context.replay, drawn)])
+    kept = [b for b in backups if not b.dropped]
+    if not kept:
+        raise nothing_fits("q_critic", len(backups), context.engine.context)
+    net, target = open_net(context, context.latest("distill") or context.latest("q_critic"), head=True)
+    kept = bootstrapped(net, target, kept)
+    stored = [target_row(context, roles, b, b.target(config.gamma)) for b in kept]
+    history, errors, target = learn(context, net, target, stored)
+    counts = {
+        "q_critic/rows": float(len(kept)),
+        "q_critic/dropped": float(len(backups) - len(kept)),
+        "q_critic/bootstrapped": float(sum(b.next_ids is not None for b in kept)),
+        "q_critic/target_mean": sum(row["info"]["q"] for row in stored) / len(stored),
+        "q_critic/pool": float(len(pool)),
+    }
+    curves = {
+        f"q_critic/step_{name}": [h[name] for h in history if name in h]
+        for name in ("q_loss", "nll/policy", "grad_norm")
+    }
+    priorities = [{"episode_id": key[0], "turn": key[1], "loss": e, "step": s} for key, (e, s) in errors.items()]
+    rows = {"targets": stored, "priorities": priorities}
+    return Outputs(fit_metrics("q_critic", history) | counts, rows, save_net(context, net, target), curves)
+
+
+def sampled(context: Context, roles: Roles, drawn: Sequence[QBackup]) -> list[QBackup]:
+    """A fresh a' ~ pi(.|s_n) of every chain that does not end its episode, and the prompts of (s, a) and (s_n, a')."""
+    s, found = context.run.roles, list(drawn)
+    open_ends = [i for i, b in enumerate(found) if not b.chain[-1].terminal]
+    replies = ask(
+        context.engine, [roles.policy(found[i].chain[-1].next_state) for i in open_ends], role="policy",
+        adapter=context.adapter("distill") or context.adapter("q_critic"), temperature=s.policy_temperature, max_tokens=s.action_room, seed=mix(context.seed, "a'"),
+    )  # fmt: skip
+    for i, (_, reply) in zip(open_ends, replies, strict=True):
+        try:
+            action = read_action(context, found[i].chain[-1].next_state, reply.text)[1]
+            found[i] = replace(found[i], next_action=action)
+        except Malformed:
+            found[i] = replace(found[i], dropped="next action")
+    now = q_prompts(context, roles, [(b.t.state, b.t.action or "unreadable") for b in found])
+    then = iter(q_prompts(context, roles, [(found[i].chain[-1].next_state, found[i].next_action) for i in open_ends]))
+    after = {i: next(then) for i in open_ends}
+    return [
+        replace(b, prompt_ids=ids, next_ids=after.get(i))
+        if ids and (after.get(i) or i not in after)
+        else replace(b, dropped=b.dropped or "out of context")
+        for i, (b, ids) in enumerate(zip(found, now, strict=True))
+    ]
+
+
+def bootstrapped(net: Any, target: dict[str, Any], backups: Sequence[QBackup]) -> list[QBackup]:
+    """Q_target(s_n, a') of every chain that goes on. The network stays as it is."""
+    live = trainable_state(net)
+    load_state(net, target)
+    model, head = net
+    later = iter(q_values(model.eval(), head, [b.next_ids for b in backups if b.next_ids]))
+    model.train()
+    load_state(net, live)
+    return [replace(b, later=next(later)) if b.next_ids else b for b in backups]
+
+
+def learn(
+    context: Context, net: Any, target: dict[str, Any], stored: Sequence[Row]
+) -> tuple[list[dict[str, float]], dict[tuple[Any, ...], tuple[float, int]], dict[str, Any]]:
+    """(metrics of every step, |Q - y| and step of each row when it was last met, the target network after the steps)."""
+    config: QCriticConfig = context.config
+    rows, wanted = value_rows(stored)
+    errors: dict[tuple[Any, ...], tuple[float, int]] = {}
+    steps = [0]
+    bar = context.progress("train Q", config.epochs * -(-len(rows) // config.batch))
+
+    def loss(net: Any, step: Pass) -> Any:
+        value, metrics, error = mixed_q_loss(net, step, wanted, weight=config.value_weight, autocast=config.autocast)
+        keys = [row.key for row, kind in zip(step.rows, step.kinds, strict=True) if kind == VALUE]
+        errors.update({key: (abs(e), steps[0]) for key, e in zip(keys, error.tolist(), strict=True)})
+        return value, metrics
+
+    def after_step(done: list[dict[str, float]]) -> None:
+        nonlocal target
+        target = ema_update(target, trainable_state(net), config.ema_rate)
+        steps[0] = len(done)
+        bar.advance(1)
+
+    kinds = {
+        VALUE: (rows, config.batch),
+        "policy": (weighed(policy_rows(context), config.weight), config.policy_rows),
+    }
+    model = model_of(net)
+    batches = mixed_batches(
+        kinds, main=VALUE, epochs=config.epochs, rng=random.Random(context.seed), device=model.device,
+        pass_tokens=config.pass_tokens, draw=config.draw,
+    )  # fmt: skip
+    optimiser = adamw(net, lr=config.rate(context.iteration))
+    with tree_attention(model):
+        history = fit(net, batches, loss, optimiser, clip=config.clip, after_step=after_step, merge=of_step)
+    return history, errors, target
+
+
+def target_row(context: Context, roles: Roles, b: QBackup, q: float) -> Row:
+    """The student prompt that the successor would have, and the number that belongs to it."""
+    student, prompt = (
+        context.engine.decode(b.prompt_ids),
+        successor_prompt(roles, b.t.state, b.t.action or "unreadable"),
+    )
+    check_student(
+        student, f"{policy_text(roles, b.t.state)}\n{prompt[-1]['content']}", [t.observation for t in b.chain]
+    )
+    return {
+        "target_id": f"{b.t.episode_id}-{b.t.turn}-{context.iteration}", "role": VALUE, "episode_id": b.t.episode_id, "turn": b.t.turn,
+        "terminal": b.t.terminal, "student_ids": list(b.prompt_ids), "completion_ids": [], "teacher_ids": [], "student_prompt": student,
+        "teacher_prompt": json.dumps([]), "raw": "", "completion": f"Q = {q:.3f}", "weight": b.weight,
+        "info": {"q": q, "next_action": b.next_action, "later": b.later, "reward": b.t.reward},
+    }  # fmt: skip
+
+
+STAGE = Stage(
+    "q_critic", 1, QCriticConfig, inputs=("collect", "q_critic", "pick", "distill"), roles=("policy", "successor"), run=run,
+    outputs=("targets", "priorities", "adapter/", "target/", "head/", "target_head/"),
+)  # fmt: skip

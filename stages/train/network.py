@@ -1,0 +1,111 @@
+"""The network that critic and policy share: the model with its adapter, for a critic that is a number its head, and the
+target network's copy of both. And the loss of rows whose end a head reads, beside rows that are spoken.
+
+    L = mean nll of the policy rows + weight mean_j w_j (Q(s_j, a_j) - y_j)^2
+
+Source: arXiv 2512.04601 (target network; the baseline SAC, whose loss is not given). [ours]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from stages.frame.contract import Context
+from stages.frame.types import Row
+from stages.learn.adapter import base_of, load_state, save_adapter, tensors_of, trainable_state
+from stages.learn.losses import chunked_log_probs
+from stages.learn.tree_attention import body_pass
+from stages.learn.value_head import ValueHead, load_head, new_head, save_head
+from stages.llm.roles import mix
+from stages.train.model import trainable
+from stages.train.passes import Pass, half, nll_of
+from stages.train.rows import TrainRow
+
+VALUE = "value"
+"""Kind of the rows that a head reads, and their role in table `targets`."""
+
+Wanted = Mapping[tuple[Any, ...], tuple[float, float]]
+"""Key of a row -> the number that Q should be, and the weight of its error."""
+
+
+def open_net(context: Context, run_id: str | None, *, head: bool = False) -> tuple[Any, dict[str, Tensor]]:
+    """What a run left, to be trained, and its target network as `trainable_state` has it; without a run fresh ones, equal
+    to each other. With a head the network is the list [model, head].
+    """
+
+    def folder(name: str) -> Any:
+        return context.artifact(str(run_id), name)
+
+    model = trainable(context, folder("adapter") if run_id else None)
+    # At the start the target is the fresh adapter, which does nothing yet: it equals the base model.
+    target = tensors_of(model, folder("target")) if run_id else trainable_state(model)
+    if not head:
+        return model, target
+    if run_id:
+        width = base_of(model).config.hidden_size
+        own, slow = (load_head(folder(name), width=width).to(model.device) for name in ("head", "target_head"))
+    else:
+        own = slow = new_head(model, seed=mix("head", context.run.seed) % 2**31)
+    named = {f"0.{name}": value for name, value in target.items()}
+    return nn.ModuleList([model, own]), named | {f"1.{name}": v for name, v in trainable_state(slow).items()}
+
+
+def model_of(net: Any) -> Any:
+    return net[0] if isinstance(net, nn.ModuleList) else net
+
+
+def save_net(context: Context, net: Any, target: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Artifacts `adapter` and `target`, with a head also `head` and `target_head`. The network is the target's then."""
+    files = {}
+    for adapter, head in (("adapter", "head"), ("target", "target_head")):
+        files[adapter] = context.workdir / adapter
+        save_adapter(model_of(net), files[adapter], context.engine.model_hash)
+        if isinstance(net, nn.ModuleList):
+            files[head] = context.workdir / head
+            save_head(cast(ValueHead, net[1]), files[head])
+        load_state(net, dict(target))
+    return files
+
+
+def value_rows(stored: Sequence[Row]) -> tuple[list[TrainRow], dict[tuple[Any, ...], tuple[float, float]]]:
+    """Rows of `targets` with role "value": the prompt, whose last token a step takes for the completion, without weight
+    in the likelihood; and what is wanted there.
+    """
+    keys = [(row["episode_id"], row["turn"]) for row in stored]
+    rows = [
+        TrainRow(row["student_ids"][:-1], row["student_ids"][-1:], 0.0, key)
+        for row, key in zip(stored, keys, strict=True)
+    ]
+    return rows, {key: (row["info"]["q"], row["weight"]) for row, key in zip(stored, keys, strict=True)}
+
+
+def mixed_q_loss(
+    net: Any, step: Pass, wanted: Wanted, *, weight: float, autocast: bool = False
+) -> tuple[Tensor, dict[str, float], Tensor]:
+    """The loss above over the rows of the step, as far as they are of this pass: (loss, metrics, Q - y of each value row
+    of the pass, detached). Gradients flow into adapter and head.
+    """
+    model, head = net
+    device = step.tree.ids.device
+    with half(device, autocast):
+        states_TD = body_pass(model, step.tree)
+        log_probs_K = chunked_log_probs(
+            states_TD.index_select(0, step.source_K),
+            base_of(model).get_output_embeddings(),
+            step.tree.ids[step.target_K],
+        )
+    loss, metrics, _ = nll_of(log_probs_K, step)
+    metrics = {name: value for name, value in metrics.items() if not name.endswith(f"nll/{VALUE}")}
+    told = [wanted[row.key] for row, kind in zip(step.rows, step.kinds, strict=True) if kind == VALUE]
+    y, w = torch.tensor(told, dtype=torch.float32, device=device).reshape(-1, 2).unbind(1)
+    error = head(states_TD.index_select(0, step.target_K[step.of(VALUE)])) - y
+    if len(told):
+        total = (w * error.square()).sum()
+        loss = loss + weight * total / step.totals[VALUE]
+        metrics |= {"q_loss": float(total.detach()) / len(told), "count/q_loss": float(len(told))}
+        metrics |= {"q": float((error.detach() + y).mean()), "count/q": float(len(told))}
+    return loss, metrics, error.detach()
