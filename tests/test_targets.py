@@ -293,7 +293,7 @@ def test_no_transition_at_all_is_a_missing_input(base: Path, tmp_path: Path) -> 
 
 def desks() -> list[dict[str, Any]]:
     rng = np.random.default_rng(0)
-    sizes = [("requests", 1, 8), ("tiers", 1, 6), ("steps", 1, 8), ("describe_tools", 0, 1), ("rules_seed", 0, 99)]
+    sizes = [("requests", 1, 8), ("tiers", 1, 6), ("steps", 2, 8), ("describe_tools", 0, 1), ("rules_seed", 0, 99)]
     return [{name: int(rng.integers(low, high + 1)) for name, low, high in sizes} for _ in range(12)]
 
 

@@ -335,5 +335,5 @@ def test_every_config_key_says_what_it_is_and_where_its_default_is_from() -> Non
 
 def test_stages_are_described_from_their_code() -> None:
     described = describe("critic")["stages"]["critic"]
-    assert described["inputs"] == ["targets", "collect", "refine", "pick", "distill"]
+    assert described["inputs"] == ["targets", "collect", "refine", "pick", "critic", "distill"]
     assert next(one for one in described["config"] if one["key"] == "ema_rate")["source"].startswith("paper")
