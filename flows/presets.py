@@ -40,7 +40,7 @@ class RunConfig(Config):
         le=10_000,
         description="Rounds of collecting and learning; more of them continue a finished run. [ours]",
     )
-    method: Literal["nlac", "self_ac", "nlql", "sac", "rft", "grpo"] = Field(
+    method: Literal["nlac", "hindsight", "self_ac", "nlql", "sac", "rft", "grpo"] = Field(
         "nlac", description="Which stages an iteration runs: NLAC, Self-AC or a baseline. [ours]"
     )
     sweeps: int = Field(
@@ -120,11 +120,25 @@ def load(preset: str, sets: Sequence[str] = ()) -> RunConfig:
     run = resolve({**_read(check_exists(preset)), "preset": Path(preset).stem}, sets)
     # Not in `resolve`, nor in the model: the config of a stored stage run has no method, and reads back with the
     # default one.
-    if "distill" in registry.METHODS[run.method] and run.task.agent == "cot":
-        raise UsageError(
-            f"task.agent: method {run.method} cannot read parts of a reply, found 'cot'; set task.agent to react, or method to self_ac, grpo or rft."
-        )
+    for method, key, found, wanted in _of_method(run):
+        if run.method == method and found not in wanted:
+            raise UsageError(
+                f"{key}: method {method} wants {' or '.join(wanted)}, found {found!r}; set it, or another method."
+            )
     return run
+
+
+def _of_method(run: Any) -> list[tuple[str, str, str, tuple[str, ...]]]:
+    """(method, key, its value, the values that the method works with), of keys that not every method can use; those that
+    judge actions cannot read parts of a reply.
+    """
+    return [
+        *((name, "task.agent", run.task.agent, ("react",)) for name in ("nlac", "hindsight", "nlql", "sac")),
+        ("hindsight", "refine.futures_of", run.refine.futures_of, ("episode",)),
+        ("nlac", "refine.futures_of", run.refine.futures_of, ("successor",)),
+        ("nlql", "pick.by", run.pick.by, ("verdict",)),
+        ("sac", "pick.by", run.pick.by, ("value",)),
+    ]
 
 
 def _read(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:

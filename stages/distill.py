@@ -80,7 +80,8 @@ def run(context: Context) -> Outputs:
     n_held_out = int(len(rows) * config.held_out) if config.epochs > 1 else 0
     held_out, rows = rows[:n_held_out], rows[n_held_out:]
     values = context.inputs.get("q_critic", ())
-    net, target = open_net(context, context.latest("critic") or context.latest("q_critic"), head=bool(values))
+    last = context.latest("critic") or context.latest("q_critic") or context.latest("distill")
+    net, target = open_net(context, last, head=bool(values))
     model = model_of(net)
     successors = read_targets(context.replay, context.inputs.get("targets", ()), "successor")
     numbers, wanted = value_rows(read_targets(context.replay, values, VALUE))
@@ -168,7 +169,7 @@ STAGE = Stage(
     "distill",
     3,
     DistillConfig,
-    inputs=("refine", "pick", "targets", "critic", "q_critic"),
+    inputs=("refine", "pick", "targets", "critic", "q_critic", "distill"),
     roles=(),
     run=run,
     outputs=("adapter/", "target/", "head/", "target_head/"),

@@ -1,7 +1,7 @@
 """Make a small base model that ships with the project: of words, for the desk's roles, or of bytes, for agents in math,
 game24 and wiki_search.
 
-    turnwise pretrain --set pretrain.steps=900
+    turnwise pretrain --set pretrain.steps=2000
     turnwise pretrain --set pretrain.corpus=agents --out data/base_agents
 
 Llama-shaped, trained from scratch on text of `corpora/`, saved as AutoModelForCausalLM and AutoTokenizer load it. Muon

@@ -12,7 +12,7 @@ drawn again from further states, and the options `yes_frac_max`, `gate` and `cri
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -22,9 +22,10 @@ from pydantic import Field
 from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.react import parse_react, thought_of
 from stages.frame.types import Message, Row, UsageError
-from stages.judge.critique import Judgement, judge
+from stages.judge.critique import Judgement, judge, verdicts
 from stages.judge.fresh import StatesConfig, policy_row, sampled_actions, states_in_order, unreadable
 from stages.judge.gate import no_worse
+from stages.judge.hindsight import lived_actions, lived_futures
 from stages.judge.refinement import Refinement, cap_yes, drawn_again, judgement_row, metrics
 from stages.judge.rethink import Unthought, think_again
 from stages.llm.last_message import check_last_message
@@ -38,6 +39,11 @@ class RefineConfig(StatesConfig):
     """How many states are refined, and how far the critic is trusted."""
 
     futures: int = Field(1, ge=1, description="k, futures that the evaluator reads. [paper: 1]")
+    futures_of: Literal["successor", "episode"] = Field(
+        "successor",
+        description="Whose futures: the trained successor's, of a fresh action; or what really came of the action that the episode took, without a successor. "
+        "[paper: the successor's; v2 has the other as an ablation, self-distillation]",
+    )
     refinements: int = Field(
         1,
         ge=1,
@@ -86,9 +92,8 @@ def run(context: Context) -> Outputs:
     check_last_message(context.engine, roles)
     order = states_in_order(context, "refine", context.inputs["collect"], context.inputs.get("critic", ()))
     wanted = min(config.states, len(order))
-    tries = until_enough(
-        order, wanted, config.tries, partial(attempt, context, roles), partial(to_learn, context), too_long
-    )
+    attempts = partial(attempt, context, roles, {t.key: t for t in order})
+    tries = until_enough(order, wanted, config.tries, attempts, partial(to_learn, context), too_long)
     refined = [r for rows in tries for r in rows]
     if all(r.dropped == OUT_OF_CONTEXT for r in refined):
         raise nothing_fits("refine", len(refined), context.engine.context)
@@ -102,16 +107,22 @@ def run(context: Context) -> Outputs:
     )
 
 
-def attempt(context: Context, roles: Roles, drawn: Sequence[Candidate], number: int) -> list[Refinement]:
+def attempt(
+    context: Context, roles: Roles, pool: Mapping[tuple[str, int], Candidate], drawn: Sequence[Candidate], number: int
+) -> list[Refinement]:
     """What comes of these states: an action to be learned each, m of them where the critic said No, or why there is
     none.
     """
     again = replace(context, seed=mix(context.seed, "again", number)) if number else context
     bar = context.progress("refine actions, role by role", 3)
-    fresh = fresh_actions(again, roles, in_full(context.replay, drawn))
-    bar.advance()
-    judged = judge_all(again, roles, fresh)
-    bar.advance()
+    if context.config.futures_of == "episode":
+        judged = judge_lived(again, roles, drawn, pool)
+        bar.advance(2)
+    else:
+        fresh = fresh_actions(again, roles, in_full(context.replay, drawn))
+        bar.advance()
+        judged = judge_all(again, roles, fresh)
+        bar.advance()
     refined = refine_all(again, roles, judged)
     bar.advance()
     return gated(again, roles, refined) if context.config.gate != "none" else refined
@@ -139,11 +150,30 @@ def judge_all(context: Context, roles: Roles, fresh: Sequence[Refinement]) -> li
     live = [r for r in fresh if not r.dropped]
     pairs = [(r.state.state, parse_react(r.action.text)[1]) for r in live]
     if config.critique == "none":
-        verdicts = [Judgement((), "Optimality: No.", "no") for _ in pairs]
+        words = [Judgement((), "Optimality: No.", "no") for _ in pairs]
     else:
-        verdicts = judge(context, roles, pairs, k=config.futures, seed=mix(context.seed, "judge"))
-    judged = iter(verdicts)
+        words = judge(context, roles, pairs, k=config.futures, seed=mix(context.seed, "judge"))
+    judged = iter(words)
     return [r if r.dropped else with_verdict(replace(r, judgement=next(judged))) for r in fresh]
+
+
+def judge_lived(
+    context: Context, roles: Roles, drawn: Sequence[Candidate], pool: Mapping[tuple[str, int], Candidate]
+) -> list[Refinement]:
+    """The evaluator's word on the actions that the episodes took, after reading what came of them."""
+    states = in_full(context.replay, drawn)
+    lived = [Refinement(t, *one) for t, one in zip(states, lived_actions(context, states), strict=True)]
+    lived = [replace(r, dropped=unreadable(context, r.state, r.action)) for r in lived]
+    live = [i for i, r in enumerate(lived) if not r.dropped]
+    came = dict(zip(live, lived_futures(context, roles, [drawn[i] for i in live], pool), strict=True))
+    lived = [replace(r, dropped=came[i].dropped) if i in came else r for i, r in enumerate(lived)]
+    told = [i for i in live if not lived[i].dropped]
+    pairs = [(lived[i].state.state, parse_react(lived[i].action.text)[1]) for i in told]
+    futures = [[future] for i in told if (future := came[i].target)]
+    adapter, seed = context.adapter("distill"), mix(context.seed, "judge")
+    for i, judgement in zip(told, verdicts(context, roles, pairs, futures, adapter=adapter, seed=seed), strict=True):
+        lived[i] = with_verdict(replace(lived[i], judgement=judgement))
+    return lived
 
 
 def with_verdict(r: Refinement) -> Refinement:
@@ -156,7 +186,7 @@ def with_verdict(r: Refinement) -> Refinement:
 def refine_all(context: Context, roles: Roles, judged: Sequence[Refinement]) -> list[Refinement]:
     """m rewritten actions for every "No", each corrected; unreadable ones are dropped and counted."""
     s, config = context.run.roles, context.config
-    adapter = None if s.frozen == "base" else context.adapter("critic")
+    adapter = None if s.frozen == "base" else context.adapter("critic") or context.adapter("distill")
     todo = [r for r in judged if not r.dropped and r.learned is None for _ in range(config.refinements)]
     prompts = [refiner_prompt(roles, r, config.critique) for r in todo]
     replies = ask(
@@ -258,6 +288,7 @@ def target_row(context: Context, roles: Roles, r: Refinement, number: int) -> Ro
 
 
 STAGE = Stage(
-    "refine", 6, RefineConfig, inputs=("collect", "critic"), roles=("policy", "successor", "evaluator", "refiner", "corrector", "thinker"), run=run,
+    "refine", 6, RefineConfig, inputs=("collect", "critic", "distill"), run=run,
+    roles=("policy", "successor", "combine", "evaluator", "refiner", "corrector", "thinker"),
     outputs=("judgements", "targets"),
 )  # fmt: skip

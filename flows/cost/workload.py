@@ -120,13 +120,18 @@ def kept_rows(at: At) -> tuple[float, float]:
 
 def refine(at: At) -> Work:
     config, size, n = at.run.refine, at.lengths, improved_states(at, at.run.refine)
-    no = kept_rows(at)[0]
-    found = [policy_prompts(at, n, size.middle, config.draw)]
+    no, lived = kept_rows(at)[0], config.futures_of == "episode"
+    found = [] if lived else [policy_prompts(at, n, size.middle, config.draw)]
 
     def asked(n: float, fields: float, written: float, times: float = 1) -> None:
         found.append(role_prompts(at, n, size.middle, fields, written, config.draw, times))
 
-    if config.critique != "none":
+    if lived:  # each turn from the state on is merged, and corrected
+        merges = n * (size.turns + 1) / 2
+        asked(merges, size.act + size.observation + size.future, size.future)
+        asked(merges * config.correct, size.future, size.future)
+        asked(n, size.act + size.future, size.future)
+    elif config.critique != "none":
         asked(n, size.act, size.future, config.futures)
         asked(n, size.act + config.futures * size.future, size.future)
     asked(no, size.action + size.future, size.action)

@@ -102,6 +102,18 @@ def test_evaluations_are_counted_in_rounds_of_sweeps() -> None:
     assert [i for i in range(9) if "evaluate" in pipeline.stages_of(i, run)] == [3, 7, 8]
 
 
+def test_without_a_successor_the_policy_is_refined_and_distilled_from_its_last_weights(
+    workspace: Workspace, stages: Stages
+) -> None:
+    first, second = [row["runs"] for row in go(workspace, method="hindsight").iterations[1:]]
+    assert list(second) == ["collect", "refine", "distill", "evaluate"]
+    assert stages.inputs["refine", 1] == {
+        "collect": [first["collect"], second["collect"]], "distill": [first["distill"]],
+    }  # fmt: skip
+    assert stages.inputs["distill", 1] == {"refine": [second["refine"]], "distill": [first["distill"]]}
+    assert stages.inputs["distill", 0] == {"refine": [first["refine"]]}
+
+
 def test_a_method_that_picks_hands_on_what_nlac_s_refine_would(workspace: Workspace, stages: Stages) -> None:
     first, second = [row["runs"] for row in go(workspace, method="nlql").iterations[1:]]
     assert list(second) == ["collect", "targets", "critic", "pick", "distill", "evaluate"]

@@ -239,6 +239,15 @@ def test_the_demo_s_baselines_that_pick_draw_and_step_as_the_demo_does() -> None
     assert run.q_critic.model_dump(include=same) == demo.critic.model_dump(include=same)
 
 
+@pytest.mark.parametrize(
+    "sets",
+    [["method=sac"], ["method=nlql", "pick.by=value"], ["method=hindsight"], ["refine.futures_of=episode"], ["method=nlql", "task.agent=cot"]],
+)  # fmt: skip
+def test_a_method_with_a_key_that_it_cannot_use_is_one_sentence(sets: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"^[a-z_.]+: method \w+ wants \w+, found '\w+'; set it, or another method\.$"):
+        presets.load("demo", sets)
+
+
 def test_a_preset_may_extend_several_and_the_last_one_wins(tmp_path: Path) -> None:
     for name, text in {
         "a": "iterations = 1\n[critic]\nlr = 0.5\nbatch = 3\n",

@@ -373,7 +373,7 @@ def test_transitions_of_a_chain_are_its_factors(bench: models.Bench) -> None:
 def test_nlac_refuses_a_chain_of_thought_before_anything_runs() -> None:
     with pytest.raises(
         UsageError,
-        match=r"task.agent: method nlac cannot read parts of a reply, found 'cot'; set task.agent to react, or method to",
+        match=r"task.agent: method nlac wants react, found 'cot'; set it, or another method",
     ):
         presets.load("tiny", ["task.agent=cot"])
     for method in ("self_ac", "grpo", "rft"):
