@@ -150,7 +150,7 @@ def _add_running(commands: Any) -> None:
         commands,
         "pretrain",
         "Make the base model that ships with the project.",
-        "turnwise pretrain --set pretrain.steps=900",
+        "turnwise pretrain --set pretrain.steps=2000",
     )
     pretrain.add_argument("--out", type=Path, metavar="FOLDER", help="where the model goes (default: data/base)")
     pretrain.add_argument("--force", action="store_true", help="make it again even if a finished run made the same")
