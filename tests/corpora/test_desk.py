@@ -22,11 +22,11 @@ from scipy.stats import chi2
 from stages.corpora import Example
 from stages.corpora import desk as corpus
 from stages.corpora.desk import example, judge, words
+from stages.corpora.encoding import encode_reply, encode_turns
 from stages.corpora.tokenizers import word_tokenizer
 from stages.envs import service_desk as desk
 from stages.frame.react import parse_react
 from stages.llm.roles import ROLES, Roles, load_roles, parse_evaluation, parse_future
-from stages.pretrain import encode_reply, encode_turns
 
 BASE = Path(__file__).parent.parent.parent / "data" / "base"
 RULE = re.compile(r"(?:^|[.:\n] ?|as told, )([a-z]+(?: [a-z]+)?) (?:may need|needs) (check|give|log|close) ([a-z]+)\.")
