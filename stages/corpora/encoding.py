@@ -38,13 +38,18 @@ def encode_turns(tokenizer: Any, example: Example) -> Ids:
 
 
 def encode_thoughts(tokenizer: Any, example: Example) -> Ids:
-    """Of earlier turns the objects thought of and the answers are learned, too; not the questions, which are drawn at
-    random.
+    """Of earlier turns the objects thought of and what was answered are learned, too; not the questions, which are drawn
+    at random.
     """
     ids, learned = encode_reply(tokenizer, example)
-    user, thought = (tokenizer.convert_tokens_to_ids(token) for token in ("<|user|>", "Thought:"))
-    end = _last(ids, user)
-    return ids, [one or (0 < t < end and ids[t - 1] in (user, thought)) for t, one in enumerate(learned)]
+    user, assistant, thought = (
+        tokenizer.convert_tokens_to_ids(token) for token in ("<|user|>", "<|assistant|>", "Thought:")
+    )
+    end, answered = _last(ids, user), False
+    for t in range(ids.index(assistant), end):
+        answered = ids[t] != assistant and (answered or ids[t - 1] == user)
+        learned[t] = answered or ids[t - 1] == thought
+    return ids, learned
 
 
 def _last(ids: Sequence[int], token: int) -> int:

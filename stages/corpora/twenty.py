@@ -24,7 +24,7 @@ from stages.envs.twenty_questions import BRIEF, brief_answer
 from stages.frame.types import Message
 from stages.llm.roles import Roles
 
-SIZE, ATTRIBUTES, QUESTIONS = 48, 16, 7
+SIZE, ATTRIBUTES, QUESTIONS = 40, 12, 6
 SHARE = {"policy": 0.12, "successor": 0.08, "combine": 0.2, "evaluator": 0.3, "refiner": 0.18, "corrector": 0.12}
 FOLLOWS = 0.25  # share of the guesses that are what the thought says; a policy that never did would not learn to from its wins
 LUCK = 0.25  # share of the guesses that are right in a made-up future
@@ -130,7 +130,7 @@ def state(g: Game) -> list[Message]:
     ]
     for asked, turn in enumerate(g.turns, 1):
         found.append({"role": "assistant", "content": reply(turn.thought, turn.action)})
-        found.append({"role": "user", "content": brief_answer(turn.answer, QUESTIONS - asked)})
+        found.append({"role": "user", "content": brief_answer(str(turn.action), turn.answer, QUESTIONS - asked)})
     return found
 
 
@@ -171,7 +171,7 @@ def combine(rng: random.Random, roles: Roles) -> Example:
     answer = answer_to(action, g.target)
     won, last = action.word == g.target, g.left == 1
     later = None if won or last else rest(new_action(g.target, rng), g.left - 1, rng)
-    seen = brief_answer(answer, 0 if won else g.left - 1)
+    seen = brief_answer(str(action), answer, 0 if won else g.left - 1)
     end = "won." if won else "lost."
     fields = {
         "observation": seen if later else f"{seen} {end}",

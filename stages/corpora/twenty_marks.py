@@ -42,5 +42,5 @@ def right(row: Mapping[str, Any], said: str) -> dict[str, bool]:
 def turns_of(messages: Sequence[Message]) -> list[Turn]:
     """The turns of a conversation that `state` made."""
     said = [REPLY.fullmatch(str(m["content"])) for m in messages if m["role"] == "assistant"]
-    seen = [str(m["content"]).split(".")[0] for m in messages if m["role"] == "user"][1:]
+    seen = [str(m["content"]).split(".")[0].split()[-1] for m in messages if m["role"] == "user"][1:]
     return [Turn(r[1], Action(r[2], r[3]), answer) for r, answer in zip(said, seen, strict=False) if r]

@@ -105,13 +105,13 @@ class TwentyQuestions:
         named = self._names.guessed(question) if self._options.win == "guess" else self._names.mentioned(question)
         if self._target in named:
             self._left = 0
-            text = "yes. won." if self._options.brief else f"Yes, it is {self._target}. You win."
+            text = f"{question[:-1]} yes. won." if self._options.brief else f"Yes, it is {self._target}. You win."
             return _say(text, reward=float(self._options.reward == "win"), terminated=True)
         answer = self._oracle(self._target, question)
         # Counted after the oracle: a failed oracle leaves the game where it was.
         self._left -= 1
         price = -1.0 if self._options.reward == "question" else 0.0
-        text = (brief_answer if self._options.brief else full_answer)(answer, self._left)
+        text = brief_answer(question, answer, self._left) if self._options.brief else full_answer(answer, self._left)
         if self._left:
             return _say(text, reward=price)
         reveal = f" It was {self._target}." if self._options.reveal else ""
@@ -124,9 +124,11 @@ def full_answer(answer: str | None, left: int) -> str:
     return f"{spoken} {left or 'No'} question{'' if left == 1 else 's'} left."
 
 
-def brief_answer(answer: str | None, left: int) -> str:
-    """The same with `brief`; that nothing is left is not said, since the game is lost then."""
-    return f"{answer or 'unclear'}." + (f" {left} left." if left else "")
+def brief_answer(question: str, answer: str | None, left: int) -> str:
+    """The same with `brief`, after the question, which a small model then need not look for; that nothing is left is not
+    said, since the game is lost then.
+    """
+    return f"{question.removesuffix('?')} {answer or 'unclear'}." + (f" {left} left." if left else "")
 
 
 def first_question(message: Message) -> str:

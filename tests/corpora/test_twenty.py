@@ -57,7 +57,7 @@ def test_every_question_is_answered_by_the_game_as_the_corpus_has_it() -> None:
             env = make()
             env.reset(Scenario("twenty_questions", "train", target, {"object": target}))
             step = env.step({"role": "assistant", "content": corpus.reply("cat", action)})
-            assert str(step.messages[0]["content"]).split(".")[0] == answer_to(action, target)
+            assert str(step.messages[0]["content"]).split(".")[0] == f"{action} {answer_to(action, target)}"
             assert step.reward == (action.word == target)
 
 
@@ -77,7 +77,7 @@ def test_a_state_is_what_the_game_says(roles: Roles) -> None:
 
 def test_the_policy_asks_at_random_whatever_was_answered(examples: dict[str, list[Example]]) -> None:
     """Every attribute as often as any other, among states where it is settled, too; half of its turns are guesses, and
-    of those only what its thought says comes more often than once in 48.
+    of those only what its thought says comes more often than any other object.
     """
     replies = [(turns_of(e.messages), *parse_react(e.reply)) for e in examples["policy"]]
     asked = [(turns, action.split()[1]) for turns, _, action in replies if action.startswith("ask")]
@@ -120,14 +120,14 @@ def test_thoughts_fit_all_answers_and_every_one_that_fits_as_often(examples: dic
     first = Counter(parse_react(e.reply)[0].rstrip(".") for e in examples["policy"] if not turns_of(e.messages))
     for e in examples["policy"]:
         assert parse_react(e.reply)[0].rstrip(".") in fitting(turns_of(e.messages))
-    assert len(first) > 40  # of 48, in about 200 draws
+    assert len(first) > 30  # of 40, in about 250 draws
 
 
 def test_combine_tells_the_fact_before_the_later_future(examples: dict[str, list[Example]]) -> None:
     ends: Counter[str] = Counter()
     for e in examples["combine"]:
         fields = dict(line.split(": ", 1) for line in last(e).splitlines()[1:])
-        word, answer = fields["Action"].split()[1], fields["Then"].split(".")[0]
+        word, answer = fields["Action"].split()[1], fields["Then"].split(".")[0].split()[-1]
         later = fields["Later"].removeprefix("Future: ")
         end = fields["Then"].rsplit(" ", 1)[-1] if later == "none" else later
         assert e.reply == f"Future: {word} is {answer}, {end}"
@@ -172,17 +172,17 @@ def row_of(evaluation: str, *turns: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("due", "said", "good"),
     [
-        (", ask", "Thought: as told, cat. Action: ask wild", True),
+        (", ask", "Thought: as told, cat. Action: ask big", True),
         (", ask", "Thought: as told, cat. Action: ask metal", False),  # the action that was criticised
         (", ask", "Thought: as told, cat. Action: ask animal", False),  # asked before
-        (", ask", "Thought: as told, knife. Action: ask wild", False),  # a knife is no animal
+        (", ask", "Thought: as told, knife. Action: ask big", False),  # a knife is no animal
         (", ask", "Thought: as told, cat. Action: guess cat", False),
         (", ask", "Thought: as told, cat. Action: ask unicorn", False),
         (", guess", "Thought: as told, cat. Action: guess cat", True),
         (", guess", "Thought: as told, cat. Action: guess knife", False),
         (", guess knife", "Thought: as told, knife. Action: guess knife", True),
         (", guess knife", "Thought: as told, cat. Action: guess cat", False),
-        ("", "Thought: as told, cat. Action: ask wild", True),
+        ("", "Thought: as told, cat. Action: ask big", True),
         ("", "Thought: as told, cat. Action: guess cat", True),
     ],
 )
@@ -231,7 +231,7 @@ def test_the_evaluator_has_every_verdict_to_learn_from(examples: dict[str, list[
 def test_every_word_of_the_game_is_in_the_vocabulary_and_survives_it(roles: Roles) -> None:
     tokenizer, rng = word_tokenizer(corpus.words(roles)), random.Random("other")
     texts = [f"{e.reply} {last(e)}" for _ in range(1000) for e in [example(rng, roles)]]
-    texts += ["unclear. 3 left.", "unclear. lost.", roles.words("value"), *table(), *attributes()]
+    texts += ["ask cat unclear. 3 left.", "ask cat unclear. lost.", roles.words("value"), *table(), *attributes()]
     for text in texts:
         ids = tokenizer(text).input_ids
         assert tokenizer.unk_token_id not in ids, text

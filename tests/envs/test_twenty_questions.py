@@ -452,11 +452,11 @@ def test_brief_says_the_same_in_few_words() -> None:
     env = play("knife", **BRIEF)
     assert env.system == "Find the object."
     told = [said(question(env, text)) for text in ("ask metal", "guess cat", "ask animal")]
-    assert told == ["yes. 2 left.", "no. 1 left.", "no. lost."]
+    assert told == ["ask metal yes. 2 left.", "guess cat no. 1 left.", "ask animal no. lost."]
     env = play("knife", **BRIEF)
     step = question(env, "guess knife")
-    assert (said(step), step.reward, step.terminated) == ("yes. won.", 1.0, True)
-    assert said(question(play("knife", **BRIEF), "ask ask")) == "unclear. 2 left."
+    assert (said(step), step.reward, step.terminated) == ("guess knife yes. won.", 1.0, True)
+    assert said(question(play("knife", **BRIEF), "ask ask")) == "ask ask unclear. 2 left."
 
 
 def episode_of(target: str, *actions: str) -> Episode:
