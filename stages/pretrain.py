@@ -44,7 +44,7 @@ OF_AGENTS = {
 }
 """Defaults where corpus = agents, whose examples are whole episodes."""
 
-OF_TWENTY = {"batch": 48, "steps": 900, "whole": 1.0, "probe_rows": 100}
+OF_TWENTY = {"batch": 48, "steps": 1800, "whole": 1.0, "probe_rows": 100}
 """Defaults where corpus = twenty, in which earlier thoughts and answers teach the table."""
 
 OTHERS: dict[str, dict[str, Any]] = {"agents": OF_AGENTS, "twenty": OF_TWENTY}
@@ -68,7 +68,7 @@ class PretrainConfig(Config):
     vocabulary: int = Field(
         1000, ge=262, description="Tokens of the byte-level tokenizer, for agents; the others have one a word. [ours]"
     )
-    steps: int = Field(900, ge=1, description="Optimiser steps; 1800 for agents. [ours]")
+    steps: int = Field(900, ge=1, description="Optimiser steps; 1800 for agents and twenty. [ours]")
     batch: int = Field(96, ge=1, description="Examples a step; 32 for agents, 48 for twenty. [ours]")
     parts: int = Field(4, ge=1, description="Passes of like length that a step is cut into, against padding. [ours]")
     muon_lr: float = Field(0.02, gt=0, description="Learning rate of the matrices. [ours]")
