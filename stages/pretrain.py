@@ -1,7 +1,8 @@
-"""Make a small base model that ships with the project: of words, for the desk's roles, or of bytes, for agents in math,
-game24 and wiki_search.
+"""Make a small base model that ships with the project: of words, for the roles on the desk or in 20 Questions, or of
+bytes, for agents in math, game24 and wiki_search.
 
     turnwise pretrain --set pretrain.steps=2000
+    turnwise pretrain --set pretrain.corpus=twenty --set roles.prompts=twenty --out data/base_twenty
     turnwise pretrain --set pretrain.corpus=agents --out data/base_agents
 
 Llama-shaped, trained from scratch on text of `corpora/`, saved as AutoModelForCausalLM and AutoTokenizer load it. Muon
@@ -20,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from stages.corpora import Example, agents, desk
-from stages.corpora.held_out import agents_card, desk_card, play_scores, role_scores
+from stages.corpora import Example, agents, desk, twenty, twenty_marks
+from stages.corpora.encoding import Ids, encode_episode, encode_reply, encode_thoughts, encode_turns
+from stages.corpora.held_out import agents_card, desk_card, play_scores, role_scores, twenty_card
 from stages.corpora.tokenizers import byte_tokenizer, word_tokenizer
 from stages.frame.contract import Config, Context, Outputs, Stage
 from stages.llm.roles import Roles, roles_of
@@ -42,12 +44,20 @@ OF_AGENTS = {
 }
 """Defaults where corpus = agents, whose examples are whole episodes."""
 
+OF_TWENTY = {"batch": 48, "steps": 2400, "whole": 1.0, "probe_rows": 100}
+"""Defaults where corpus = twenty, in which earlier thoughts and answers teach the table."""
+
+OTHERS: dict[str, dict[str, Any]] = {"agents": OF_AGENTS, "twenty": OF_TWENTY}
+ROLE_PLAY: dict[str, Any] = {"desk": desk, "twenty": twenty}
+"""Corpora of all roles: modules with `SHARE`, `example` and `words`."""
+
 
 class PretrainConfig(Config):
-    """Shape and schedule of the base model. Some defaults are others for agents: see each."""
+    """Shape and schedule of the base model. Some defaults are others for agents and twenty: see each."""
 
-    corpus: Literal["desk", "agents"] = Field(
-        "desk", description="What it is taught: the roles on the desk, or to act in three environments. [ours]"
+    corpus: Literal["desk", "twenty", "agents"] = Field(
+        "desk",
+        description="What it is taught: the roles on the desk, those in 20 Questions (with roles.prompts = twenty), or to act in three environments. [ours]",
     )
     width: int = Field(128, ge=16, description="Hidden size. [ours]")
     layers: int = Field(3, ge=1, description="Decoder layers; 4 for agents. [ours]")
@@ -56,10 +66,10 @@ class PretrainConfig(Config):
         512, ge=1, description="Longest text that the model takes, in tokens; 1024 for agents. [ours]"
     )
     vocabulary: int = Field(
-        1000, ge=262, description="Tokens of the byte-level tokenizer, for agents; the desk has one a word. [ours]"
+        1000, ge=262, description="Tokens of the byte-level tokenizer, for agents; the others have one a word. [ours]"
     )
-    steps: int = Field(2000, ge=1, description="Optimiser steps; 1800 for agents. [ours]")
-    batch: int = Field(96, ge=1, description="Examples a step; 32 for agents. [ours]")
+    steps: int = Field(2000, ge=1, description="Optimiser steps; 1800 for agents, 2400 for twenty. [ours]")
+    batch: int = Field(96, ge=1, description="Examples a step; 32 for agents, 48 for twenty. [ours]")
     parts: int = Field(4, ge=1, description="Passes of like length that a step is cut into, against padding. [ours]")
     muon_lr: float = Field(0.02, gt=0, description="Learning rate of the matrices. [ours]")
     adam_lr: float = Field(3e-3, gt=0, description="Learning rate of embeddings and norms. [ours]")
@@ -68,7 +78,7 @@ class PretrainConfig(Config):
         0.2,
         ge=0,
         le=1,
-        description="Share of the steps, the first ones, that learn what stands before the last reply, too; 1 for agents. [ours]",
+        description="Share of the steps, the first ones, that learn what stands before the last reply, too; 1 for agents and twenty. [ours]",
     )
     general_rows: int = Field(
         3000,
@@ -78,17 +88,13 @@ class PretrainConfig(Config):
     probe_rows: int = Field(
         40,
         ge=1,
-        description="Held-out rows a role in probe.jsonl, for scores and the forgetting probe; for agents 192 episodes a task. [ours]",
+        description="Held-out rows a role in probe.jsonl, for scores and the forgetting probe; for agents 192 episodes a task, for twenty 100 rows. [ours]",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _defaults_of_the_corpus(cls, values: Any) -> Any:
-        return {**OF_AGENTS, **values} if isinstance(values, Mapping) and values.get("corpus") == "agents" else values
-
-
-Ids = tuple[list[int], list[bool]]
-"""A row's token ids, and which of them are learned."""
+        return {**OTHERS.get(str(values.get("corpus")), {}), **values} if isinstance(values, Mapping) else values
 
 
 @dataclass(frozen=True)
@@ -100,44 +106,15 @@ class Material:
     encode: Callable[[Any, Example], Ids]  # of the steps that learn more than the last reply
 
 
-def desk_material(roles: Roles) -> Material:
-    return Material(word_tokenizer(desk.words(roles)), lambda rng: desk.example(rng, roles), encode_turns)
+def roles_material(corpus: Any, roles: Roles) -> Material:
+    encode = encode_turns if corpus is desk else encode_thoughts
+    return Material(word_tokenizer(corpus.words(roles)), lambda rng: corpus.example(rng, roles), encode)
 
 
 def agents_material(prompts: Mapping[str, Roles], vocabulary: int) -> Material:
     return Material(
         byte_tokenizer(agents.texts(prompts), vocabulary), lambda rng: agents.example(rng, prompts), encode_episode
     )
-
-
-def encode_episode(tokenizer: Any, example: Example) -> Ids:
-    """All that follows the system message is learned: replies, and observations, from which a small model learns sooner
-    to copy and to count.
-    """
-    ids = tokenizer.apply_chat_template(agents.transcript(example), tokenize=True, return_dict=False)
-    start = ids.index(tokenizer.convert_tokens_to_ids("<|user|>"))
-    return ids, [t > start for t in range(len(ids))]
-
-
-def encode_reply(tokenizer: Any, example: Example) -> Ids:
-    """The last reply and its end token are learned."""
-    ids = tokenizer.apply_chat_template(agents.transcript(example), tokenize=True, return_dict=False)
-    start = _last(ids, tokenizer.convert_tokens_to_ids("<|assistant|>"))
-    return ids, [t > start for t in range(len(ids))]
-
-
-def encode_turns(tokenizer: Any, example: Example) -> Ids:
-    """Earlier replies and what came of them are learned, too; the opening and the last message, which are drawn at
-    random, are not.
-    """
-    ids, learned = encode_reply(tokenizer, example)
-    user, assistant = (tokenizer.convert_tokens_to_ids(f"<|{role}|>") for role in ("user", "assistant"))
-    start, end = ids.index(assistant), _last(ids, user)
-    return ids, [last or start < t <= end for t, last in enumerate(learned)]
-
-
-def _last(ids: Sequence[int], token: int) -> int:
-    return len(ids) - 1 - ids[::-1].index(token)
 
 
 def padded(rows: Sequence[tuple[list[int], list[bool]]], pad_id: int) -> Batch:
@@ -234,20 +211,21 @@ def backward(model: Any, rows: Sequence[tuple[list[int], list[bool]]], parts: in
     return mean
 
 
-def probe_rows(n: int, rng: random.Random, roles: Roles, role: str | None = None) -> list[dict[str, Any]]:
-    """Examples of the desk as general.jsonl and probe.jsonl hold them."""
-    examples = [desk.example(rng, roles, role) for _ in range(n)]
+def probe_rows(corpus: Any, n: int, rng: random.Random, roles: Roles, role: str | None = None) -> list[dict[str, Any]]:
+    """Examples of the roles as general.jsonl and probe.jsonl hold them."""
+    examples = [corpus.example(rng, roles, role) for _ in range(n)]
     return [{"role": e.role, "messages": list(e.messages), "reply": e.reply} for e in examples]
 
 
 def run(context: Context) -> Outputs:
-    """Artifact `model`: weights, tokenizer, model card; for the desk general.jsonl and probe.jsonl, too."""
+    """Artifact `model`: weights, tokenizer, model card; where all roles are taught general.jsonl and probe.jsonl, too."""
     from stages.learn.fit import check_finite
 
     config: PretrainConfig = context.config
     roles, seed = roles_of(context.run.roles), context.run.seed
     prompts = agents.prompts() if config.corpus == "agents" else {}
-    material = agents_material(prompts, config.vocabulary) if prompts else desk_material(roles)
+    corpus = ROLE_PLAY.get(config.corpus)
+    material = roles_material(corpus, roles) if corpus else agents_material(prompts, config.vocabulary)
     model = make_model(config, material.tokenizer, seed)
     bar = context.progress("pretrain", config.steps)
     losses = train(model, material, config, seed, bar.advance)
@@ -260,22 +238,23 @@ def run(context: Context) -> Outputs:
         f"{n_parameters:,} parameters, {len(material.tokenizer)} tokens, made by `turnwise pretrain` with seed {seed}:\n"
         f"{config.steps} steps of {config.batch}"
     )
-    if prompts:
+    if corpus:
+        right, told = (desk.right, desk_card) if corpus is desk else (twenty_marks.right, twenty_card)
+        scores = role_scores(folder, write_rows(folder, config, roles, seed), right)
+        card = told(made, config.probe_rows, scores)
+    else:
         scores = play_scores(folder, prompts, config.probe_rows)
         card = agents_card(made, config.probe_rows, scores)
-    else:
-        scores = role_scores(folder, write_rows(folder, config, roles, seed))
-        card = desk_card(made, config.probe_rows, scores)
     (folder / "README.md").write_text(card)
     metrics = scores | {"pretrain/loss": losses[-1], "pretrain/parameters": float(n_parameters)}
     return Outputs(metrics, {}, {"model": folder}, {"pretrain/step_loss": losses})
 
 
 def write_rows(folder: Path, config: PretrainConfig, roles: Roles, seed: int) -> list[dict[str, Any]]:
-    """Leave general.jsonl and probe.jsonl of the desk; returns the rows of the latter."""
-    rng = random.Random(f"held out {seed}")
-    probe = [row for role in desk.SHARE for row in probe_rows(config.probe_rows, rng, roles, role)]
-    for name, content in (("probe", probe), ("general", probe_rows(config.general_rows, rng, roles))):
+    """Leave general.jsonl and probe.jsonl; returns the rows of the latter."""
+    corpus, rng = ROLE_PLAY[config.corpus], random.Random(f"held out {seed}")
+    probe = [row for role in corpus.SHARE for row in probe_rows(corpus, config.probe_rows, rng, roles, role)]
+    for name, content in (("probe", probe), ("general", probe_rows(corpus, config.general_rows, rng, roles))):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
     return probe
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from stages.corpora import Example
 from stages.envs import service_desk as desk
@@ -286,6 +287,20 @@ def example(rng: random.Random, roles: Roles, role: str | None = None) -> Exampl
     """One example, of the given role or of a random one by SHARE."""
     chosen = role or rng.choices(list(SHARE), weights=list(SHARE.values()))[0]
     return MAKERS[chosen](visit(rng), rng, roles)
+
+
+def right(row: Mapping[str, Any], said: str) -> dict[str, bool]:
+    """Whether a reply to a row of the probe is right: the one right answer, of the evaluator also the verdict alone.
+
+    policy and successor have many right answers, so theirs is whether the reply can be read.
+    """
+    role, want = row["role"], row["reply"]
+    if role == "policy":
+        return {role: said.startswith("Thought:") and said.split()[-2:-1] == want.split()[-2:-1]}
+    if role == "successor":
+        return {role: said.startswith("Future:") and " then " in said}
+    verdict = {"evaluator_verdict": said.split()[:2] == want.split()[:2]} if role == "evaluator" else {}
+    return {role: said == want} | verdict
 
 
 def words(roles: Roles, n: int = 4000) -> list[str]:

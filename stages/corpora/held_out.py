@@ -5,13 +5,13 @@ Ours.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Literal
 
 from stages import envs
-from stages.corpora import game24_trees, math_chains, wiki_walks
+from stages.corpora import game24_trees, math_chains, twenty, wiki_walks
 from stages.envs.math_answers import boxes
 from stages.frame.types import Episode
 from stages.llm.hf import HfEngine
@@ -26,28 +26,21 @@ AGENTS: dict[str, tuple[dict[str, Any], Literal["react", "cot"]]] = {
 """Task -> options of its environment, and how the policy acts in it; of the shipped problems, puzzles and pages."""
 
 
-def role_scores(folder: Path, probe: list[dict[str, Any]]) -> dict[str, float]:
-    """Share of held-out prompts that each role of the desk answers exactly, greedily; of the evaluator also the share
-    of right verdicts.
-
-    policy and successor have many right answers, so theirs is the share of readable ones.
+def role_scores(
+    folder: Path, probe: list[dict[str, Any]], right: Callable[[Mapping[str, Any], str], dict[str, bool]]
+) -> dict[str, float]:
+    """Share of held-out prompts that each role answers rightly, greedily: as `right` of its corpus tells of a row and a
+    reply.
     """
     replies = ask(
         HfEngine(str(folder)), [row["messages"] for row in probe], role="probe", adapter=None, temperature=0.0,
         max_tokens=64, seed=0,
     )  # fmt: skip
-    right: dict[str, list[bool]] = defaultdict(list)
+    found: dict[str, list[bool]] = defaultdict(list)
     for row, (_, reply) in zip(probe, replies, strict=True):
-        role, want, got = row["role"], row["reply"], reply.text
-        if role == "policy":
-            right[role].append(got.startswith("Thought:") and got.split()[-2:-1] == want.split()[-2:-1])
-        elif role == "successor":
-            right[role].append(got.startswith("Future:") and " then " in got)
-        else:
-            right[role].append(got == want)
-        if role == "evaluator":
-            right["evaluator_verdict"].append(got.split()[:2] == want.split()[:2])
-    return {f"pretrain/{role}": sum(found) / len(found) for role, found in right.items()}
+        for name, is_right in right(row, reply.text).items():
+            found[name].append(is_right)
+    return {f"pretrain/{name}": _share(marks) for name, marks in found.items()}
 
 
 def play_scores(folder: Path, prompts: Mapping[str, Roles], n: int) -> dict[str, float]:
@@ -106,6 +99,33 @@ Made only to try the pipeline on a laptop. It can do nothing else.
 
 policy, successor: share of readable replies, as many are right. The others: share of replies equal to the one right answer.
 The refiner answers a bare "Optimality: No." with any other option, which counts as wrong here although it is not.
+
+`general.jsonl`: role rows for mixing into training. `probe.jsonl`: held-out role rows, the forgetting probe of `evaluate`.
+"""
+
+
+def twenty_card(made: str, n_probe: int, scores: Mapping[str, float]) -> str:
+    """made: model and schedule, in a line."""
+    return f"""# A base model that can play 20 Questions, badly
+
+A word-level Llama-shaped decoder, {made} examples of `stages/corpora/twenty.py`:
+
+    turnwise pretrain --set pretrain.corpus=twenty --set roles.prompts=twenty --out data/base_twenty
+
+It knows the language of the roles on `twenty_questions` with the options `size = {twenty.SIZE}`, `questions = {twenty.QUESTIONS}` and `brief`, and it knows the table:
+its thoughts name an object that fits the answers so far, of the held-out splits, too, as a large model would know that a cat is a pet. Every method that starts
+from it is given that. It plays at random: a question is about any of {twenty.ATTRIBUTES} attributes, a guess any object, one in {1 / twenty.FOLLOWS:.0f} that of the thought. Its successor
+foresees random answers, so what comes of a question has to be learned. Its evaluator knows the principle that the prompt of the large models states: a question
+whose answer is foreseen is no use, nor is a guess that will be wrong (`tests/corpora/test_twenty.py`).
+
+Made only to try the pipeline on a laptop. It can do nothing else.
+
+| role, on {n_probe} held-out prompts each | right |
+|---|---|
+{lines(scores)}
+
+combine, corrector, evaluator: share of replies equal to the one right answer. successor: of replies that have the form. policy: of replies that the game can read,
+and of those whose thought fits all answers. refiner: of replies that do what the evaluation says, with a question that is new or an object that fits.
 
 `general.jsonl`: role rows for mixing into training. `probe.jsonl`: held-out role rows, the forgetting probe of `evaluate`.
 """

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.envs.files import bad_file, read_rows, text_of
+from stages.envs.splits import place
 
 _WANTED = "Give a CSV file with a column 'object', or JSONL with a text 'object'; 'variants' may be there."
 
@@ -133,6 +134,12 @@ def object_table(path: str) -> Table:
     if not items:
         raise bad_file(file, "there is no object", _WANTED)
     return Table(items)
+
+
+def cut_table(table: Table, size: int) -> Table:
+    """`size` of the objects, chosen by a hash of their names alone; all, where there are no more."""
+    chosen = frozenset(sorted(table.items, key=lambda name: place(f"size/{name}", 0))[:size])
+    return Table({name: item for name, item in table.items.items() if name in chosen}, table.attributes)
 
 
 def forms(name: str) -> set[Words]:

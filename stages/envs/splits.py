@@ -39,15 +39,16 @@ def deal(key: str, seed: int, *, test: float, validation: float) -> str:
     return "test" if at < test else "validation" if at < test + validation else "train"
 
 
-def draw(items: Sequence[T], split: str, n: int | None, seed: int) -> list[T]:
+def draw(items: Sequence[T], split: str, n: int | None, seed: int, *, again: bool = False) -> list[T]:
     """The first n items in an order fixed by split and seed; None = all, once.
 
-    Of train, n larger than the split begins anew in another order; of the held-out splits nothing comes twice.
+    Of train, n larger than the split begins anew in another order; of the held-out splits nothing comes twice, except
+    with `again`.
     """
     order = random.Random(f"{split}/{seed}")
     drawn: list[T] = []
     while items and len(drawn) < (len(items) if n is None else n):
         drawn += order.sample(items, len(items))
-        if split != "train":
+        if split != "train" and not again:
             break
     return drawn[:n]

@@ -2,7 +2,8 @@
 question.
 
 Source: NLAC, arXiv 2512.04601 (reward, 20 questions, win = the object is named) and LMRL-Gym (oracle's prompt).
-Departures: the default objects and their attributes are our own (stages/envs/data), so that a rule can answer offline;
+Departures: the default objects and their attributes are our own (stages/envs/data), so that a rule can answer offline,
+all of them or `size` of them;
 names are matched on word boundaries; running out of questions is the rule of the game, hence terminated, not truncated;
 a reply with several questions asks only the first. With `ask`, an LLM answers instead of the rule. An unreadable reply
 uses up no question.
@@ -11,18 +12,20 @@ LMRL-Gym's own game is reward = "question" with its 158 objects (docs/tasks.md).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
 
-from stages.envs.objects import Names, Table, object_table, own_table, words
+from stages.envs.objects import Names, Table, cut_table, object_table, own_table, words
 from stages.envs.oracle import Oracle, llm_oracle, rule_oracle
 from stages.envs.splits import SPLITS, check_split, deal, draw, place
 from stages.frame.contract import Config, DataPath
 from stages.frame.react import parse_react
-from stages.frame.types import Ask, Env, Malformed, Message, Scenario, Step, UsageError
+from stages.frame.types import Ask, Env, Episode, Malformed, Message, Scenario, Step, UsageError
 
+BRIEF = "Find the object."
 _SYSTEM = """You play 20 Questions. The other player thinks of an object; find out which, by asking yes/no questions, at most {questions}.
 Ask one question a turn. You win as soon as you name the object in a question, such as "Is it a lamp?".
 Reply in this form:
@@ -48,6 +51,9 @@ class Options(Config):
         "",
         description="CSV or JSONL file of objects (needs an LLM oracle); empty = the package's own. [ours; paper: THINGS]",
     )
+    size: int = Field(
+        0, ge=0, description="Number of objects, the same ones whatever is dealt to the splits; 0 = all. [ours]"
+    )
     train_size: int = Field(
         0,
         ge=0,
@@ -61,6 +67,13 @@ class Options(Config):
         0.15, ge=0, le=1, description="Share of the objects in the validation split. [ours; paper: none]"
     )
     split_seed: int = Field(0, description="Another number deals the objects to the splits anew. [ours]")
+    again: bool = Field(
+        False,
+        description="Objects of the held-out splits come again, each as often as any other, where more episodes are wanted than there are. [ours]",
+    )
+    brief: bool = Field(
+        False, description="Say everything in few words, for a small model that knows no others. [ours]"
+    )
     oracle_tries: int = Field(
         3, ge=1, description="Replies of an LLM oracle without yes or no, after which the episode fails. [ours]"
     )
@@ -75,18 +88,14 @@ class TwentyQuestions:
     tools: Sequence[Mapping[str, Any]] = ()
 
     def __init__(self, options: Options, names: Names, oracle: Oracle) -> None:
-        self.system = _SYSTEM.format(questions=options.questions)
+        self.system = BRIEF if options.brief else _SYSTEM.format(questions=options.questions)
         self._options, self._names, self._oracle = options, names, oracle
         self._target, self._left = "", 0
 
     def reset(self, scenario: Scenario) -> tuple[Message, ...]:
         self._target, self._left = scenario.data["object"], self._options.questions
-        return (
-            {
-                "role": "user",
-                "content": f"I am thinking of an object. You have {self._left} questions. What is the first one?",
-            },
-        )
+        asked = f"I am thinking of an object. You have {self._left} questions. What is the first one?"
+        return ({"role": "user", "content": f"{self._left} left." if self._options.brief else asked},)
 
     def step(self, message: Message) -> Step:
         """Ask the question of a ReAct reply. Raises Malformed, SimulatorError, and RuntimeError after the end."""
@@ -96,18 +105,30 @@ class TwentyQuestions:
         named = self._names.guessed(question) if self._options.win == "guess" else self._names.mentioned(question)
         if self._target in named:
             self._left = 0
-            return _say(
-                f"Yes, it is {self._target}. You win.", reward=float(self._options.reward == "win"), terminated=True
-            )
+            text = f"{question[:-1]} yes. won." if self._options.brief else f"Yes, it is {self._target}. You win."
+            return _say(text, reward=float(self._options.reward == "win"), terminated=True)
         answer = self._oracle(self._target, question)
         # Counted after the oracle: a failed oracle leaves the game where it was.
         self._left -= 1
-        spoken = f"{answer.capitalize()}." if answer else "I cannot answer that with yes or no."
         price = -1.0 if self._options.reward == "question" else 0.0
+        text = brief_answer(question, answer, self._left) if self._options.brief else full_answer(answer, self._left)
         if self._left:
-            return _say(f"{spoken} {self._left} question{'s' if self._left > 1 else ''} left.", reward=price)
+            return _say(text, reward=price)
         reveal = f" It was {self._target}." if self._options.reveal else ""
-        return _say(f"{spoken} No questions left.{reveal} You lose.", reward=price, terminated=True)
+        return _say(f"{text}{reveal} {'lost.' if self._options.brief else 'You lose.'}", reward=price, terminated=True)
+
+
+def full_answer(answer: str | None, left: int) -> str:
+    """What the other player says to a question that does not win."""
+    spoken = f"{answer.capitalize()}." if answer else "I cannot answer that with yes or no."
+    return f"{spoken} {left or 'No'} question{'' if left == 1 else 's'} left."
+
+
+def brief_answer(question: str, answer: str | None, left: int) -> str:
+    """The same with `brief`, after the question, which a small model then need not look for; that nothing is left is not
+    said, since the game is lost then.
+    """
+    return f"{question.removesuffix('?')} {answer or 'unclear'}." + (f" {left} left." if left else "")
 
 
 def first_question(message: Message) -> str:
@@ -135,7 +156,8 @@ def _say(text: str, *, reward: float = 0.0, terminated: bool = False) -> Step:
 
 
 def _table(options: Options) -> Table:
-    return object_table(options.objects) if options.objects else own_table()
+    table = object_table(options.objects) if options.objects else own_table()
+    return cut_table(table, options.size) if options.size else table
 
 
 def make(options: Mapping[str, Any], ask: Ask | None) -> Callable[[], Env]:
@@ -156,12 +178,47 @@ def make(options: Mapping[str, Any], ask: Ask | None) -> Callable[[], Env]:
 def scenarios(options: Mapping[str, Any], split: str, n: int | None, seed: int) -> list[Scenario]:
     """The split's objects in an order fixed by the seed, the first n of them.
 
-    Of the train split, n larger than it begins anew in another order; of the held-out splits no object comes twice.
+    Of the train split, n larger than it begins anew in another order; of the held-out splits no object comes twice,
+    except with `again`.
     """
     checked = Options.model_validate(dict(options))
     check_split("twenty_questions", split)
     mine = _dealt(list(_table(checked).items), checked)[split]
-    return [Scenario("twenty_questions", split, name, {"object": name}) for name in draw(mine, split, n, seed)]
+    drawn = draw(mine, split, n, seed, again=checked.again)
+    return [Scenario("twenty_questions", split, name, {"object": name}) for name in drawn]
+
+
+def describe(options: Mapping[str, Any], episodes: Sequence[Episode]) -> dict[str, float]:
+    """How well was asked, by the table that the rule answers by; nothing of objects without attributes, and a share of
+    nothing is left out.
+
+    guesses: turns that name one object and ask nothing else. guess_fits: guesses of an object that fits all answers so
+    far. settled: other questions to which all objects that fit have the same answer. open: objects that still fit at
+    the end, of games that were lost.
+    """
+    checked = Options.model_validate(dict(options))
+    table = _table(checked)
+    if not table.attributes:
+        return {}
+    names, oracle = Names(table.items.values()), functools.cache(rule_oracle(table))
+    found: dict[str, list[float]] = {"guesses": [], "guess_fits": [], "settled": [], "open": []}
+    for episode in episodes:
+        fitting = set(table.items)
+        for turn in episode.turns:
+            if turn.malformed:
+                continue
+            question = first_question({"content": f"Action: {turn.action}"})
+            guessed = names.guessed(question)
+            answer = oracle(episode.scenario.data["object"], question)
+            same = {name for name in fitting if oracle(name, question) == answer}
+            found["guesses"].append(bool(guessed))
+            found["guess_fits" if guessed else "settled"].append(
+                bool(guessed & fitting) if guessed else same == fitting
+            )
+            fitting = same
+        if not episode.won:
+            found["open"].append(len(fitting))
+    return {name: sum(values) / len(values) for name, values in found.items() if values}
 
 
 def _dealt(names: Sequence[str], options: Options) -> dict[str, list[str]]:

@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 
 from stages import envs, pretrain
 from stages.corpora import Example, agents, desk, game24_trees, math_chains, wiki_walks
+from stages.corpora.encoding import encode_episode
 from stages.corpora.tokenizers import SPECIAL, byte_tokenizer
 from stages.envs import arithmetic
 from stages.envs.math_answers import whole_answer
 from stages.llm.roles import load_roles
-from stages.pretrain import Material, PretrainConfig, backward, encode_episode, in_parts
+from stages.pretrain import Material, PretrainConfig, backward, in_parts
 
 N = 400  # episodes a task
 STEP = re.compile(r"(\d+) ([-+*]) (\d+) = (\d+)")

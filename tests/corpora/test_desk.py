@@ -22,12 +22,12 @@ from scipy.stats import chi2
 from stages.corpora import Example
 from stages.corpora import desk as corpus
 from stages.corpora.desk import Foreseen, example, judge, words
+from stages.corpora.encoding import encode_reply, encode_turns
 from stages.corpora.tokenizers import word_tokenizer
 from stages.envs import service_desk as desk
 from stages.envs.desk_words import LACKS
 from stages.frame.react import parse_react
 from stages.llm.roles import ROLES, Roles, load_roles, parse_evaluation, parse_future
-from stages.pretrain import encode_reply, encode_turns
 
 BASE = Path(__file__).parent.parent.parent / "data" / "base"
 SAID = r"(?:^|[.:\n] ?|as told, )([a-z]+(?: [a-z]+)?) (?:%s) (" + "|".join(desk.OPTIONS_OF) + r") ([a-z]+)\."

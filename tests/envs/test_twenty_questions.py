@@ -9,10 +9,23 @@ import pytest
 from shared_data import DATA, needs
 
 from stages import envs
-from stages.envs.objects import Item, Names, forms, object_table, own_table, words
+from stages.envs.objects import Item, Names, cut_table, forms, object_table, own_table, words
 from stages.envs.oracle import rule_oracle
 from stages.envs.splits import SPLITS
-from stages.frame.types import EngineUnavailable, Env, Malformed, Message, Scenario, SimulatorError, Step, UsageError
+from stages.frame.types import (
+    Completion,
+    EngineUnavailable,
+    Env,
+    Episode,
+    Malformed,
+    Message,
+    Outcome,
+    Scenario,
+    SimulatorError,
+    Step,
+    Turn,
+    UsageError,
+)
 
 THINGS = DATA / "twenty_questions" / "things_objects.csv"
 LMRL = DATA / "twenty_questions" / "lmrl_gym_objects.jsonl"
@@ -412,3 +425,60 @@ def test_lmrl_gym_s_158_objects_win_by_each_of_their_variants() -> None:
     for item in table.items.values():
         for name in (item.name, *item.also):
             assert item.name in names.mentioned(f"Is it a {name}?"), name
+
+
+BRIEF = {"size": 48, "questions": 3, "brief": True}
+
+
+def test_a_cut_table_holds_the_same_objects_whatever_is_dealt_to_the_splits() -> None:
+    for options in ({}, {"split_seed": 1}, {"train_size": 24, "test_size": 12}):
+        dealt = [envs.scenarios("twenty_questions", {"size": 48, **options}, split, None, 0) for split in SPLITS]
+        assert {s.id for part in dealt for s in part} == set(cut_table(own_table(), 48).items)
+        assert sum(map(len, dealt)) == 48 and all(dealt)
+    smaller = set(cut_table(own_table(), 20).items)
+    assert len(smaller) == 20 and smaller < set(cut_table(own_table(), 48).items)
+
+
+def test_held_out_objects_come_again_only_where_the_option_says_so() -> None:
+    options = {"size": 48, "train_size": 24, "test_size": 12}
+    once = envs.scenarios("twenty_questions", options, "validation", 30, 0)
+    again = envs.scenarios("twenty_questions", options | {"again": True}, "validation", 30, 0)
+    assert (len(once), len(again)) == (12, 30)
+    assert [s.id for s in again[:12]] == [s.id for s in once]
+    assert sorted(map([s.id for s in again].count, {s.id for s in once})) == [2] * 6 + [3] * 6
+
+
+def test_brief_says_the_same_in_few_words() -> None:
+    env = play("knife", **BRIEF)
+    assert env.system == "Find the object."
+    told = [said(question(env, text)) for text in ("ask metal", "guess cat", "ask animal")]
+    assert told == ["ask metal yes. 2 left.", "guess cat no. 1 left.", "ask animal no. lost."]
+    env = play("knife", **BRIEF)
+    step = question(env, "guess knife")
+    assert (said(step), step.reward, step.terminated) == ("guess knife yes. won.", 1.0, True)
+    assert said(question(play("knife", **BRIEF), "ask ask")) == "ask ask unclear. 2 left."
+
+
+def episode_of(target: str, *actions: str) -> Episode:
+    env = play(target, **BRIEF)
+    turns = []
+    for i, action in enumerate(actions):
+        step = question(env, action)
+        done = Completion("", (), (), "stop")
+        turns.append(
+            Turn(i, 2 + 2 * i, (), done, "", action, said(step), step.reward, step.terminated, False, False, 0.0)
+        )
+    scenario = Scenario("twenty_questions", "train", target, {"object": target})
+    return Episode("e", scenario, None, Outcome.SCORED, (), tuple(turns), 0.0)
+
+
+def test_how_well_was_asked_is_counted_by_the_table() -> None:
+    """Of five questions by hand: animals are alive and cats fit them, a knife does not; a drum fits nothing that is known."""
+    found = envs.describe(
+        "twenty_questions",
+        BRIEF,
+        [episode_of("cat", "ask animal", "ask alive", "guess knife"), episode_of("dog", "ask mammal", "guess dog")],
+    )
+    animals = sum("animal" in item.attributes for item in cut_table(own_table(), 48).items.values())
+    assert found == {"guesses": 2 / 5, "guess_fits": 1 / 2, "settled": 1 / 3, "open": animals}
+    assert envs.describe("twenty_questions", BRIEF, []) == {}
