@@ -6,7 +6,8 @@ A module of this package is an environment when it exports
     scenarios(options, split, n, seed) -> the first n scenarios of a split in an order fixed by the seed; None = all
 and, where it can tell more of episodes than their rewards,
     describe(options, episodes)        -> numbers by name, which evaluate reports
-    told(action, observation)          -> the action's text as an episode's last observation says it should have been
+    lessons(turns, won)                -> what a parser of the words makes of an episode: each action's text, mended, or None
+    n_wrong(observation)               -> how many turns the last observation says were wrong
 and, where it reads less than any action of ReAct's form,
     readable(options, state, reply)    -> raises Malformed where `step` would not read the reply in this state, or
         nobody should learn it
@@ -15,6 +16,8 @@ They may trust `options`: they are checked here. No environment imports torch or
 Modules:
 
     service_desk      the embedded task: a desk with hidden rules that only the closing audit names
+    desk_rules        its size, its steps, its rule book
+    desk_words        what is said there, from the right option to a bare verdict, and what a parser makes of it
     twenty_questions  20 Questions
     objects           its objects, and names recognised in a question
     game24            Game of 24 as a search tree

@@ -248,5 +248,5 @@ def test_the_desk_s_stream_is_that_of_the_shipped_model(monkeypatch: pytest.Monk
     )
     assert (
         hashlib.sha256(repr([(e.role, e.messages, e.reply) for e in drawn]).encode()).hexdigest()
-        == "627b5ff96da764071625a85c4bff389953a3138d9ead6631ff7dfe0952f8fc03"
+        == "72e1ab89a651f5939b27a30dcce12e451d1ee301750df17e13bf89b01b99e761"
     )
