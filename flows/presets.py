@@ -27,6 +27,16 @@ from stages.frame.types import UsageError
 FOLDER = Path(__file__).parent / "presets"
 SHOWN = 80  # letters of a name or value that is quoted in an error
 EachRun = Literal["new_seed", "further", "force"]
+WANTS = (
+    *(
+        (method, "task.agent", "react") for method in ("nlac", "hindsight", "nlql", "sac")
+    ),  # none judges parts of a reply
+    ("nlac", "refine.futures_of", "successor"),
+    ("hindsight", "refine.futures_of", "episode"),
+    ("nlql", "pick.by", "verdict"),
+    ("sac", "pick.by", "value"),
+)
+"""(method, key, the one value of it that the method works with), of keys that other methods use otherwise."""
 
 
 class RunConfig(Config):
@@ -120,25 +130,12 @@ def load(preset: str, sets: Sequence[str] = ()) -> RunConfig:
     run = resolve({**_read(check_exists(preset)), "preset": Path(preset).stem}, sets)
     # Not in `resolve`, nor in the model: the config of a stored stage run has no method, and reads back with the
     # default one.
-    for method, key, found, wanted in _of_method(run):
-        if run.method == method and found not in wanted:
-            raise UsageError(
-                f"{key}: method {method} wants {' or '.join(wanted)}, found {found!r}; set it, or another method."
-            )
+    for method, key, wanted in WANTS:
+        section, name = key.split(".")
+        found = getattr(getattr(run, section, None), name, wanted)
+        if run.method == method and found != wanted:
+            raise UsageError(f"{key}: method {method} wants {wanted}, found {found!r}; set it, or another method.")
     return run
-
-
-def _of_method(run: Any) -> list[tuple[str, str, str, tuple[str, ...]]]:
-    """(method, key, its value, the values that the method works with), of keys that not every method can use; those that
-    judge actions cannot read parts of a reply.
-    """
-    return [
-        *((name, "task.agent", run.task.agent, ("react",)) for name in ("nlac", "hindsight", "nlql", "sac")),
-        ("hindsight", "refine.futures_of", run.refine.futures_of, ("episode",)),
-        ("nlac", "refine.futures_of", run.refine.futures_of, ("successor",)),
-        ("nlql", "pick.by", run.pick.by, ("verdict",)),
-        ("sac", "pick.by", run.pick.by, ("value",)),
-    ]
 
 
 def _read(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from stages.llm.openai import OpenAIEngine
 from stages.llm.scripted import ScriptedEngine
 
 BASE = Path(__file__).resolve().parents[1] / "data" / "base"
-CONTEXT = 256  # of that model
+CONTEXT = 512  # of that model
 RANK = 4
 START_S = 600  # vLLM's server imports for a minute and compiles for another on a busy core
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
