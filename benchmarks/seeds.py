@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-COSTS = ("episodes", "generated_tokens", "cpu_s", "stages_s")
+from flows.study.rows import row
 
 
 def run(preset: str, seed: int, sets: Sequence[str]) -> dict[str, Any]:
@@ -31,20 +31,12 @@ def run(preset: str, seed: int, sets: Sequence[str]) -> dict[str, Any]:
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed with exit code {done.returncode}")
-    return row(json.loads(done.stdout), preset, seed, sets)
+    return row(json.loads(done.stdout), preset, seed, sets, commit())
 
 
-def row(summary: dict[str, Any], preset: str, seed: int, sets: Sequence[str]) -> dict[str, Any]:
-    """base, final: win rates of the test split. curve: validation win rate and cumulative cost, the base model first."""
-    curve = []
-    for point in summary["iterations"]:
-        costs = {name: round(point["metrics"].get(f"pipeline/{name}", 0.0), 1) for name in COSTS}
-        curve.append({"iteration": point["iteration"], "win_rate": point["win_rate"], **costs})
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, text=True, check=False
-    ).stdout.strip()
-    ends = {"base": summary["base"]["win_rate"], "final": summary["final"]["win_rate"]}
-    return {"preset": preset, "seed": seed, "sets": list(sets), "commit": commit, **ends, "curve": curve}
+def commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, text=True, check=False)
+    return done.stdout.strip()
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from pydantic import Field
 
 from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.types import Malformed, MissingInput, Row
-from stages.judge.backup import successor_prompt
+from stages.judge.backup import UNREADABLE, successor_prompt
 from stages.judge.q_values import q_prompts, q_values
 from stages.learn.adapter import load_state, trainable_state
 from stages.learn.ema import ema_update
@@ -135,7 +135,7 @@ def sampled(context: Context, roles: Roles, drawn: Sequence[QBackup]) -> list[QB
             action = read_action(context, found[i].chain[-1].next_state, reply.text)[1]
             found[i] = replace(found[i], next_action=action)
         except Malformed:
-            found[i] = replace(found[i], dropped="next action")
+            found[i] = replace(found[i], dropped=UNREADABLE)
     now = q_prompts(context, roles, [(b.t.state, b.t.action or "unreadable") for b in found])
     then = iter(q_prompts(context, roles, [(found[i].chain[-1].next_state, found[i].next_action) for i in open_ends]))
     after = {i: next(then) for i in open_ends}

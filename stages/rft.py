@@ -61,10 +61,10 @@ def run(context: Context) -> Outputs:
     if config.labels == "wins":
         drawn = draw(won, config.rows, rng, refill=config.refill)
         rows = [TrainRow(*ids, key=t.key) for t, ids in zip(drawn, ids_of(context.replay, drawn), strict=True)]
-        counts = {"rft/wins": float(len(won))}
+        counts: dict[str, float] = {}
     else:
         rows, counts = told_rows(context, lived, rng)
-        counts["rft/wins"] = float(len(won))
+    counts["rft/wins"] = float(len(won))
     model = trainable_policy(context)
     bar = context.progress("train on wins", config.epochs * -(-len(rows) // config.batch))
 
