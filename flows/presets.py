@@ -29,11 +29,14 @@ SHOWN = 80  # letters of a name or value that is quoted in an error
 EachRun = Literal["new_seed", "further", "force"]
 WANTS = (
     *(
-        (method, "task.agent", "react") for method in ("nlac", "hindsight", "nlql", "sac")
+        (method, "task.agent", "react") for method in ("nlac", "hindsight", "nlql", "nlrl", "sac")
     ),  # none judges parts of a reply
     ("nlac", "refine.futures_of", "successor"),
     ("hindsight", "refine.futures_of", "episode"),
     ("nlql", "pick.by", "verdict"),
+    ("nlql", "pick.futures_of", "successor"),
+    ("nlrl", "pick.by", "verdict"),
+    ("nlrl", "pick.futures_of", "rollouts"),
     ("sac", "pick.by", "value"),
 )
 """(method, key, the one value of it that the method works with), of keys that other methods use otherwise."""
@@ -50,7 +53,7 @@ class RunConfig(Config):
         le=10_000,
         description="Rounds of collecting and learning; more of them continue a finished run. [ours]",
     )
-    method: Literal["nlac", "hindsight", "self_ac", "nlql", "sac", "rft", "grpo"] = Field(
+    method: Literal["nlac", "hindsight", "self_ac", "nlql", "nlrl", "sac", "rft", "grpo"] = Field(
         "nlac", description="Which stages an iteration runs: NLAC, Self-AC or a baseline. [ours]"
     )
     sweeps: int = Field(

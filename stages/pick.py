@@ -5,13 +5,15 @@
 What is best is what differs between the baselines of arXiv 2512.04601 that search by sampling (`by`):
 
     verdict   NLQL: the language critic's word, "Yes" before "No"; among equals what was sampled most often, then first
+              NLRL: the same, after rollouts of each action in place of a successor's futures (`futures_of`)
     value     SAC: Q as a number; one of a_1..a_n is drawn with p ~ exp(Q(s, a_i) / tau)
 
-NLQL is an ablation of its second version (n = 4), SAC's improvement is not given there: ours. n and tau are logged,
-since action search is what differs from NLAC. States
-are drawn as refine draws them, and rows are refine's: distill cannot tell them apart. [ours]
+NLQL is an ablation of its second version (n = 4), NLRL a baseline of which it gives the 4 rollouts alone; SAC's
+improvement is not given there: ours. n and tau are logged, since action search is what differs from NLAC. States are
+drawn as refine draws them, and rows are refine's: distill cannot tell them apart. [ours]
 
     turnwise run demo_nlql
+    turnwise run demo_nlrl
     turnwise run demo_sac
 """
 
@@ -33,6 +35,7 @@ from stages.judge.critique import Judgement, judge
 from stages.judge.fresh import StatesConfig, policy_row, sampled_actions, states_in_order, unreadable
 from stages.judge.q_values import QCritic, open_q, q_prompts, q_values
 from stages.judge.refinement import UNREADABLE
+from stages.judge.rolled import judge_rolled
 from stages.llm.last_message import check_last_message
 from stages.llm.roles import Roles, mix, roles_of
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
@@ -51,7 +54,14 @@ class PickConfig(StatesConfig):
         0.1, gt=0, description="Temperature of the choice by Q, in units of reward, for by = value. [ours]"
     )
     actions: int = Field(4, ge=1, description="n, actions sampled in a state. [paper: 4 of NLQL]")
-    futures: int = Field(1, ge=1, description="k, futures that the evaluator reads, for by = verdict. [paper: 1]")
+    futures: int = Field(
+        1, ge=1, description="k, futures that the evaluator reads, for by = verdict. [paper: 1; 4 of NLRL]"
+    )
+    futures_of: Literal["successor", "rollouts"] = Field(
+        "successor",
+        description="Whose futures: the trained successor's, or what came of k rollouts of each action, without a successor. [paper: NLQL; NLRL]",
+    )
+    correct: bool = Field(True, description="CoT correction of what came of a rollout. [ours; paper: of targets]")
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,8 @@ class Option:
     times: int
     judgement: Judgement | None = None
     q: float | None = None
+    episodes: int = 0  # played to judge it
+    env_steps: int = 0
 
     @property
     def action(self) -> str:
@@ -149,7 +161,7 @@ def too_long(choices: Sequence[Choice]) -> set[tuple[str, int]]:
 
 def sampled(context: Context, roles: Roles, drawn: Sequence[Transition]) -> list[Choice]:
     """n replies in each state, those with the same action as one option."""
-    adapter = context.adapter("critic") or context.adapter("q_critic")
+    adapter = context.adapter("critic") or context.adapter("q_critic") or context.adapter("distill")
     replies = sampled_actions(context, roles, drawn, adapter, n=context.config.actions)
     found = []
     for t, group in zip(drawn, replies, strict=True):
@@ -167,17 +179,26 @@ def sampled(context: Context, roles: Roles, drawn: Sequence[Transition]) -> list
 
 
 def by_verdict(context: Context, roles: Roles, choices: Sequence[Choice]) -> list[Choice]:
-    """NLQL: the critic's word on every option, and the best judged one of each state."""
-    pairs = [(c.state.state, o.action) for c in choices for o in c.options]
-    words = judge(context, roles, pairs, k=context.config.futures, seed=mix(context.seed, "judge"))
-    return with_best_judged(choices, words)
+    """NLQL and NLRL: the critic's word on every option, and the best judged one of each state."""
+    k, seed = context.config.futures, mix(context.seed, "judge")
+    options = [(c.state, o) for c in choices for o in c.options]
+    if context.config.futures_of == "rollouts":
+        rolled = judge_rolled(context, roles, [(t, o.reply) for t, o in options], n=k, seed=seed)
+        judged = [
+            replace(o, judgement=one.judgement, episodes=one.episodes, env_steps=one.env_steps)
+            for (_, o), one in zip(options, rolled, strict=True)
+        ]
+    else:
+        words = judge(context, roles, [(t.state, o.action) for t, o in options], k=k, seed=seed)
+        judged = [replace(o, judgement=one) for (_, o), one in zip(options, words, strict=True)]
+    return with_best_judged(choices, judged)
 
 
-def with_best_judged(choices: Sequence[Choice], words: Sequence[Judgement]) -> list[Choice]:
-    """words: one an option, in order. An option without a readable one is never chosen."""
-    said, found = iter(words), []
+def with_best_judged(choices: Sequence[Choice], judged: Sequence[Option]) -> list[Choice]:
+    """judged: the options of all choices, in order. One without a readable word is never chosen."""
+    said, found = iter(judged), []
     for c in choices:
-        options = tuple(replace(o, judgement=next(said)) for o in c.options)
+        options = tuple(next(said) for _ in c.options)
         verdicts = [o.judgement.verdict for o in options if o.judgement]
         readable = [o for o, verdict in zip(options, verdicts, strict=True) if verdict != "malformed"]
         # The first of equals: max takes it.
@@ -230,6 +251,8 @@ def metrics(config: PickConfig, choices: Sequence[Choice]) -> dict[str, float]:
         "pick/unreadable": float(sum(c.unreadable for c in choices)),
         "pick/out_of_context": float(sum(c.dropped == OUT_OF_CONTEXT for c in choices)),
         "pick/actions": float(config.actions),
+        "pick/episodes": float(sum(o.episodes for o in options)),
+        "pick/env_steps": float(sum(o.env_steps for o in options)),
         "pick/options": len(options) / max(sum(bool(c.options) for c in choices), 1),
     }
     verdicts = [o.judgement.verdict for o in options if o.judgement]
@@ -265,6 +288,6 @@ def target_row(context: Context, roles: Roles, c: Choice, number: int) -> Row:
 
 
 STAGE = Stage(
-    "pick", 1, PickConfig, inputs=("collect", "critic", "q_critic"), roles=("policy", "successor", "evaluator"), run=run,
-    outputs=("judgements", "targets"),
+    "pick", 1, PickConfig, inputs=("collect", "critic", "q_critic", "distill"), run=run, outputs=("judgements", "targets"),
+    roles=("policy", "successor", "combine", "evaluator", "corrector"),
 )  # fmt: skip

@@ -24,7 +24,7 @@ from stages.frame.react import parse_react, thought_of
 from stages.frame.types import Message, Row, UsageError
 from stages.judge.critique import Judgement, judge, verdicts
 from stages.judge.fresh import StatesConfig, policy_row, sampled_actions, states_in_order, unreadable
-from stages.judge.gate import no_worse
+from stages.judge.gate import Trial, no_worse
 from stages.judge.hindsight import lived_actions, lived_futures
 from stages.judge.refinement import Refinement, cap_yes, drawn_again, judgement_row, metrics
 from stages.judge.rethink import Unthought, think_again
@@ -258,15 +258,15 @@ def gated(context: Context, roles: Roles, refined: Sequence[Refinement]) -> list
     new = [(r, r.learned) for r in refined if not r.dropped and not r.kept_action and r.learned]
     if config.gate == "evaluate":
         pairs = [(r.state.state, parse_react(learned.text)[1]) for r, learned in new]
-        passes = [
-            j.verdict == "yes" for j in judge(context, roles, pairs, k=config.futures, seed=mix(context.seed, "gate"))
-        ]
+        words = judge(context, roles, pairs, k=config.futures, seed=mix(context.seed, "gate"))
+        trials = [Trial(j.verdict == "yes") for j in words]
     else:
-        passes = no_worse(context, roles, [(r.state, r.action, learned) for r, learned in new], config.gate_rollouts)
-    settled = {id(r.action) for (r, _), passed in zip(new, passes, strict=True) if passed}
+        trials = no_worse(context, roles, [(r.state, r.action, learned) for r, learned in new], config.gate_rollouts)
+    settled = {id(r.action) for (r, _), trial in zip(new, trials, strict=True) if trial.passed}
     found = [r for r in refined if r.dropped or r.kept_action]
-    for (r, learned), passed in zip(new, passes, strict=True):
-        if passed:
+    for (one, learned), trial in zip(new, trials, strict=True):
+        r = replace(one, episodes=trial.episodes, env_steps=trial.env_steps)
+        if trial.passed:
             found.append(r)
         elif id(r.action) in settled:
             found.append(
@@ -288,7 +288,7 @@ def target_row(context: Context, roles: Roles, r: Refinement, number: int) -> Ro
 
 
 STAGE = Stage(
-    "refine", 6, RefineConfig, inputs=("collect", "critic", "distill"), run=run,
+    "refine", 7, RefineConfig, inputs=("collect", "critic", "distill"), run=run,
     roles=("policy", "successor", "combine", "evaluator", "refiner", "corrector", "thinker"),
     outputs=("judgements", "targets"),
 )  # fmt: skip

@@ -24,7 +24,7 @@ INPUTS = {
     "critic": ("targets", "collect", "refine", "pick", "distill", "critic"),
     "refine": ("collect", "critic", "distill"),
     "q_critic": ("collect", "q_critic", "pick", "distill"),
-    "pick": ("collect", "critic", "q_critic"),
+    "pick": ("collect", "critic", "q_critic", "distill"),
     "distill": ("refine", "pick", "targets", "critic", "q_critic", "distill"),
     "rft": ("collect", "rft"),
     "grpo": ("collect", "grpo"),

@@ -21,6 +21,7 @@ SMALL = {
 
 PICKING = {
     "nlql": ["collect", "targets", "critic", "pick", "distill", "evaluate"],
+    "nlrl": ["collect", "pick", "distill", "evaluate"],
     "sac": ["collect", "q_critic", "pick", "distill", "evaluate"],
 }
 
@@ -33,7 +34,11 @@ def test_a_method_that_picks_runs_from_end_to_end_and_is_reused(
     save_base(home / "data" / "base")
     monkeypatch.chdir(home)
     sets = {**SMALL, "iterations": 2, "method": method, "pick.states": 4}
-    sets |= {"pick.by": "value", "q_critic.transitions": 8, "q_critic.batch": 4} if method == "sac" else {}
+    sets |= {
+        "nlql": {},
+        "nlrl": {"pick.futures_of": "rollouts", "pick.futures": 2, "evaluate.audit_turns": 0},
+        "sac": {"pick.by": "value", "q_critic.transitions": 8, "q_critic.batch": 4},
+    }[method]
     argv = [
         *("run", "tiny", "--plain", "--json"),
         *(part for key, value in sets.items() for part in ("--set", f"{key}={value}")),
@@ -45,7 +50,9 @@ def test_a_method_that_picks_runs_from_end_to_end_and_is_reused(
     for row in rows:
         assert row["metrics"]["pick/rows"] == row["metrics"]["distill/rows"] == 4
         assert row["metrics"]["distill/steps"] == 1
-        assert "audit/out_of_context" in row["metrics"]
+        assert ("audit/out_of_context" in row["metrics"]) == (method != "nlrl")
+    played = sum(row["metrics"].get(f"{stage}/episodes", 0) for row in rows for stage in ("collect", "pick"))
+    assert rows[-1]["metrics"]["pipeline/episodes"] == played
     assert cli.main(argv) == 0
     again = json.loads(capsys.readouterr().out)
     assert [row["runs"] for row in again["iterations"]] == [row["runs"] for row in run["iterations"]]

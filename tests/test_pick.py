@@ -15,7 +15,7 @@ import pytest
 from refine_play import INPUTS, OPTIONS, Often, Play, Seeing, asked, bench_of
 
 from stages import pick
-from stages.frame.types import Completion, MissingInput, Outcome, Request
+from stages.frame.types import Completion, MissingInput, Outcome, Request, SimulatorError
 from stages.judge.critique import Judgement
 from stages.judge.q_values import QCritic
 from stages.llm.scripted import GARBAGE
@@ -71,7 +71,8 @@ def word(verdict: str) -> Judgement:
 def test_the_best_judged_one_by_hand(options: list[tuple[str, int]], verdicts: list[str], best: str | None) -> None:
     state: Any = None
     choice = Choice(state, (1,), tuple(option(*one) for one in options))
-    (found,) = with_best_judged([choice], [word(verdict) for verdict in verdicts])
+    judged = [replace(one, judgement=word(verdict)) for one, verdict in zip(choice.options, verdicts, strict=True)]
+    (found,) = with_best_judged([choice], judged)
     assert (found.learned.action if found.learned else None) == best
     assert bool(found.dropped) == (best is None)
 
@@ -164,6 +165,74 @@ def test_without_states_it_says_what_to_do(base: Path, tmp_path: Path) -> None:
     ]
     with pytest.raises(MissingInput, match="pick needs states from collect, found none"):
         run(bench)
+
+
+class Rolling(Sampling):
+    """No successor: what came of a rollout is told by its reward. After the first replies the policy is right."""
+
+    left = 0
+
+    def __call__(self, prompt: str, request: Request) -> str:
+        role = models.role_of(prompt)
+        if role == "combine":
+            told = models.words_of(prompt)
+            return f"Future: {'RIGHT' if 'Reward: 1' in told or 'RIGHT' in told else 'BROKEN'}."
+        if role == "corrector":
+            return models.words_of(prompt).removeprefix("Rewrite.\n")
+        if role == "policy":
+            self.left -= 1
+            if self.left < 0:
+                return f"Thought: go on. Action: {self.action(prompt, 'right')}"
+        return super().__call__(prompt, request)
+
+
+def test_by_rollouts_each_action_is_played_on_and_what_came_of_it_is_read(base: Path, tmp_path: Path) -> None:
+    """Stored states are of episodes without a mistake, and so is what follows: a right action wins each of 2 rollouts, a
+    wrong one none. So wherever a right one was sampled it is learned; each rollout is told from its end back.
+    """
+    play = Rolling(5)
+    bench = bench_of(base, tmp_path, play)
+    play.left, inputs = 4 * 20, {"collect": ["collect0"]}
+    config = PickConfig(states=20, tries=1, futures=2, futures_of="rollouts")
+    outputs = bench.run(pick.STAGE, config, inputs)
+    said, rows = asked(bench), [dict(row) for row in outputs.rows["targets"]]
+    judgements = [dict(row) for row in outputs.rows["judgements"]]
+    assert "successor" not in said and {r.adapter for _, r, _ in said["policy"]} == {None}
+    right = {(row["episode_id"], row["turn"]): models.right_action(row["student_prompt"], OPTIONS) for row in rows}
+    for row in judgements:
+        won = row["action"].split("Action: ")[1] == right[row["episode_id"], row["turn"]]
+        assert row["verdict"] == ("yes" if won else "no")
+        assert row["futures"] == [f"Future: {'RIGHT' if won else 'BROKEN'}."] * 2
+    sampled: dict[tuple[str, int], set[str]] = {}
+    for row in judgements:
+        sampled.setdefault((row["episode_id"], row["turn"]), set()).add(row["verdict"])
+    assert {"yes", "no"} in sampled.values()
+    assert [is_right(row) for row in rows] == ["yes" in sampled[row["episode_id"], row["turn"]] for row in rows]
+    turns = {t.key: t.turn for t in transitions(bench.memory, ["collect0"])}
+    steps = sum(2 * 3 for _ in judgements)  # three steps a visit, those before the state acted anew
+    assert outputs.metrics["pick/episodes"] == 2 * len(judgements)
+    assert outputs.metrics["pick/env_steps"] == steps
+    told = sum(2 * (3 - turns[row["episode_id"], row["turn"]]) for row in judgements)
+    assert len(said["combine"]) == len(said["corrector"]) == told
+
+
+def test_what_could_not_be_played_is_no_loss_of_an_action(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stages.envs.service_desk import ServiceDesk
+
+    play = Rolling(5)
+    bench = bench_of(base, tmp_path, play)
+    play.left = 4 * 20
+
+    def down(self: Any, message: Any) -> Any:
+        raise SimulatorError("the user is silent")
+
+    monkeypatch.setattr(ServiceDesk, "step", down)
+    config = PickConfig(states=20, tries=1, futures=2, futures_of="rollouts")
+    outputs = bench.run(pick.STAGE, config, {"collect": ["collect0"]})
+    assert outputs.rows["targets"] == []
+    assert outputs.metrics["pick/dropped"] == 20 and "evaluator" not in asked(bench)
 
 
 def valued(*found: tuple[int, float]) -> list[Option]:

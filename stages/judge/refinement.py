@@ -32,6 +32,8 @@ class Refinement:
     learned: Completion | None = None
     refused: str = ""  # the rewritten action that the gate refused; the fresh one is learned instead
     dropped: str = ""
+    episodes: int = 0  # played by the gate
+    env_steps: int = 0
 
     @property
     def kept_action(self) -> bool:
@@ -70,6 +72,8 @@ def metrics(refined: Sequence[Refinement], kept: Sequence[Refinement]) -> dict[s
         "refine/thought_lost": float(sum(r.dropped in LOST for r in refined)),
         "refine/out_of_context": float(sum(r.dropped == OUT_OF_CONTEXT for r in refined)),
         "refine/refused": float(sum(bool(r.refused) for r in refined)),
+        "refine/episodes": float(sum(r.episodes for r in refined)),
+        "refine/env_steps": float(sum(r.env_steps for r in refined)),
         "refine/yes_rate": sum(v == "yes" for v in verdicts) / max(len(verdicts), 1),
         "refine/changed_frac": len(new) / max(len(kept), 1),
         # Words of the critique that the state lacks: what is to be learned is among them, so compare before with after.

@@ -135,6 +135,13 @@ def in_full(replay: Reader, chosen: Sequence[Candidate]) -> list[Transition]:
     return [found[one.run_id, one.key] for one in chosen]
 
 
+def transitions_of(episode: Episode) -> list[Transition]:
+    """Those of an episode that is not stored, in their order."""
+    rows = episode_rows([episode], 0)
+    past = _past_actions(rows["turns"])
+    return [_transition(row, rows["episodes"][0], past[row["episode_id"], row["turn"]]) for row in rows["turns"]]
+
+
 def transitions(replay: Reader, run_ids: Sequence[str], *, newest: int | None = None) -> list[Transition]:
     """All that can be drawn, in full: of so few runs that they fit into memory."""
     return in_full(replay, candidates(replay, run_ids, newest=newest))

@@ -114,6 +114,14 @@ def test_without_a_successor_the_policy_is_refined_and_distilled_from_its_last_w
     assert stages.inputs["distill", 0] == {"refine": [first["refine"]]}
 
 
+def test_by_rollouts_a_method_picks_with_the_weights_of_its_last_distill(workspace: Workspace, stages: Stages) -> None:
+    first, second = [row["runs"] for row in go(workspace, method="nlrl").iterations[1:]]
+    assert list(second) == ["collect", "pick", "distill", "evaluate"]
+    collects = [first["collect"], second["collect"]]
+    assert stages.inputs["pick", 1] == {"collect": collects, "distill": [first["distill"]]}
+    assert stages.inputs["distill", 1] == {"pick": [second["pick"]], "distill": [first["distill"]]}
+
+
 def test_a_method_that_picks_hands_on_what_nlac_s_refine_would(workspace: Workspace, stages: Stages) -> None:
     first, second = [row["runs"] for row in go(workspace, method="nlql").iterations[1:]]
     assert list(second) == ["collect", "targets", "critic", "pick", "distill", "evaluate"]

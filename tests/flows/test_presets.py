@@ -241,7 +241,7 @@ def test_the_demo_s_baselines_that_pick_draw_and_step_as_the_demo_does() -> None
 
 @pytest.mark.parametrize(
     "sets",
-    [["method=sac"], ["method=nlql", "pick.by=value"], ["method=hindsight"], ["refine.futures_of=episode"], ["method=nlql", "task.agent=cot"]],
+    [["method=sac"], ["method=nlql", "pick.by=value"], ["method=hindsight"], ["refine.futures_of=episode"], ["method=nlql", "task.agent=cot"], ["method=nlrl"], ["method=nlql", "pick.futures_of=rollouts"]],
 )  # fmt: skip
 def test_a_method_with_a_key_that_it_cannot_use_is_one_sentence(sets: list[str]) -> None:
     with pytest.raises(UsageError, match=r"^[a-z_.]+: method \w+ wants \w+, found '\w+'; set it, or another method\.$"):

@@ -100,6 +100,8 @@ def test_gate_reroll_keeps_what_is_no_worse(base: Path, tmp_path: Path, fresh: s
     play.fresh, play.rolling = fresh, False
     rows, judgements, metrics = run(bench, gate="reroll", gate_rollouts=2)
     check(rows, judgements, metrics, n)
+    # Two of the old action and two of the new one; three steps a visit.
+    assert (metrics["refine/episodes"], metrics["refine/env_steps"]) == (4 * 20, 3 * 4 * 20)
 
 
 def test_gate_reroll_refuses_what_the_environment_could_not_roll_out(

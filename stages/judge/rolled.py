@@ -1,0 +1,66 @@
+"""Values in words from rollouts: an action is played on n times, what came of it each time is told as a future, and the
+evaluator reads them all.
+
+Source: NLRL, as arXiv 2512.04601 compares with it: the value of an action from 4 rollouts in context. That they are told
+backwards, turn by turn, with the roles that tell a target, is ours: they say then what a successor would, and the same
+evaluator can read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stages.frame.contract import Context
+from stages.frame.react import parse_react
+from stages.frame.types import Completion, Episode
+from stages.judge.backup import Backup, bellman_backup, learner
+from stages.judge.critique import Judgement, verdicts
+from stages.llm.roles import Roles, mix
+from stages.play.forced import env_steps, played_on
+from stages.play.transitions import Transition, transitions_of
+
+
+@dataclass(frozen=True)
+class Rolled:
+    """The evaluator's word on an action, and what was played for it. "malformed" where no rollout could be told."""
+
+    judgement: Judgement
+    episodes: int
+    env_steps: int
+
+
+def judge_rolled(
+    context: Context, roles: Roles, pairs: Sequence[tuple[Transition, Completion]], *, n: int, seed: int
+) -> list[Rolled]:
+    """The evaluator's word on each (state, reply) after reading what came of it in n rollouts of the current policy.
+
+    A rollout that failed, or that cannot be told, is left out. Raises EngineUnavailable.
+    """
+    adapter = context.adapter(learner(context))
+    groups = played_on(context, roles, pairs, n=n, adapter=adapter, seed=mix(seed, "rollouts"))
+    told = iter(
+        bellman_backup(
+            context, roles, [_backup(t, e) for (t, _), group in zip(pairs, groups, strict=True) for e in _known(group)]
+        )
+    )
+    futures = [
+        [b.target for b in [next(told) for _ in _known(group)] if b.target and not b.dropped] for group in groups
+    ]
+    live = [i for i, texts in enumerate(futures) if texts]
+    asked = [(pairs[i][0].state, parse_react(pairs[i][1].text)[1]) for i in live]
+    words = verdicts(context, roles, asked, [futures[i] for i in live], adapter=adapter, seed=seed)
+    said = dict(zip(live, words, strict=True))
+    return [
+        Rolled(said.get(i, Judgement((), "", "malformed")), len(group), env_steps(group))
+        for i, group in enumerate(groups)
+    ]
+
+
+def _known(group: Sequence[Episode]) -> list[Episode]:
+    return [e for e in group if e.outcome.trainable]
+
+
+def _backup(at: Transition, played: Episode) -> Backup:
+    """All of the episode from the state on."""
+    return Backup(tuple(t for t in transitions_of(played) if t.turn >= at.turn), 1.0)
