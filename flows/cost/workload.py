@@ -173,14 +173,21 @@ def pick(at: At) -> Work:
     once = policy_prompts(at, n, size.middle, config.draw)
     found = [replace(once, n=n * k, shared=(once.shared + (k - 1) * once.read) / k)]
 
-    def told(fields: float, times: float = 1) -> None:
-        found.append(role_prompts(at, n * k, size.middle, fields, size.future, config.draw, times))
+    def told(fields: float, times: float = 1, asked: float = n * k) -> None:
+        found.append(role_prompts(at, asked, size.middle, fields, size.future, config.draw, times))
 
     if config.by == "value":
         return Work("pick", prompts=merged(found), forward=(q_rows(at, n * k),))
-    told(size.act, config.futures)
+    played = n * k * config.futures if config.futures_of == "rollouts" else 0
+    if played:  # each one to its end, and told from there back
+        found.append(policy_prompts(at, played * (size.turns - 1) / 2, size.middle, config.draw))
+        merges = played * (size.turns + 1) / 2
+        told(size.act + size.observation + size.future, asked=merges)
+        told(size.future, asked=merges * config.correct)
+    else:
+        told(size.act, config.futures)
     told(size.act + config.futures * size.future)
-    return Work("pick", prompts=merged(found))
+    return Work("pick", episodes=played, prompts=merged(found))
 
 
 def distill(at: At) -> Work:
