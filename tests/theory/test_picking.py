@@ -35,7 +35,7 @@ def by_verdict(sampled: tuple[int, ...], q: Floats) -> Floats:
     state: Any = None
     (found,) = with_best_judged([Choice(state, (1,), options)], options)
     assert found.learned is not None
-    return np.eye(len(q))[int(found.learned.action)]
+    return np.asarray(np.eye(len(q))[int(found.learned.action)])
 
 
 def by_value(tau: float) -> Learned:
