@@ -146,6 +146,15 @@ def _add_running(commands: Any) -> None:
     study.add_argument("--out", type=Path, metavar="FOLDER", help="also write report.html, table.md and the rows there")
     study.add_argument("--plain", action="store_true", help="without Prefect")
     study.add_argument("--dry-run", action="store_true", help="list the runs with their state, and stop")
+    what = "Put the sources' claims to the test: what was seen, its control, and whether each holds; finished runs are reused."
+    claims = _command(commands, "claims", what, "turnwise claims --jobs 2", module="commands.claims")
+    claims.add_argument("--jobs", type=int, metavar="N", help="runs at once (default: one a core; one on a GPU)")
+    claims.add_argument(
+        "--only", action="append", default=[], type=int, metavar="N", help="this claim only (repeatable)"
+    )
+    claims.add_argument("--study", type=Path, metavar="FILE", help="the runs (default: studies/claims.toml)")
+    claims.add_argument("--out", type=Path, metavar="FOLDER", help="also write claims.md there")
+    claims.add_argument("--plain", action="store_true", help="without Prefect")
     pretrain = _command(
         commands,
         "pretrain",

@@ -6,44 +6,18 @@ import shlex
 import statistics
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
-from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.report import Display, duration, emit
-from flows.study import cells, children, design, keep
+from flows.study import cells, design, finish, keep
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
 
 if TYPE_CHECKING:
     from flows.study.cells import Cell
     from flows.study.design import Study
-    from flows.study.rows import Row
     from stages.store.workspace import Workspace
-
-
-@dataclass(frozen=True)
-class Done:
-    """A cell and its row, or why it has none."""
-
-    cell: Cell
-    row: Row | None
-    why: str = ""
-    failed: bool = False
-
-
-@dataclass(frozen=True)
-class Bench:
-    """Where the cells run and how."""
-
-    workspace: Workspace
-    display: Display
-    book: keep.Book
-    jobs: int | None
-    plain: bool
-    only: Sequence[str]
 
 
 def study(args: Namespace) -> int:
@@ -59,21 +33,16 @@ def study(args: Namespace) -> int:
         ["turnwise", "study", str(args.file), *(part for one in args.only for part in ("--only", one))]
     )
     with Display(quiet=args.quiet) as display, keep.open_study(workspace, asked, file, command) as book:
-        bench = Bench(workspace, display, book, args.jobs, args.plain, args.only)
-        tuned = _finish(cells.tuning_cells(asked), bench)
-        chosen = cells.choose(asked, [one.row for one in tuned if one.row])
-        done = [*tuned, *_finish(cells.table_cells(asked, chosen), bench)]
-        missing = [f"{one.cell.title}: {one.why}" for one in done if not one.row]
-        missing += [f"{name}: not tuned, for want of runs" for name in asked.tuned if name not in chosen]
-        failed = sum(one.failed for one in done)
-        kept = book.keep([one.row for one in done if one.row], chosen, missing, failed)
+        bench = finish.Bench(workspace, display, book, args.jobs, args.plain, args.only)
+        found = finish.run_study(asked, bench)
+    kept = found.kept
     files = keep.copied(kept.files, out) if out else kept.files
     if args.json:
-        told = {"run_id": kept.run_id, "reused": kept.reused, "chosen": chosen, "missing": missing}
+        told = {"run_id": kept.run_id, "reused": kept.reused, "chosen": found.chosen, "missing": found.missing}
         emit({**told, "files": [str(path) for path in files.values()]})
     else:
-        print("\n".join(_ending(kept, missing, files["report.html"])))
-    return 1 if failed else 0
+        print("\n".join(_ending(kept, found.missing, files["report.html"])))
+    return 1 if found.failed else 0
 
 
 def _planned(asked: Study) -> list[Cell]:
@@ -85,54 +54,9 @@ def _check_options(args: Namespace, planned: Sequence[Cell]) -> None:
     if args.jobs is not None and args.jobs < 1:
         raise UsageError(f"--jobs {args.jobs}: wanted at least 1.")
     for pattern in args.only:
-        if not any(_is_meant(cell, [pattern]) for cell in planned):
+        if not any(finish.is_meant(cell, [pattern]) for cell in planned):
             names = ", ".join(dict.fromkeys(f"{cell.method}/{cell.task}" for cell in planned))
             raise UsageError(f"--only {pattern}: wanted METHOD or METHOD/TASK, one of {names}.")
-
-
-def _is_meant(cell: Cell, only: Sequence[str]) -> bool:
-    name = f"{cell.method}/{cell.task}"
-    return not only or any(fnmatch(name, one if "/" in one else f"{one}/*") for one in only)
-
-
-def _finish(wanted: Sequence[Cell], bench: Bench) -> list[Done]:
-    """Find which cells are finished and run the others that are meant; what is known of all of them then."""
-    found = cells.stored(bench.workspace, wanted)
-    left = list({cell.key: cell for cell in wanted if cell.key not in found and _is_meant(cell, bench.only)}.values())
-    said: dict[str, str] = {}
-    if left:
-        bench.book.start()
-        said = _run(left, bench)
-        found |= cells.stored(bench.workspace, left)
-    return [_done(cell, found, said, bench) for cell in wanted]
-
-
-def _run(left: Sequence[Cell], bench: Bench) -> dict[str, str]:
-    """key of each cell -> "" or why its run failed."""
-    from flows.orchestration.server import keep_server
-
-    home, say = bench.workspace.home, bench.display.say
-    jobs = min(bench.jobs or children.default_jobs(left), len(left))
-    say(f"{len(left)} runs, {jobs} at a time")
-    bar, said = bench.display.bar("runs", len(left)), {}
-    # The runs find this server; without it each would start one of its own.
-    with (
-        nullcontext() if bench.plain else keep_server(home),
-        closing(children.run_cells(left, home, jobs, plain=bench.plain)) as ended,
-    ):
-        for cell, problem in ended:
-            said[cell.key] = problem
-            bar.advance()
-            say(f"{cell.title}: {problem or 'done'}")
-    return said
-
-
-def _done(cell: Cell, found: dict[str, str], said: dict[str, str], bench: Bench) -> Done:
-    if cell.key in found:
-        return Done(cell, cells.row_of(cell, found[cell.key], bench.workspace))
-    if not _is_meant(cell, bench.only):
-        return Done(cell, None, "not run")
-    return Done(cell, None, said[cell.key] or "it ended well, and left no run that can be found again", failed=True)
 
 
 def _dry_run(asked: Study, planned: Sequence[Cell], workspace: Workspace, args: Namespace) -> int:

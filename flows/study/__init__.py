@@ -5,6 +5,7 @@ Modules:
     design    a study as its file says it, and what is unfair in it
     cells     the runs that a study is made of: what is tuned, what is chosen, which of them are finished
     children  runs cells as child processes, some at a time
+    finish    which cells are finished, and all of a study: tune, choose, run, keep
     rows      what is kept of a finished run: one line of JSON
     figures   means with intervals, paired differences, win rates at equal cost, cost of a win rate
     tables    the tables of the report

@@ -1,0 +1,108 @@
+"""Finds which cells are finished and runs the others, some at a time; what is known of all of them then. Ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import TYPE_CHECKING
+
+from flows.report import Display
+from flows.study import cells, children, keep
+
+if TYPE_CHECKING:
+    from flows.study.cells import Cell, Setting
+    from flows.study.design import Study
+    from flows.study.rows import Row
+    from stages.store.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Done:
+    """A cell and its row, or why it has none."""
+
+    cell: Cell
+    row: Row | None
+    why: str = ""
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where the cells run and how."""
+
+    workspace: Workspace
+    display: Display
+    book: keep.Book
+    jobs: int | None
+    plain: bool
+    only: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Studied:
+    """What a study came to."""
+
+    rows: Sequence[Row]
+    chosen: Mapping[str, Setting]
+    missing: Sequence[str]  # each run without a result, and why
+    failed: int  # runs that ended without one
+    kept: keep.Kept
+
+
+def run_study(asked: Study, bench: Bench) -> Studied:
+    """Tune, choose, run the table and keep its report; of all that is finished already nothing is run again."""
+    tuned = finish(cells.tuning_cells(asked), bench)
+    chosen = cells.choose(asked, [one.row for one in tuned if one.row])
+    done = [*tuned, *finish(cells.table_cells(asked, chosen), bench)]
+    rows = [one.row for one in done if one.row]
+    missing = [f"{one.cell.title}: {one.why}" for one in done if not one.row]
+    missing += [f"{name}: not tuned, for want of runs" for name in asked.tuned if name not in chosen]
+    failed = sum(one.failed for one in done)
+    return Studied(rows, chosen, missing, failed, bench.book.keep(rows, chosen, missing, failed))
+
+
+def is_meant(cell: Cell, only: Sequence[str]) -> bool:
+    name = f"{cell.method}/{cell.task}"
+    return not only or any(fnmatch(name, one if "/" in one else f"{one}/*") for one in only)
+
+
+def finish(wanted: Sequence[Cell], bench: Bench) -> list[Done]:
+    """Find which cells are finished and run the others that are meant; what is known of all of them then."""
+    found = cells.stored(bench.workspace, wanted)
+    left = list({cell.key: cell for cell in wanted if cell.key not in found and is_meant(cell, bench.only)}.values())
+    said: dict[str, str] = {}
+    if left:
+        bench.book.start()
+        said = _run(left, bench)
+        found |= cells.stored(bench.workspace, left)
+    return [_done(cell, found, said, bench) for cell in wanted]
+
+
+def _run(left: Sequence[Cell], bench: Bench) -> dict[str, str]:
+    """key of each cell -> "" or why its run failed."""
+    from flows.orchestration.server import keep_server
+
+    home, say = bench.workspace.home, bench.display.say
+    jobs = min(bench.jobs or children.default_jobs(left), len(left))
+    say(f"{len(left)} runs, {jobs} at a time")
+    bar, said = bench.display.bar("runs", len(left)), {}
+    # The runs find this server; without it each would start one of its own.
+    with (
+        nullcontext() if bench.plain else keep_server(home),
+        closing(children.run_cells(left, home, jobs, plain=bench.plain)) as ended,
+    ):
+        for cell, problem in ended:
+            said[cell.key] = problem
+            bar.advance()
+            say(f"{cell.title}: {problem or 'done'}")
+    return said
+
+
+def _done(cell: Cell, found: dict[str, str], said: dict[str, str], bench: Bench) -> Done:
+    if cell.key in found:
+        return Done(cell, cells.row_of(cell, found[cell.key], bench.workspace))
+    if not is_meant(cell, bench.only):
+        return Done(cell, None, "not run")
+    return Done(cell, None, said[cell.key] or "it ended well, and left no run that can be found again", failed=True)
