@@ -21,6 +21,7 @@ ROOMS = (
     *(
         "flows",
         "flows/commands",
+        "flows/claims",
         "flows/study",
         "flows/orchestration",
         "flows/cost",

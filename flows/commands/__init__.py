@@ -4,6 +4,7 @@ Modules:
 
     runs         the commands that run something or list what was run
     study        `turnwise study`: the runs of a comparison, and what they say together
+    claims       `turnwise claims`: what the sources claim, and what is seen here
     show         `turnwise show`: a run, or an episode with futures, critiques and refinements beside its turns
     certificate  in `turnwise show EPISODE`: whether every turn's tokens stand in the state after it, and what differs where not
     ledger       `turnwise show RUN --ledger EPISODE`: what each turn of an episode earned and counted for in the loss
