@@ -89,7 +89,8 @@ def arm(workspace: Workspace, run: str, episodes: int, *, base: bool, rewrites: 
         raise UsageError(f"wanted a run with a critic that speaks, found method {call.run.method}")
     if rewrites:
         roles = ("policy", "successor", "evaluator", "refiner", "corrector")
-        refine = RefineConfig(**call.run.refine.model_dump())
+        whole: Any = call.run  # which sections it has is known at run time alone
+        refine: RefineConfig = whole.refine
         stage = replace(stage, version=VERSION + stage.version, run=partial(acting, refine), roles=roles)
     inputs = {name: runs for name, runs in call.inputs.items() if name == "critic" or not base}
     return execute(stage, run=call.run, inputs=inputs, iteration=call.iteration, workspace=workspace, tags=again.tags)
