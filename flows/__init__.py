@@ -12,6 +12,7 @@ Modules:
     workspace  opens a project folder: stores, engines, clean-up after dead processes
     report     progress on stderr, the table of iterations on stdout
     output     streams that may close, fill up or know no bars: what is shown is dropped, the run goes on
+    played     a run that learns from the episodes which another one played
     branch     a pipeline run that leaves another one at a stage
     telling    what a run says of itself: name, description, figures
     datasets   the splits of a run as MLflow datasets

@@ -42,6 +42,10 @@ WANTS = (
 """(method, key, the one value of it that the method works with), of keys that other methods use otherwise."""
 
 
+ON_POLICY = ("self_ac", "grpo")
+"""Methods that cannot learn from episodes which another policy played."""
+
+
 class RunConfig(Config):
     """A whole run. The class that `run_config` returns has one more section a stage, named like it: its own Config."""
 
@@ -55,6 +59,10 @@ class RunConfig(Config):
     )
     method: Literal["nlac", "hindsight", "self_ac", "nlql", "nlrl", "sac", "rft", "grpo"] = Field(
         "nlac", description="Which stages an iteration runs: NLAC, Self-AC or a baseline. [ours]"
+    )
+    episodes_of: str = Field(
+        "",
+        description="Pipeline run whose episodes are learned from, in place of own ones; for methods that can learn from stored ones. [ours]",
     )
     sweeps: int = Field(
         1,
@@ -138,6 +146,8 @@ def load(preset: str, sets: Sequence[str] = ()) -> RunConfig:
         found = getattr(getattr(run, section, None), name, wanted)
         if run.method == method and found != wanted:
             raise UsageError(f"{key}: method {method} wants {wanted}, found {found!r}; set it, or another method.")
+    if run.episodes_of and run.method in ON_POLICY:
+        raise UsageError(f"episodes_of: method {run.method} learns from its own newest episodes alone; leave it out.")
     return run
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flows import pipeline
+from flows import pipeline, played
 
 if TYPE_CHECKING:
     from flows.branch import Branch
@@ -38,7 +38,7 @@ def plan(
             0.0,
         )
 
-    inner = branch.step(look, workspace) if branch else look
+    inner = branch.step(look, workspace) if branch else played.step(look, run, workspace)
 
     def step(call: Call) -> StageRun:
         found = inner(call)

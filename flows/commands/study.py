@@ -65,12 +65,20 @@ def _dry_run(asked: Study, planned: Sequence[Cell], workspace: Workspace, args: 
     found = cells.stored(workspace, tuning)
     rows = [cells.row_of(cell, found[cell.key], workspace) for cell in tuning if cell.key in found]
     known = (design.PRESET, *(chosen := cells.choose(asked, rows)))
-    table = cells.table_cells(asked, chosen)
+    first = {cell.key: cell for cell in cells.source_cells(asked)}
+    played = {
+        (first[key].task, first[key].seed): run_id for key, run_id in cells.stored(workspace, first.values()).items()
+    }
+    table = cells.table_cells(asked, chosen, played)
     found |= cells.stored(workspace, table)
     rows += [cells.row_of(cell, found[cell.key], workspace) for cell in table if cell.key in found]
-    later = [cell for cell in planned if cell.part == "table" and asked.source(cell.method) not in known]
+    later = [cell for cell in planned if cell.part == "table" and asked.settings_of(cell.method) not in known]
     listed = [_state(cell, "finished" if cell.key in found else "to run", found) for cell in (*tuning, *table)]
     listed += [_state(cell, "to run after its tuning", {}) for cell in later]
+    waiting = [
+        cell for cell in planned if cells.learns_from_source(asked, cell) and (cell.task, cell.seed) not in played
+    ]
+    listed += [_state(cell, f"to run after {asked.source}", {}) for cell in waiting]
     if args.json:
         emit(listed)
         return 0

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from flows import played
 from flows.datasets import check_data
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ def launch_run(
 
     def make_step(parent: str) -> Step:
         step = launch.step(plain_step(workspace, display.bar, parent, force=force, of=name, say=display.say))
+        step = played.step(step, run, workspace)
         step = mended(step, workspace, launch, display, force=force)
         return display.watched(branch.step(step, workspace) if branch else step)
 

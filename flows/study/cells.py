@@ -10,11 +10,11 @@ import json
 import random
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
-from flows import pipeline, presets, rerun
+from flows import pipeline, played, presets, rerun
 from flows.book import EXPERIMENT
 from flows.study.design import PRESET
 from flows.study.rows import Row, best_validation, row
@@ -89,15 +89,41 @@ def tuning_cells(study: Study) -> list[Cell]:
     ]
 
 
-def table_cells(study: Study, chosen: Mapping[str, Setting]) -> list[Cell]:
-    """chosen: method -> its setting, of those that are tuned; a method whose setting is not known yet has no cells."""
-    return [
+def table_cells(
+    study: Study, chosen: Mapping[str, Setting], played: Mapping[tuple[str, int], str] | None = None
+) -> list[Cell]:
+    """chosen: method -> its setting, of those that are tuned; a method whose setting is not known yet has no cells.
+
+    played: (task, seed) -> the source's run, where the study has a source; what learns from one that is not known yet has
+    no cell. None: before any is known, all cells as if each played its own.
+    """
+    cells = [
         _cell(study, "table", method, task, () if source == PRESET else chosen[source], seed)
         for seed in study.seeds
         for task in study.tasks
         for method in study.methods
-        if (source := study.source(method)) == PRESET or source in chosen
+        if (source := study.settings_of(method)) == PRESET or source in chosen
     ]
+    return cells if played is None else [one for cell in cells if (one := _with_episodes(study, cell, played))]
+
+
+def source_cells(study: Study) -> list[Cell]:
+    """The runs whose episodes the others learn from; none where each plays its own."""
+    return [cell for cell in table_cells(study, {}) if cell.method == study.source]
+
+
+def learns_from_source(study: Study, cell: Cell) -> bool:
+    return bool(study.source) and cell.method != study.source and cell.run.method not in presets.ON_POLICY
+
+
+def _with_episodes(study: Study, cell: Cell, played: Mapping[tuple[str, int], str]) -> Cell | None:
+    if not learns_from_source(study, cell):
+        return cell
+    run_id = played.get((cell.task, cell.seed))
+    if run_id is None:
+        return None
+    sets = (*cell.sets, f"episodes_of={run_id}")
+    return replace(cell, sets=sets, run=presets.load(cell.preset, [*sets, f"seed={cell.seed}"]))
 
 
 def choose(study: Study, rows: Sequence[Row]) -> dict[str, Setting]:
@@ -159,7 +185,7 @@ def is_current(run: RunConfig, run_id: str, workspace: Workspace) -> bool:
         return StageRun(call.stage.name, old, call.iteration, {}, True, 0.0)
 
     pipeline.evaluate_base(run, step)
-    for _ in pipeline.iterate(run, step):
+    for _ in pipeline.iterate(run, played.step(step, run, workspace)):
         pass
     return all(same)
 

@@ -80,6 +80,10 @@ class Study(Config):
         default_factory=dict,
         description="`section.key` -> one value for each seed, in their order: what a seed draws besides, such as the rule book of a desk. [ours]",
     )
+    source: str = Field(
+        "",
+        description="Method whose stored episodes every other method learns from that can; empty = each one plays its own. [ours]",
+    )
     level: float = Field(
         0.6, gt=0, le=1, description="Validation win rate of which the table says when it was reached. [ours]"
     )
@@ -90,13 +94,13 @@ class Study(Config):
     @property
     def tuned(self) -> tuple[str, ...]:
         """The methods that are tuned themselves."""
-        return tuple(name for name in self.methods if self.tuning and self.source(name) == name)
+        return tuple(name for name in self.methods if self.tuning and self.settings_of(name) == name)
 
     @property
     def tuning_tasks(self) -> tuple[str, ...]:
         return () if self.tuning is None else self.tuning.tasks or tuple(self.tasks)
 
-    def source(self, method: str) -> str:
+    def settings_of(self, method: str) -> str:
         """The method whose tuned settings this one runs with; PRESET where none are tuned for it."""
         return PRESET if self.tuning is None else self.methods[method].settings or method
 
@@ -146,6 +150,12 @@ def _problems(study: Study) -> list[str]:
         f"{key}: there is no method {word!r}{nearest(word, methods)}" for key, word in named if word not in methods
     ]
     found += [f"{name!r}: a name holds no '/', which --only parts at." for name in (*methods, *tasks) if "/" in name]
+    if study.source and study.source not in methods:
+        found.append(f"source: there is no method {study.source!r}{nearest(study.source, methods)}")
+    if study.source and study.tuning is not None:
+        found.append(
+            "source: on frozen episodes nothing is tuned; write the settings into the methods' `sets`, and leave out [tuning]."
+        )
     found += _repeated("seeds", study.seeds) + _uneven("by_seed", study.by_seed, study.seeds)
     laid = [study.sets, *(one.sets for one in study.methods.values()), *(one.sets for one in study.tasks.values())]
     sets = [item for each in laid for item in each]
@@ -168,7 +178,7 @@ def _problems_of_tuning(study: Study, tuning: Tuning) -> list[str]:
         if task not in study.tasks
     ]
     for name, method in study.methods.items():
-        source = study.source(name)
+        source = study.settings_of(name)
         if source == name and name not in tuning.space:
             found.append(
                 f"tuning.space: {name} has none; add [tuning.space.{name}], or say in methods.{name}.settings whose settings it has."

@@ -76,7 +76,7 @@ def _results(study: Study, task: str, rows: Sequence[Row], chosen: Mapping[str, 
 
 
 def _setting_of(study: Study, method: str, chosen: Mapping[str, Setting]) -> str:
-    source = study.source(method)
+    source = study.settings_of(method)
     if source == PRESET:
         return OWN
     of = "" if source == method else f", chosen for {source}"

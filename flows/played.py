@@ -1,0 +1,66 @@
+"""A run that learns from the episodes that another one played: the same stored data for every method that can use it. Ours.
+
+    turnwise run demo_rft --set episodes_of=RUN
+
+Its collect is answered, iteration by iteration, with the other run's; nothing is copied, and nothing is played but for
+evaluation. Data that no method chose for itself tell what learning makes of it; what a method would have played next they
+do not tell.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from flows import presets, rerun
+from flows.book import EXPERIMENT
+from stages.frame.types import UsageError
+from stages.store.runs import differences
+
+if TYPE_CHECKING:
+    from flows.pipeline import Call, Step
+    from flows.presets import RunConfig
+    from stages.store.workspace import StageRun, Workspace
+
+SAME = {"task": None, "model": {"path"}, "roles": {"prompts", "policy_temperature", "max_action_tokens"}}
+"""Section -> its keys (None: all) that must be those of the other run."""
+
+
+def step(inner: Step, run: RunConfig, workspace: Workspace) -> Step:
+    """`inner`, but for collect where the run learns from another one's episodes. Raises UsageError where these do not fit."""
+    if not run.episodes_of:
+        return inner
+    from stages.store.execute import stored_run
+
+    played = _collects(run, workspace)
+
+    def answered(call: Call) -> StageRun:
+        if call.stage.name != "collect":
+            return inner(call)
+        return stored_run(call.stage, played[call.iteration], call.iteration, workspace.tracking)
+
+    return answered
+
+
+def _collects(run: RunConfig, workspace: Workspace) -> dict[int, str]:
+    """Iteration -> the other run's collect."""
+    other = workspace.tracking.find(run.episodes_of)
+    if workspace.tracking.experiment(other) != EXPERIMENT:
+        raise UsageError(f"episodes_of: wanted a pipeline run, found {run.episodes_of!r}. See: turnwise runs")
+    stored = presets.resolve(json.loads(workspace.tracking.artifact(other, "config.json").read_text(encoding="utf-8")))
+    own, theirs = (
+        {name: getattr(one, name).model_dump(mode="json", include=keys) for name, keys in SAME.items()}
+        for one in (run, stored)
+    )
+    if changed := differences(theirs, own):
+        key, (old, new) = next(iter(changed.items()))
+        raise UsageError(
+            f"episodes_of: run {other[:8]} was played with {key} = {old}, and this one has {new}; set it alike."
+        )
+    rows = rerun.stored_summary(workspace, other)["iterations"]
+    found = {row["iteration"]: row["runs"]["collect"] for row in rows if "collect" in row["runs"]}
+    if len(rows) - 1 < run.iterations or stored.sweeps != run.sweeps:
+        raise UsageError(
+            f"episodes_of: run {other[:8]} has episodes of {len(rows) - 1} iterations with {stored.sweeps} sweeps, wanted {run.iterations} with {run.sweeps}; set iterations and sweeps."
+        )
+    return found
