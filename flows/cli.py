@@ -214,8 +214,10 @@ def _add_looking(commands: Any) -> None:
         help="newest iterations of each pipeline run that are kept (default: 2)",
     )
     gc.add_argument("--yes", action="store_true", help="delete; without it nothing is changed")
-    _command(
-        commands, "verify", "List stored rows that belong to no finished run; they are never read.", "turnwise verify"
+    what = "List stored rows that belong to no finished run, which are never read, and artifacts that are not what their run wrote."
+    verify = _command(commands, "verify", what, "turnwise verify --mend")
+    verify.add_argument(
+        "--mend", action="store_true", help="let what has changed be made again by the next command that needs it"
     )
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.store import sqlite
+from stages.store.artifacts import SEAL
 from stages.store.replay import Replay
 from stages.store.tables import TABLES
 from stages.store.tracking import Tracking
@@ -192,7 +193,7 @@ def _files(folder: Path) -> dict[str, str]:
     """Artifact -> hash of its bytes; the name alone where run ids or times stand in it, or what peft lists in no order."""
     found = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        told = path.suffix == ".parquet" or path.name in ("inputs.json", "outputs.json", "adapter_config.json")
+        told = path.suffix == ".parquet" or path.name in ("inputs.json", "outputs.json", "adapter_config.json", SEAL)
         found[str(path.relative_to(folder))] = "" if told else hashlib.sha256(path.read_bytes()).hexdigest()
     return found
 

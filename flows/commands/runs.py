@@ -231,15 +231,29 @@ def export(args: Namespace) -> int:
 
 def verify(args: Namespace) -> int:
     """turnwise verify"""
-    from stages.store.execute import orphans
+    from stages.store.execute import changed_runs, mend, orphans
 
     workspace = open_workspace(find_home(args.home))
-    found = orphans(workspace)
+    found, changed = orphans(workspace), changed_runs(workspace)
+    if args.mend:
+        for run_id, names in changed.items():
+            mend(workspace, run_id, names)
     if args.json:
-        emit({"orphans": found})
+        emit({"orphans": found, "changed": changed, "mended": args.mend})
     else:
-        print("\n".join(found) if found else "Every stored row belongs to a finished run.")
-    return 0
+        print("\n".join([*found] if found else ["Every stored row belongs to a finished run."]))
+        told = (
+            "is made again when it is needed"
+            if args.mend
+            else "is not what was written; to have it made again: turnwise verify --mend"
+        )
+        lines = [
+            f"{workspace.tracking.experiment(run_id)} run {run_id}: {name} {told}"
+            for run_id, names in changed.items()
+            for name in names
+        ]
+        print("\n".join(lines or ["Every artifact of a finished run is what was written."]))
+    return 1 if changed and not args.mend else 0
 
 
 def init(args: Namespace) -> int:

@@ -249,6 +249,10 @@ class Dropped(MissingInput):
         self.run_id = run_id
 
 
+class Changed(MissingInput):
+    """An artifact that is not what its run wrote: a disk that failed, or a hand. Never read."""
+
+
 class Diverged(TurnwiseError):
     """A training left the numbers: a loss, a gradient or a weight that is not finite. Its stage leaves no weights."""
 

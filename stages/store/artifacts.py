@@ -2,21 +2,28 @@
 
 Weights (*.safetensors) can be dropped. What is dropped is named first, in a file beside the artifacts, and deleted then:
 a reader looks there first, so a kill in between leaves nothing that would pass for whole.
+
+A finished run is sealed: a file beside its artifacts has the sha256 of each. Whoever reads one is told where it is not
+what was written. Runs of before 2026-11-23 have no seal, and are read as they are.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from stages.frame.types import Dropped, MissingInput
+from stages.frame.types import Changed, Dropped, MissingInput
 from stages.store.machine import disk_told
 
 DROPPED = "dropped.json"
 """Names the files of a run's artifacts that were dropped."""
+SEAL = "sha256.json"
+"""Artifact path -> sha256, of a run that is finished."""
+_seen: set[tuple[Path, int, int]] = set()  # (file, size, time of change) that this process has read and found right
 
 
 def folder_of(root: Path, uri: str) -> Path:
@@ -50,8 +57,48 @@ def write_json(folder: Path, path: str, value: Any) -> None:
         unfinished.replace(target)
 
 
+def seal(folder: Path) -> None:
+    """Keep the hash of every file."""
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != SEAL]
+    write_json(folder, SEAL, {str(file.relative_to(folder)): _sha256(file) for file in files})
+
+
+def changed(folder: Path, path: str = "") -> list[str]:
+    """Names of the sealed files, of all or of those that are or are below `path`, that are not what they were. One that
+    was dropped, or is not there, is none of them.
+    """
+    note, gone = folder / SEAL, set(dropped(folder))
+    try:
+        sealed: dict[str, str] = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {}
+    except ValueError:
+        return [SEAL]
+    wanted = [name for name in sealed if not path or name == path or name.startswith(f"{path}/")]
+    return [
+        name
+        for name in wanted
+        if name not in gone and (folder / name).is_file() and not _is_sealed(folder / name, sealed[name])
+    ]
+
+
+def _is_sealed(file: Path, sha256: str) -> bool:
+    stat = file.stat()
+    key = (file, stat.st_size, stat.st_mtime_ns)
+    if key not in _seen:
+        if _sha256(file) != sha256:
+            return False
+        _seen.add(key)
+    return True
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as read:
+        return hashlib.file_digest(read, "sha256").hexdigest()
+
+
 def existing(folder: Path, path: str) -> Path:
-    """The artifact `path`. Raises Dropped where it is, or holds, what was dropped, else MissingInput where it is not."""
+    """The artifact `path`. Raises Dropped where it is, or holds, what was dropped, else MissingInput where it is not,
+    Changed where it is not what was written.
+    """
     local = folder / path
     if any(name == path or name.startswith(f"{path}/") for name in dropped(folder)):
         stage, run_id = folder.parts[-3:-1]
@@ -65,6 +112,12 @@ def existing(folder: Path, path: str) -> Path:
         advice = f"turnwise rerun {stage} --of {run_id}"
         raise MissingInput(
             f"artifact {path} of {stage} run {run_id} was wanted, but {local} does not exist. Run: {advice}"
+        )
+    if broken := changed(folder, path):
+        stage, run_id = folder.parts[-3:-1]
+        raise Changed(
+            f"artifact {broken[0]} of {stage} run {run_id} is not what was written: its sha256 differs from the one that was kept. "
+            "Run: turnwise verify --mend, then the same command again"
         )
     return local
 

@@ -149,6 +149,22 @@ def orphans(workspace: Workspace) -> list[str]:
     return workspace.replay.verify(workspace.tracking.finished_runs())
 
 
+def changed_runs(workspace: Workspace) -> dict[str, list[str]]:
+    """Finished runs with an artifact that is not what was written: run -> its names."""
+    found = {run_id: workspace.tracking.changed(run_id) for run_id in workspace.tracking.finished_runs()}
+    return {run_id: names for run_id, names in found.items() if names}
+
+
+def mend(workspace: Workspace, run_id: str, names: Sequence[str]) -> None:
+    """What cannot be read any more is made again by the next command that needs it: weights are dropped, as by gc; a run
+    that lost anything else is FAILED, so that nobody reuses it.
+    """
+    if all(name.endswith(".safetensors") for name in names):
+        workspace.tracking.drop(run_id, lambda: False)
+    else:
+        workspace.tracking.finish(run_id, "FAILED", f"{names[0]} is not what was written")
+
+
 @dataclass(frozen=True)
 class _Inputs:
     """The replay and the artifacts as one stage may see them: of its declared inputs only, for those alone are in its
@@ -228,6 +244,7 @@ def _run(
         curves=outputs.curves,
         params={**dict(flat(resolved)), "seed": run.seed, "iteration": iteration},
     )
+    tracking.seal(run_id)
     workspace.replay.commit(run_id, stage.name, outputs.rows)
     tracking.finish(run_id)
     return StageRun(stage.name, run_id, iteration, dict(outputs.metrics), False, seconds, cpu_s)

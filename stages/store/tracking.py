@@ -198,6 +198,14 @@ class Tracking:
         mine = self._run(run_id).data.tags.get("fingerprint")
         return [info.run_id for info in self._search(None, f"{same}'{mine}'", None)] if mine else []
 
+    def seal(self, run_id: str) -> None:
+        """Keep the hash of each of the run's artifacts: what is read later is held against it."""
+        artifacts.seal(self._folder(run_id))
+
+    def changed(self, run_id: str) -> list[str]:
+        """The run's artifacts that are not what was written."""
+        return artifacts.changed(self._folder(run_id))
+
     def weights(self, run_id: str) -> dict[str, int]:
         """Bytes of each file of weights that the run has, by its artifact path."""
         return artifacts.weights(self._folder(run_id))

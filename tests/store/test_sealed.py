@@ -1,0 +1,95 @@
+"""What a finished run wrote is held against its hashes: a changed byte is told, never read, and can be mended."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from commands import RUN, Commands, Ended, stage_runs
+
+from stages.frame.types import Changed, MissingInput
+from stages.store import artifacts
+from stages.store.tracking import Tracking
+
+
+def flipped(file: Path) -> None:
+    """One bit in the middle; length and time of change stay."""
+    text, stat = bytearray(file.read_bytes()), file.stat()
+    text[len(text) // 2] ^= 1
+    file.write_bytes(text)
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    found = tmp_path / "critic" / "r1" / "artifacts"
+    (found / "adapter").mkdir(parents=True)
+    (found / "adapter" / "adapter_model.safetensors").write_bytes(b"x" * 100)
+    (found / "outputs.json").write_text("{}")
+    artifacts.seal(found)
+    return found
+
+
+def test_each_file_is_read_as_it_was_written(folder: Path) -> None:
+    assert artifacts.existing(folder, "adapter") == folder / "adapter"
+    assert artifacts.changed(folder) == []
+
+
+@pytest.mark.parametrize("name", ["adapter/adapter_model.safetensors", "outputs.json"])
+def test_a_flipped_bit_is_one_sentence_and_another_artifact_is_still_read(folder: Path, name: str) -> None:
+    flipped(folder / name)
+    path, other = name.split("/")[0], "outputs.json" if "/" in name else "adapter"
+    with pytest.raises(Changed, match=rf"^artifact {name} of critic run r1 is not what was written: .* turnwise verify --mend, then the same command again$"):  # fmt: skip
+        artifacts.existing(folder, path)
+    assert artifacts.existing(folder, other) == folder / other
+    assert artifacts.changed(folder) == [name]
+
+
+def test_what_is_cut_is_changed_and_what_is_gone_is_missing(folder: Path) -> None:
+    (folder / "outputs.json").write_text("")
+    assert artifacts.changed(folder) == ["outputs.json"]
+    (folder / "outputs.json").unlink()
+    with pytest.raises(MissingInput, match="does not exist"):
+        artifacts.existing(folder, "outputs.json")
+
+
+def test_a_seal_that_cannot_be_read_seals_nothing_and_is_told(folder: Path) -> None:
+    (folder / artifacts.SEAL).write_text('{"adapter')
+    with pytest.raises(Changed, match=artifacts.SEAL):
+        artifacts.existing(folder, "adapter")
+
+
+def test_a_run_of_before_there_were_seals_is_read(folder: Path) -> None:
+    (folder / artifacts.SEAL).unlink()
+    flipped(folder / "outputs.json")
+    assert artifacts.existing(folder, "outputs.json").exists()
+
+
+def test_dropped_weights_are_no_change(folder: Path) -> None:
+    artifacts.drop(folder, artifacts.weights(folder), lambda: False)
+    assert artifacts.changed(folder) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "name"), [("distill 1", "adapter/adapter_model.safetensors"), ("critic 1", "outputs.json")])  # fmt: skip
+def test_a_changed_artifact_stops_the_run_that_reads_it_and_mended_it_is_what_it_would_have_been(
+    finished: Ended, undisturbed: Ended, command: Commands, stage: str, name: str
+) -> None:
+    run_id = stage_runs(finished.done.json)[stage]
+    tracking = Tracking(finished.home / "mlflow")
+    flipped(tracking.artifact(run_id, name))
+    stopped = command(finished.home, "verify", "--json")
+    assert (stopped.status, stopped.json["changed"]) == (1, {run_id: [name]})
+    again = command(finished.home, *RUN, "--set", "evaluate.episodes=5")  # reads the adapter, or reuses the critic
+    assert again.status == 1 and again.told[-1].endswith("turnwise verify --mend, then the same command again")
+    assert command(finished.home, "verify", "--mend", "--json").status == 0
+    mended = command(finished.home, *RUN, "--set", "evaluate.episodes=5")
+    assert mended.status == 0
+    assert stage in mended.ran or "again, whose weights were dropped" in mended.err
+    again_run = stage_runs(mended.json)[stage]
+    for weights in ("adapter/adapter_model.safetensors", "target/adapter_model.safetensors"):
+        made = hashlib.sha256(tracking.artifact(again_run, weights).read_bytes()).hexdigest()
+        assert made == undisturbed.seen[stage]["files"][weights]
+    assert command(finished.home, "verify", "--json").status == 0
