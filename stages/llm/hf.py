@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def _read(path: str, dtype: str) -> tuple[Any, Any]:
     disable_progress_bar()  # a bar for every load of a few MB, terminal or not
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+        model, told = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), output_loading_info=True)
     except (
         OSError,
         ValueError,
@@ -69,7 +69,23 @@ def _read(path: str, dtype: str) -> tuple[Any, Any]:
         raise UsageError(
             f"model.path: no model that transformers can load at {path!r} ({str(error).splitlines()[0]})"
         ) from error
+    _check_whole(path, told)
     return model.eval(), tokenizer
+
+
+def _check_whole(path: str, told: Mapping[str, Collection[str]]) -> None:
+    """Raises UsageError where the file of weights is not the model of config.json: transformers would draw what is
+    missing at random, and drop what it has no place for.
+    """
+    for kind, what in (
+        ("missing_keys", "is missing in"),
+        ("unexpected_keys", "has no place in the model, and stands in"),
+    ):
+        if names := sorted(told[kind]):
+            more = f" ({len(names) - 1} more)" if len(names) > 1 else ""
+            raise UsageError(
+                f"model.path: {names[0]} {what} the weights at {path!r}{more}; give a folder whose weights and config.json belong together"
+            )
 
 
 class HfEngine(tokens.ChatTokenizer):

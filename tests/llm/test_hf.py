@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -295,3 +296,45 @@ def test_a_missing_or_broken_base_is_one_sentence(base: Path, tmp_path: Path, mo
             load_base(str(folder), "float32")
         assert str(folder) in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+def copy_of(base: Path, folder: Path, **changes: Any) -> tuple[Path, dict[str, Any]]:
+    """The model's folder with another config.json, and its tensors."""
+    from safetensors.torch import load_file
+
+    shutil.copytree(base, folder)
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    return folder, load_file(folder / "model.safetensors")
+
+
+def saved(folder: Path, tensors: dict[str, Any]) -> None:
+    from safetensors.torch import save_file
+
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_tensor_that_the_file_lacks_is_not_made_up(base: Path, tmp_path: Path) -> None:
+    folder, tensors = copy_of(base, tmp_path / "cut")
+    name = next(name for name in tensors if "mlp" in name)
+    saved(folder, {key: value for key, value in tensors.items() if key != name})
+    with pytest.raises(
+        UsageError, match=rf"^model.path: {name} is missing in the weights at .*cut'; give a folder whose"
+    ):
+        HfEngine(str(folder))
+
+
+def test_more_layers_in_the_config_than_in_the_file_are_refused(base: Path, tmp_path: Path) -> None:
+    layers = json.loads((base / "config.json").read_text())["num_hidden_layers"]
+    folder, _ = copy_of(base, tmp_path / "deep", num_hidden_layers=layers + 1)
+    with pytest.raises(UsageError, match=rf"model.layers.{layers}\S+ is missing in the weights at .*deep' \(8 more\)"):
+        HfEngine(str(folder))
+
+
+def test_a_tensor_that_the_model_has_no_place_for_is_refused(base: Path, tmp_path: Path) -> None:
+    folder, tensors = copy_of(base, tmp_path / "more")
+    saved(folder, tensors | {"extra.weight": torch.zeros(3)})
+    with pytest.raises(
+        UsageError, match=r"^model.path: extra.weight has no place in the model, and stands in the weights"
+    ):
+        HfEngine(str(folder))
