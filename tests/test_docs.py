@@ -9,8 +9,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import models
 import pytest
+import torch
 from documents import (
     CHECKED,
     CODE,
@@ -32,8 +35,12 @@ from documents import (
 )
 from toys import run_chain
 
+from stages.frame.contract import Outputs
+from stages.frame.types import Outcome
+from stages.play.transitions import episode_rows
 from stages.store.execute import execute
 from stages.store.workspace import Workspace
+from stages.train.rows import TrainRow
 
 
 def test_the_generated_pages_are_what_the_code_says() -> None:
@@ -210,6 +217,43 @@ def test_the_stage_of_the_page_runs(workspace: Workspace, tmp_path: Path) -> Non
     run = SimpleNamespace(seed=0, lengths=stage.config(long=4))
     done = execute(stage, run=run, inputs={"collect": [turns.run_id]}, iteration=0, workspace=workspace)
     assert done.metrics == {"lengths/mean": 4.0, "lengths/long_frac": 1.0}
+
+
+def test_the_baseline_of_the_page_clones_what_won_and_not_what_lost(base: Path, tmp_path: Path) -> None:
+    """A won episode and a lost one; with weights that differ e^20 fold the lost one counts for nothing."""
+    file = tmp_path / "rwr.py"
+    file.write_text(blocks("extending.md", "python")[2], encoding="utf-8")
+    stage = load_file(file, "rwr").STAGE
+    bench = models.Bench(base, tmp_path)
+    said = {"Ana": "Action: check photo", "Ben": "Action: check passport"}
+    episodes = [
+        models.make_episode(bench.engine, name, [(text, "pass.")], Outcome.SCORED, reward=float(name == "Ana"))
+        for name, text in said.items()
+    ]
+    bench.memory.keep("collect0", Outputs({}, episode_rows(episodes, 0)))
+    config = stage.config(beta=0.05, epochs=30, lr=0.05)
+    outputs = bench.run(stage, config, {"collect": ["collect0"]})
+    likelihood = {}
+    for e in episodes:
+        [turn] = e.turns
+        [row] = [TrainRow(turn.prompt_ids, turn.completion.token_ids)]
+        likelihood[e.id] = [nll(base, adapter, row) for adapter in (None, outputs.files["adapter"])]
+    before, after = zip(*likelihood.values(), strict=True)
+    assert abs(before[0] - before[1]) < 0.3 * before[0]  # one is a few letters longer
+    assert after[0] < 0.1 * before[0] and after[1] > 5 * after[0], likelihood
+
+
+def nll(base: Path, adapter: Path | None, row: TrainRow) -> float:
+    """Of the row's completion, in nats."""
+    from stages.learn.adapter import open_adapter
+    from stages.llm.hf import load_base
+
+    model: Any = load_base(str(base), "float32")[0]
+    model = open_adapter(model, adapter) if adapter else model
+    ids = torch.tensor([row.ids])
+    with torch.no_grad():
+        log_probs = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])
+    return -float(log_probs[-len(row.completion_ids) :].sum())
 
 
 def test_the_fields_of_the_page_are_those_of_the_roles() -> None:
