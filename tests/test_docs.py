@@ -219,8 +219,11 @@ def test_the_stage_of_the_page_runs(workspace: Workspace, tmp_path: Path) -> Non
     assert done.metrics == {"lengths/mean": 4.0, "lengths/long_frac": 1.0}
 
 
-def test_the_baseline_of_the_page_clones_what_won_and_not_what_lost(base: Path, tmp_path: Path) -> None:
-    """A won episode and a lost one; with weights that differ e^20 fold the lost one counts for nothing."""
+@pytest.mark.parametrize(("beta", "prefers"), [(0.05, True), (1e3, False)])
+def test_the_baseline_of_the_page_clones_what_won_above_what_lost(
+    base: Path, tmp_path: Path, beta: float, prefers: bool
+) -> None:
+    """A won episode and a lost one: weights that differ e^20 fold leave the lost one behind, equal ones do not."""
     file = tmp_path / "rwr.py"
     file.write_text(blocks("extending.md", "python")[2], encoding="utf-8")
     stage = load_file(file, "rwr").STAGE
@@ -231,16 +234,13 @@ def test_the_baseline_of_the_page_clones_what_won_and_not_what_lost(base: Path, 
         for name, text in said.items()
     ]
     bench.memory.keep("collect0", Outputs({}, episode_rows(episodes, 0)))
-    config = stage.config(beta=0.05, epochs=30, lr=0.05)
-    outputs = bench.run(stage, config, {"collect": ["collect0"]})
-    likelihood = {}
-    for e in episodes:
-        [turn] = e.turns
-        [row] = [TrainRow(turn.prompt_ids, turn.completion.token_ids)]
-        likelihood[e.id] = [nll(base, adapter, row) for adapter in (None, outputs.files["adapter"])]
-    before, after = zip(*likelihood.values(), strict=True)
-    assert abs(before[0] - before[1]) < 0.3 * before[0]  # one is a few letters longer
-    assert after[0] < 0.1 * before[0] and after[1] > 5 * after[0], likelihood
+    outputs = bench.run(stage, stage.config(beta=beta, epochs=50, lr=0.05), {"collect": ["collect0"]})
+    rows = [TrainRow(turn.prompt_ids, turn.completion.token_ids) for e in episodes for turn in e.turns]
+    (won, lost), (won_after, lost_after) = (
+        [nll(base, adapter, row) for row in rows] for adapter in (None, outputs.files["adapter"])
+    )
+    assert won_after < 0.4 * won
+    assert (lost_after / won_after > 2 * lost / won) == prefers
 
 
 def nll(base: Path, adapter: Path | None, row: TrainRow) -> float:
