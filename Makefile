@@ -25,7 +25,7 @@ help:
 	@echo "make check        format, lint, types, import rules, fresh documents"
 	@echo "make ui           MLflow's page and a Prefect server on loopback"
 	@echo "make tiny         every stage once, in seconds"
-	@echo "make pretrain     make the base models in data/base, base_agents and base_twenty again"
+	@echo "make pretrain     make the base models in data/base, base_agents, base_maths and base_twenty again"
 	@echo "make gpu-check    packed rows, step times and memory on a GPU"
 	@echo "make docs         write docs/cli.md and docs/rooms.md from the code"
 	@echo "make format       format the code and mend what ruff can"
@@ -44,7 +44,7 @@ $(STAMP): pyproject.toml constraints.txt
 	then echo "installed with uv"; \
 	else echo "uv could not install it; pip does, in about 8 minutes" && \
 	    $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'; fi
-	@$(BIN)/python -m compileall -q flows stages
+	@$(BIN)/python -m compileall -q flows stages turnwise
 	@$(BIN)/turnwise init
 	@touch $@
 
@@ -63,6 +63,7 @@ gpu-check: $(STAMP)
 pretrain: $(STAMP)
 	$(BIN)/turnwise pretrain
 	$(BIN)/turnwise pretrain --set pretrain.corpus=agents --out data/base_agents
+	$(BIN)/turnwise pretrain --set pretrain.corpus=maths --set roles.prompts=maths --out data/base_maths
 	$(BIN)/turnwise pretrain --set pretrain.corpus=twenty --set roles.prompts=twenty --out data/base_twenty
 
 # Two at once, file by file: fixtures of a file are made once. One thread each: the models are tiny.

@@ -17,8 +17,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from benchmarks.finals import final_evaluation
 from benchmarks.passes import table_head, table_row
-from flows.rerun import find_stage_run, prepare, stored_summary
 from flows.workspace import find_home, open_workspace
 from stages import evaluate
 from stages.frame.contract import Context, Outputs
@@ -79,11 +79,8 @@ def acting(config: RefineConfig, context: Context) -> Outputs:
 
 
 def arm(workspace: Workspace, run: str, episodes: int, *, base: bool, rewrites: bool) -> StageRun:
-    summary = stored_summary(workspace, workspace.tracking.find(run))
-    if not summary["final"]:
-        raise UsageError(f"wanted a finished pipeline run, found {run!r}; its final critic is what is acted with")
     sets = ["evaluate.split=test", f"evaluate.episodes={episodes}", "evaluate.audit_turns=0", 'evaluate.probe_path=""']
-    again = prepare("evaluate", find_stage_run("evaluate", summary["final"]["run_id"], workspace), workspace, sets=sets)
+    again = final_evaluation(workspace, run, sets, of="its final critic")
     call, stage = again.call, evaluate.STAGE
     if not call.inputs.get("critic"):
         raise UsageError(f"wanted a run with a critic that speaks, found method {call.run.method}")

@@ -131,7 +131,7 @@ def speeds(name: str, base: Path, folder: Path, args: argparse.Namespace) -> Non
 
 def generation(engine: HfEngine, adapter: str | None, args: argparse.Namespace) -> Callable[[], object]:
     # No token ends a row: models that say different things would else do different work.
-    engine._stops = {-1}
+    engine._stops = [-1]
     prompts = [tuple((7 * i + t * t) % 100 for t in range(PROMPT_TOKENS)) for i in range(args.batch)]
     requests = [Request(prompt, args.new_tokens, 0.0, 0, adapter) for prompt in prompts]
 

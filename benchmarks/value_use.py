@@ -19,9 +19,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from flows.rerun import find_stage_run, prepare, stored_summary
+from benchmarks.finals import final_evaluation
 from flows.workspace import find_home, open_workspace
-from stages.frame.types import UsageError
 from stages.judge.values import TABLE
 from stages.learn.value_use import abort_table, abort_thresholds, choose_threshold
 from stages.store.execute import execute
@@ -33,16 +32,13 @@ Judged = tuple[list[list[float]], list[list[int]], list[bool]]
 
 def evaluated(workspace: Workspace, run: str, split: str, episodes: int, best_of: int) -> StageRun:
     """The final adapter on a split, as a run of evaluate."""
-    summary = stored_summary(workspace, workspace.tracking.find(run))
-    if not summary["final"]:
-        raise UsageError(f"wanted a finished pipeline run, found {run!r}; its final adapter is what is measured")
     sets = [
         f"evaluate.split={split}",
         f"evaluate.episodes={episodes}",
         f"evaluate.best_of={best_of}",
         "evaluate.audit_turns=0",
     ]
-    again = prepare("evaluate", find_stage_run("evaluate", summary["final"]["run_id"], workspace), workspace, sets=sets)
+    again = final_evaluation(workspace, run, sets, of="its final adapter")
     call = again.call
     return execute(
         call.stage, run=call.run, inputs=call.inputs, iteration=call.iteration, workspace=workspace, tags=again.tags

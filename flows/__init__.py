@@ -2,7 +2,7 @@
 
 Modules:
 
-    cli        reads the command line; the reference is [cli.md](cli.md)
+    cli        the command line: parser, exit status; the reference is [cli.md](cli.md)
     pipeline   the loop over iterations, the parent run with its curves, the choice of the best adapter
     registry   which stages there are, their order in a method, and whose runs each one reads
     presets    `RunConfig`, the config of a whole run: default, then preset, then `--set`
@@ -11,10 +11,13 @@ Modules:
     remake     weights that were deleted, made again where a stage needs them
     workspace  opens a project folder: stores, engines, clean-up after dead processes
     report     progress on stderr, the table of iterations on stdout
+    pages      HTML pages that need no other file
     output     streams that may close, fill up or know no bars: what is shown is dropped, the run goes on
     played     a run that learns from the episodes which another one played
+    champion   what a preset's scheduled runs go on from, and when it is replaced
     branch     a pipeline run that leaves another one at a stage
     telling    what a run says of itself: name, description, figures
+    lineage    which stage runs made a run, as text and as a drawing
     datasets   the splits of a run as MLflow datasets
     locks      locks that end with their process: the device, a folder that is served
     book       the parent run of a pipeline: its curves and its summary, up to date at any moment

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows import telling
+from flows.lineage import lineage, runs_of, svg
 from flows.registry import METHODS
 from stages.frame.types import TurnwiseError
 from stages.store.notes import run_link
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 EXPERIMENT = "pipeline"
 SUMMARY = "summary.json"  # artifact of the parent run: what `--json` prints
+PICTURE = "lineage.svg"
 WIN_RATE = "evaluate/win_rate"
 CURVE = "agent"
 """Before the slash in the names of the two curves that a reader wants first. MLflow groups charts by what stands before a metric's last slash, in the order
@@ -63,6 +67,7 @@ class Summary:
     base: Mapping[str, Any] = field(default_factory=dict)  # the base model on the test split
     final: Mapping[str, Any] = field(default_factory=dict)  # the best adapter on the test split
     iterations: Sequence[Mapping[str, Any]] = ()
+    match: Mapping[str, Any] = field(default_factory=dict)  # against the champion: `flows.champion.compared`
 
 
 def outcome(evaluated: StageRun) -> dict[str, Any]:
@@ -101,7 +106,7 @@ class Book:
         self, run: RunConfig, workspace: Workspace, asked: telling.Asked, commit: Mapping[str, str], summary: Summary
     ) -> None:
         self.run, self.asked, self.commit, self.summary = run, asked, commit, summary
-        self._tracking = workspace.tracking
+        self._workspace, self._tracking = workspace, workspace.tracking
         self._model: Version | None = None
         self._started = time.perf_counter()
         self._totals = dict.fromkeys(TOTALS, 0.0)
@@ -110,7 +115,7 @@ class Book:
     def note(self) -> str:
         return telling.note(self.run, self.asked, self.commit, self.summary, self._tracking.link, self._model)
 
-    def register(self) -> None:
+    def register(self) -> Version:
         """Make the final adapter a version of the preset's registered model."""
         final, run_id = self.summary.final, self.summary.run_id
         text = f"The adapter of {run_link(METHODS[self.run.method][-1], final['adapter'], self._tracking.link)}, chosen by {run_link(EXPERIMENT, run_id, self._tracking.link)}."
@@ -118,6 +123,7 @@ class Book:
         self._model = self._tracking.register(
             self.run.preset or EXPERIMENT, run_id, (final["adapter"], "adapter"), figures=figures, note=text
         )
+        return self._model
 
     def put(self, **changes: Any) -> None:
         self.summary = replace(self.summary, seconds=round(time.perf_counter() - self._started, 3), **changes)
@@ -129,6 +135,13 @@ class Book:
                 {f"{CURVE}/win_rate_on_test": tested["win_rate"], **numbers},
                 tested.get("iteration", -1) + 1,
             )
+
+    def decided(self, verdict: Mapping[str, Any]) -> None:
+        """What became of the final adapter against the champion, in the summary, as metrics and as a tag."""
+        self.put(match=verdict)
+        numbers = {f"match/{key}": float(value) for key, value in verdict.items() if value is not None}
+        self._tracking.log(self.summary.run_id, numbers, self.summary.final["iteration"] + 1)
+        self._tracking.tag(self.summary.run_id, "champion", telling.match_text(verdict))
 
     def add(self, row: Iteration) -> None:
         """An iteration's metrics at step iteration + 1, with running totals, so that win rates can be drawn against
@@ -152,11 +165,20 @@ class Book:
         self._tracking.log(self.summary.run_id, {**first, **row.metrics, **totals}, row.iteration + 1)
         self.put(iterations=[*self.summary.iterations, {**plain, "metrics": {**row.metrics, **totals}}])
 
+    def draw(self) -> None:
+        """Keep a picture of what the run was made from."""
+        run_id = self.summary.run_id
+        with suppress(TurnwiseError), tempfile.TemporaryDirectory() as folder:  # no picture is no reason to fail
+            drawn = svg(lineage(runs_of(asdict(self.summary)), self._workspace, pipeline=run_id))
+            (file := Path(folder) / PICTURE).write_text(drawn, encoding="utf-8")
+            self._tracking.save(run_id, file, PICTURE)
+
     @contextmanager
     def closing(self) -> Iterator[None]:
         run_id = self.summary.run_id
         try:
             yield
+            self.draw()
             self.put(status="FINISHED")
             self._tracking.note(run_id, self.note)
             self._tracking.finish(run_id)

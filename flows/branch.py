@@ -10,7 +10,6 @@ stage that is named, in every iteration from there on; each other stage keeps th
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -134,7 +133,7 @@ def prepare(
         raise UsageError(
             f"--of {of}: wanted a run of {stage} in a finished iteration of a pipeline run, found none. See: turnwise show {pipeline[:8]}"
         )
-    stored = json.loads(workspace.tracking.artifact(pipeline, "config.json").read_text(encoding="utf-8"))
+    stored = workspace.tracking.read_json(pipeline, "config.json")
     old = presets.resolve(stored)
     _check_through(stage, through, old)
     before, after = (_own(run, again.call.stage) for run in (rerun.stored_config(origin, workspace), again.call.run))

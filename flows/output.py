@@ -17,6 +17,20 @@ from typing import Any
 _ASCII = dict(zip("▏▎▍▌▋▊▉█▁▂▃▄▅▆▇", ("", "", "", *"#####_.:-=+*"), strict=True))
 
 
+_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def visible(value: Any) -> Any:
+    """Stored values as a terminal may have them: a reply holds what a model or a server said, and could move its cursor
+    or change its settings.
+    """
+    if isinstance(value, str):
+        return value.translate(_CONTROLS)
+    if isinstance(value, dict):
+        return {key: visible(one) for key, one in value.items()}
+    return [visible(one) for one in value] if isinstance(value, list) else value
+
+
 class Outlet(io.FileIO):
     """A file that goes on as /dev/null from the first write that fails; lost: that failure."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flows import presets, telling
 from flows.book import Iteration, Summary, open_book, outcome
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from flows.presets import RunConfig
     from flows.telling import Asked
     from stages.frame.contract import Stage
+    from stages.store.models import Version
     from stages.store.workspace import Bar, StageRun, Workspace
 
 LAST = "evaluate"
@@ -38,11 +39,11 @@ class Call:
     run: RunConfig
     inputs: Mapping[str, Sequence[str]]
     iteration: int  # -1 for the base model
-    part: str = "iteration"  # "base" | "start" | "iteration" | "final" | "rerun"
+    part: str = "iteration"  # "base" | "start" | "iteration" | "final" | "candidate" | "champion" | "rerun"
 
     @property
     def title(self) -> str:
-        return f"{self.stage.name} {self.part if self.part in ('base', 'start', 'final') else self.iteration}"
+        return f"{self.stage.name} {self.iteration if self.part in ('iteration', 'rerun') else self.part}"
 
     def fingerprint(self, workspace: Workspace) -> str:
         """By which a finished run is found in its place. Raises UsageError as `stage_fingerprint`."""
@@ -58,6 +59,9 @@ Step = Callable[[Call], "StageRun"]
 
 Watcher = Callable[[Iteration], None]
 """Is told of every iteration when it is done, of the base model first (iteration -1)."""
+
+Judge = Callable[[Step, "Version", Iteration], Mapping[str, Any]]
+"""What becomes of the final adapter, as its registered version and its iteration; a summary's `match`."""
 
 
 def plain_step(
@@ -162,9 +166,10 @@ def run_pipeline(
     *,
     asked: Asked | None = None,
     through: str = LAST,
+    judge: Judge | None = None,
 ) -> Summary:
     """The whole run. make_step: from the id of the parent run to how stages are run. asked: how it was asked for.
-    through: the last stage of the last iteration.
+    through: the last stage of the last iteration. judge: decides about the final adapter.
 
     Finished stages are reused, so after a kill the same call goes on from the last one that finished. Raises what a
     stage raises; the parent run is then marked FAILED, or KILLED on Ctrl-C, with what had been done by then.
@@ -189,9 +194,11 @@ def run_pipeline(
             rows.append(row)
             book.add(row)
             watch(row)
-        if through == LAST and (best := best_of(rows[1:])):
+        if through == LAST and (best := best_of(rows[1 + run.first_iteration :])):
             final = evaluate_final(run, step, best)
             adapter = best.runs[METHODS[run.method][-1]]
             book.put(final={**outcome(final), "run_id": final.run_id, "iteration": best.iteration, "adapter": adapter})
-            book.register()
+            version = book.register()
+            if judge:
+                book.decided(judge(step, version, best))
     return book.summary

@@ -9,7 +9,6 @@ do not tell.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from flows import presets, rerun
@@ -47,7 +46,7 @@ def _collects(run: RunConfig, workspace: Workspace) -> dict[int, str]:
     other = workspace.tracking.find(run.episodes_of)
     if workspace.tracking.experiment(other) != EXPERIMENT:
         raise UsageError(f"episodes_of: wanted a pipeline run, found {run.episodes_of!r}. See: turnwise runs")
-    stored = presets.resolve(json.loads(workspace.tracking.artifact(other, "config.json").read_text(encoding="utf-8")))
+    stored = presets.resolve(workspace.tracking.read_json(other, "config.json"))
     own, theirs = (
         {name: getattr(one, name).model_dump(mode="json", include=keys) for name, keys in SAME.items()}
         for one in (run, stored)

@@ -26,7 +26,9 @@ from stages.frame.types import UsageError
 
 FOLDER = Path(__file__).parent / "presets"
 SHOWN = 80  # letters of a name or value that is quoted in an error
-EachRun = Literal["new_seed", "further", "force"]
+EachRun = Literal["new_seed", "further", "force", "champion"]
+SCHEDULING = ("cron", "timezone", "overlap", "catch_up", "timeout_h", "each_run", "match_episodes")
+"""Keys that say when a preset runs and what becomes of it, and that no result of a stage depends on."""
 WANTS = (
     *(
         (method, "task.agent", "react") for method in ("nlac", "hindsight", "nlql", "nlrl", "sac")
@@ -75,17 +77,42 @@ class RunConfig(Config):
         ge=1,
         description="Iterations between two evaluations, or rounds of `sweeps`; the last one is always evaluated. [ours]",
     )
+    goes_on_from: str = Field(
+        "",
+        pattern=r"^([0-9a-f]+:\d+)?$",
+        description="Pipeline run and its iteration, like 3f9c0a1b:3, after which this one goes on, with a seed of its own. [ours]",
+    )
     cron: str = Field(
         "", description="When `turnwise serve` starts the preset, like '0 3 * * *'; empty = by hand only. [ours]"
     )
+    timezone: str = Field("UTC", description="Of `cron`, by its name, like Europe/Berlin. [ours]")
+    overlap: Literal["cancel", "queue"] = Field(
+        "cancel",
+        description="A run that falls due while another one of the preset goes on: cancelled, or run after it. [ours]",
+    )
+    catch_up: bool = Field(
+        False,
+        description="Make up, as `turnwise serve` starts, for the last run that fell due while nothing served it. [ours]",
+    )
+    timeout_h: float = Field(
+        0.0, ge=0, description="Hours after which a deployment's run is stopped, as by Ctrl-C; 0 = never. [ours]"
+    )
     each_run: EachRun = Field(
         "new_seed",
-        description="What each run of its deployment is: new_seed (the time it was due, in Unix seconds), further (`iterations` more of the same run) "
-        "or force (everything once more). [ours]",
+        description="What each run of its deployment is: new_seed (the time it was due, in Unix seconds), further (`iterations` more of the same run), "
+        "force (everything once more) or champion (`iterations` more from the champion on, whose place it takes where it is better). [ours]",
+    )
+    match_episodes: int = Field(
+        400, ge=2, description="Scenarios on which a run with each_run champion is held against the champion. [ours]"
     )
     task: TaskConfig = Field(default_factory=TaskConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     roles: RolesConfig = Field(default_factory=RolesConfig)
+
+    @property
+    def first_iteration(self) -> int:
+        """Of its own iterations; those before are another run's."""
+        return int(self.goes_on_from.partition(":")[2]) + 1 if self.goes_on_from else 0
 
 
 @cache
@@ -99,9 +126,13 @@ def run_config() -> type[RunConfig]:
     return made
 
 
-def names() -> list[str]:
+def files() -> dict[str, Path]:
     """All presets that ship with turnwise, sorted. A file whose name begins with "_" is only there to be extended."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml") if not path.stem.startswith("_"))
+    return {path.stem: path for path in sorted(FOLDER.glob("*.toml")) if not path.stem.startswith("_")}
+
+
+def names() -> list[str]:
+    return list(files())
 
 
 def check_exists(preset: str) -> Path:
@@ -116,9 +147,10 @@ def check_exists(preset: str) -> Path:
     return path
 
 
-def _file(preset: str) -> Path:
-    """The file of any preset, of one that is only there to be extended as well."""
+def _file(preset: str, folder: str = "") -> Path:
+    """The file of any preset, of one that is only there to be extended as well. folder: where a path counts from."""
     if preset.endswith(".toml"):
+        preset = os.path.join(folder, preset)
         shown = preset if len(preset) <= SHOWN else f"...{preset[-SHOWN:]}"  # the name of a file stands at its end
         if not os.path.isfile(preset):  # not Path's, which raises where a name is too long
             raise UsageError(
@@ -153,13 +185,16 @@ def load(preset: str, sets: Sequence[str] = ()) -> RunConfig:
 
 def _read(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The plain values of a preset file, laid over those of the presets that it `extends`, one name or a list of them,
-    the last one on top.
+    the last one on top. A path there counts from the file's own folder.
     """
     values = read_toml(path, "preset")
     parents, chain = values.pop("extends", []), (*above, path)
     below: dict[str, Any] = {}
-    for parent in [parents] if isinstance(parents, str) else parents:
-        if (file := _file(str(parent))) in chain:
+    parents = [parents] if isinstance(parents, str) else parents
+    if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
+        raise UsageError(f"The preset {path.name}: extends wants the name of a preset, or a list of them.")
+    for parent in parents:
+        if (file := _file(parent, str(path.parent))) in chain:
             circle = " -> ".join(one.stem for one in (*chain, file))
             raise UsageError(f"The presets {circle} extend each other in a circle; let one of them extend nothing.")
         below = _laid_over(below, _read(file, chain))
@@ -170,7 +205,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     """The plain values of a file. Raises UsageError with what the file is, where it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no text, no TOML, a number of 5,000 digits; too deep
         raise UsageError(f"The {what} {path.name} is not readable TOML: {error}.") from None
     except OSError as error:
         raise UsageError(f"The {what} {path} cannot be read: {error.strerror}.") from None
@@ -219,7 +254,7 @@ def _apply(values: dict[str, Any], item: str) -> None:
         values = inner
     try:
         values[last] = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         values[last] = text
 
 

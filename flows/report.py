@@ -23,7 +23,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from flows.telling import rate_text
+from flows.telling import match_text, rate_text
 
 if TYPE_CHECKING:
     from flows.book import Iteration, Summary
@@ -179,6 +179,8 @@ def ending(summary: Summary) -> list[str]:
         lines.append(
             f"test        base {rate_text(summary.base)} -> iteration {summary.final['iteration']} {rate_text(summary.final)}"
         )
+    if summary.match:
+        lines.append(f"champion    {match_text(summary.match)}")
     told = [one["metrics"][EXPLAINED] for one in summary.iterations if EXPLAINED in one.get("metrics", {})]
     if told:
         lines.append(
@@ -224,14 +226,14 @@ def _cell(metrics: Mapping[str, float], metric: str, form: str) -> str:
 
 def emit(value: Any) -> None:
     """Print one JSON value; a number that JSON lacks becomes null."""
-    print(json.dumps(_finite(value)))
+    print(json.dumps(finite(value)))
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [finite(one) for one in value]
     return value

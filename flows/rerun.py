@@ -9,7 +9,6 @@ its tag `rerun_of`, and nothing that is stored changes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -83,7 +82,7 @@ def is_same(call: Call, old: str, workspace: Workspace) -> bool:
 
 def stored_config(run_id: str, workspace: Workspace, sets: Sequence[str] = ()) -> RunConfig:
     """The config that a stage run had, with `sets` over it; sections that the stage does not read have their defaults."""
-    stored = json.loads(workspace.tracking.artifact(run_id, "config.json").read_text(encoding="utf-8"))
+    stored = workspace.tracking.read_json(run_id, "config.json")
     return presets.resolve({**stored["config"], "seed": stored["seed"], "preset": f"rerun of {run_id[:8]}"}, sets)
 
 
@@ -128,8 +127,7 @@ def stage_run_of(stage: str, run_id: str, workspace: Workspace, iteration: int |
 def stored_summary(workspace: Workspace, run_id: str) -> dict[str, Any]:
     """What a pipeline run left about itself; for one that was killed, as of its last finished iteration."""
     try:
-        path = workspace.tracking.artifact(run_id, SUMMARY)
+        summary = workspace.tracking.read_json(run_id, SUMMARY)
     except MissingInput:
         return {"run_id": run_id, "base": {}, "final": {}, "iterations": []}
-    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return {**summary, "status": workspace.tracking.status(run_id)}

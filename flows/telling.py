@@ -24,6 +24,10 @@ NAMED_LENGTH = 24  # characters of a changed value in a name
 LISTED, LONG = 20, 60  # changes that the description tells, and characters of a value; all are params of the run
 
 
+Changes = Mapping[str, tuple[Any, Any]]
+"""`section.key` -> the value before and the value now; None where there is none."""
+
+
 @dataclass(frozen=True)
 class Asked:
     """How a run was asked for. changed: what differs from the preset, or from the run that this one leaves,
@@ -31,7 +35,7 @@ class Asked:
     """
 
     command: str = ""
-    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    changed: Changes = field(default_factory=dict)
     leaves: str = ""  # "rerun critic 1 of 3f9c0a1b", where it leaves another run
     tags: Mapping[str, str] = field(default_factory=dict)
 
@@ -43,11 +47,14 @@ class Asked:
 
 def asked(preset: str, run: RunConfig, sets: Sequence[str]) -> Asked:
     """How `run` was asked for: `turnwise run preset --set ...`. Raises UsageError where there is no such preset."""
-    command = shlex.join(["turnwise", "run", preset, *(part for item in sets for part in ("--set", item))])
-    return Asked(
-        without_password(command),
-        differences(presets.load(preset).model_dump(mode="json"), run.model_dump(mode="json")),
-    )
+    before = presets.load(preset).model_dump(mode="json")
+    return Asked(command_of(preset, sets), differences(before, run.model_dump(mode="json")))
+
+
+def command_of(preset: str, sets: Sequence[str], *options: str) -> str:
+    """The command that runs a preset."""
+    changes = [part for item in sets for part in ("--set", item)]
+    return without_password(shlex.join(["turnwise", "run", preset, *changes, *options]))
 
 
 def run_name(run: RunConfig, how: Asked) -> str:
@@ -56,13 +63,13 @@ def run_name(run: RunConfig, how: Asked) -> str:
     return f"{run.preset} seed {run.seed}{f', {how.leaves}' if how.leaves else ''}{changed}"
 
 
-def changes_named(changed: Mapping[str, tuple[Any, Any]], section: str = "") -> str:
+def changes_named(changed: Changes, section: str = "") -> str:
     """The first changes, to be added to a name. section: whose keys go without it."""
     told = [f", {key.removeprefix(f'{section}.')} {_short(new)}" for key, (_, new) in changed.items()]
     return "".join(told[:NAMED]) + (f", {len(told) - NAMED} more" if len(told) > NAMED else "")
 
 
-def changes_told(changed: Mapping[str, tuple[Any, Any]]) -> str:
+def changes_told(changed: Changes) -> str:
     """Every change with what was before: "critic.lr 0.0001 -> 0.01"; "nothing" where there is none."""
     return (
         without_password(", ".join(f"{key} {_text(old)} -> {_text(new)}" for key, (old, new) in changed.items()))
@@ -77,6 +84,8 @@ def note(
     and where the stage runs are.
     """
     parts = [f"{run.method} on {run.task.env}, {run.iterations} iterations, seed {run.seed}.", *_result(summary)]
+    if summary.match:
+        parts.append(f"Against the champion: {match_text(summary.match)}.")
     if how.command:
         differ = [
             f"{code(key)} {code(_short(new, LONG))} (there {code(_short(old, LONG))})"
@@ -89,6 +98,8 @@ def note(
         parts.append(f"Its adapter is registered as [{model.name}, version {model.number}]({model.link}).")
     if how.command:
         parts.append(f"Command: {code(how.command)}")
+    if page := how.tags.get("prefect_page"):
+        parts.append(f"Made by [this flow run]({page}).")
     local = " with local changes" if commit.get("git_dirty") == "true" else ""
     parts.append(f"Commit: {code(commit.get('git_commit', 'unknown'))}{local}")
     head = "\n\n".join(parts)
@@ -118,6 +129,19 @@ def rate_text(outcome: Mapping[str, Any]) -> str:
         else ""
     )
     return f"{outcome['win_rate']:.2f}{interval}"
+
+
+def match_text(verdict: Mapping[str, Any]) -> str:
+    """What was decided of a candidate, and why: "promoted: 0.62 to 0.55 of version 3 on 200 scenarios, difference +0.07
+    (+0.02 to +0.12)".
+    """
+    word = "promoted" if verdict["promoted"] else "kept"
+    other = f"version {verdict['against']}" if verdict["against"] else "the base model"
+    if "difference" not in verdict:
+        return f"{word}: {other} and the candidate have {verdict['scenarios']} scenarios in common, too few to tell"
+    low, high = verdict["difference_low"], verdict["difference_high"]
+    rates = f"the candidate wins {verdict['candidate']:.2f} and {other} {verdict['champion']:.2f}"
+    return f"{word}: on {verdict['scenarios']} scenarios {rates}, difference {verdict['difference']:+.2f} (95 % {low:+.2f} to {high:+.2f})"
 
 
 def _result(summary: Summary) -> list[str]:

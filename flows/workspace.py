@@ -126,7 +126,7 @@ def make_engine(run: RunConfig) -> Engine:
     if model.engine == "openai":
         from stages.llm.openai import OpenAIEngine
 
-        return OpenAIEngine(model.path, url=model.url)
+        return OpenAIEngine(model.path, url=model.url, timeout_s=model.timeout_s)
     from stages.llm.scripted import ScriptedEngine
 
     return ScriptedEngine()

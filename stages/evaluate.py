@@ -126,12 +126,7 @@ def run(context: Context) -> Outputs:
     episodes = played if trials > 1 else rounds[0] if rounds else []
     check_environment(episodes)
     scored = [e for e in episodes if e.outcome.trainable]
-    metrics = summary(episodes, "evaluate") | win_interval(scored, trials)
-    if config.abort_below is not None:
-        metrics["evaluate/given_up"] = float(sum(e.error == GIVEN_UP for e in episodes))
-    metrics |= {
-        f"evaluate/{task.env}/{name}": value for name, value in envs.describe(task.env, task.options, scored).items()
-    }
+    metrics = outcome(context, episodes, trials)
     rows: dict[str, Sequence[Row]] = dict(episode_rows(played, context.iteration))
     files: dict[str, Path] = {}
     if config.audit_turns and context.latest("critic"):
@@ -147,6 +142,16 @@ def run(context: Context) -> Outputs:
     if config.probe_path:
         metrics |= probe(context, config.probe_path, config.probe_rows, policy)
     return Outputs(metrics, rows, files)
+
+
+def outcome(context: Context, episodes: Sequence[Episode], trials: int) -> dict[str, float]:
+    """What the episodes themselves tell. context: as `on_test` has it, on the test split."""
+    task, scored = context.run.task, [e for e in episodes if e.outcome.trainable]
+    metrics = summary(episodes, "evaluate") | win_interval(scored, trials)
+    if context.config.abort_below is not None:
+        metrics["evaluate/given_up"] = float(sum(e.error == GIVEN_UP for e in episodes))
+    told = envs.describe(task.env, task.options, scored)
+    return metrics | {f"evaluate/{task.env}/{name}": value for name, value in told.items()}
 
 
 def win_interval(scored: Sequence[Episode], trials: int) -> dict[str, float]:

@@ -1,8 +1,9 @@
-"""Make a small base model that ships with the project: of words, for the roles on the desk or in 20 Questions, or of
-bytes, for agents in math, game24 and wiki_search.
+"""Make a small base model that ships with the project: of words, for the roles on the desk, in 20 Questions or in
+arithmetic, or of bytes, for agents in math, game24 and wiki_search.
 
     turnwise pretrain --set pretrain.steps=2000
     turnwise pretrain --set pretrain.corpus=twenty --set roles.prompts=twenty --out data/base_twenty
+    turnwise pretrain --set pretrain.corpus=maths --set roles.prompts=maths --out data/base_maths
     turnwise pretrain --set pretrain.corpus=agents --out data/base_agents
 
 Llama-shaped, trained from scratch on text of `corpora/`, saved as AutoModelForCausalLM and AutoTokenizer load it. Muon
@@ -21,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from stages.corpora import Example, agents, desk, twenty, twenty_marks
+from stages.corpora import Example, agents, desk, maths, twenty, twenty_marks
 from stages.corpora.encoding import Ids, encode_episode, encode_reply, encode_thoughts, encode_turns
-from stages.corpora.held_out import agents_card, desk_card, play_scores, role_scores, twenty_card
+from stages.corpora.held_out import agents_card, desk_card, maths_card, play_scores, role_scores, twenty_card
 from stages.corpora.tokenizers import byte_tokenizer, word_tokenizer
 from stages.frame.contract import Config, Context, Outputs, Stage
 from stages.llm.roles import Roles, roles_of
@@ -47,19 +48,30 @@ OF_AGENTS = {
 OF_TWENTY = {"batch": 48, "steps": 2400, "whole": 1.0, "probe_rows": 100}
 """Defaults where corpus = twenty, in which earlier thoughts and answers teach the table."""
 
-OTHERS: dict[str, dict[str, Any]] = {"agents": OF_AGENTS, "twenty": OF_TWENTY}
-ROLE_PLAY: dict[str, Any] = {"desk": desk, "twenty": twenty}
+OF_MATHS = {"width": 96, "batch": 48, "steps": 800, "whole": 1.0, "general_rows": 0, "probe_rows": 200}
+"""Defaults where corpus = maths, in which earlier turns are arithmetic, too."""
+
+OTHERS: dict[str, dict[str, Any]] = {"agents": OF_AGENTS, "twenty": OF_TWENTY, "maths": OF_MATHS}
+ROLE_PLAY: dict[str, Any] = {"desk": desk, "twenty": twenty, "maths": maths}
 """Corpora of all roles: modules with `SHARE`, `example` and `words`."""
+
+MARKS = {
+    "desk": (desk.right, desk_card),
+    "twenty": (twenty_marks.right, twenty_card),
+    "maths": (maths.right, maths_card),
+}
+"""Which replies of these are right, and the card that tells it."""
 
 
 class PretrainConfig(Config):
-    """Shape and schedule of the base model. Some defaults are others for agents and twenty: see each."""
+    """Shape and schedule of the base model. Some defaults are others for agents, twenty and maths: see each."""
 
-    corpus: Literal["desk", "twenty", "agents"] = Field(
+    corpus: Literal["desk", "twenty", "maths", "agents"] = Field(
         "desk",
-        description="What it is taught: the roles on the desk, those in 20 Questions (with roles.prompts = twenty), or to act in three environments. [ours]",
+        description="What it is taught: the roles on the desk, those in 20 Questions (with roles.prompts = twenty) or in arithmetic (maths), or to act in "
+        "three environments. [ours]",
     )
-    width: int = Field(128, ge=16, description="Hidden size. [ours]")
+    width: int = Field(128, ge=16, description="Hidden size; 96 for maths. [ours]")
     layers: int = Field(3, ge=1, description="Decoder layers; 4 for agents. [ours]")
     heads: int = Field(4, ge=1, description="Attention heads. [ours]")
     positions: int = Field(
@@ -68,8 +80,10 @@ class PretrainConfig(Config):
     vocabulary: int = Field(
         1000, ge=262, description="Tokens of the byte-level tokenizer, for agents; the others have one a word. [ours]"
     )
-    steps: int = Field(2000, ge=1, description="Optimiser steps; 1800 for agents, 2400 for twenty. [ours]")
-    batch: int = Field(96, ge=1, description="Examples a step; 32 for agents, 48 for twenty. [ours]")
+    steps: int = Field(
+        2000, ge=1, description="Optimiser steps; 1800 for agents, 2400 for twenty, 800 for maths. [ours]"
+    )
+    batch: int = Field(96, ge=1, description="Examples a step; 32 for agents, 48 for twenty and maths. [ours]")
     parts: int = Field(4, ge=1, description="Passes of like length that a step is cut into, against padding. [ours]")
     muon_lr: float = Field(0.02, gt=0, description="Learning rate of the matrices. [ours]")
     adam_lr: float = Field(3e-3, gt=0, description="Learning rate of embeddings and norms. [ours]")
@@ -78,17 +92,17 @@ class PretrainConfig(Config):
         0.2,
         ge=0,
         le=1,
-        description="Share of the steps, the first ones, that learn what stands before the last reply, too; 1 for agents and twenty. [ours]",
+        description="Share of the steps, the first ones, that learn what stands before the last reply, too; 1 for agents, twenty and maths. [ours]",
     )
     general_rows: int = Field(
         3000,
         ge=0,
-        description="Role rows written to general.jsonl, for mixing into later training; 0 for agents. [ours]",
+        description="Role rows written to general.jsonl, for mixing into later training; 0 for agents and maths. [ours]",
     )
     probe_rows: int = Field(
         40,
         ge=1,
-        description="Held-out rows a role in probe.jsonl, for scores and the forgetting probe; for agents 192 episodes a task, for twenty 100 rows. [ours]",
+        description="Held-out rows a role in probe.jsonl, for scores and the forgetting probe; for agents 192 episodes a task, for twenty 100 rows, for maths 200. [ours]",
     )
 
     @model_validator(mode="before")
@@ -107,7 +121,7 @@ class Material:
 
 
 def roles_material(corpus: Any, roles: Roles) -> Material:
-    encode = encode_turns if corpus is desk else encode_thoughts
+    encode = encode_thoughts if corpus is twenty else encode_turns
     return Material(word_tokenizer(corpus.words(roles)), lambda rng: corpus.example(rng, roles), encode)
 
 
@@ -239,7 +253,7 @@ def run(context: Context) -> Outputs:
         f"{config.steps} steps of {config.batch}"
     )
     if corpus:
-        right, told = (desk.right, desk_card) if corpus is desk else (twenty_marks.right, twenty_card)
+        right, told = MARKS[config.corpus]
         scores = role_scores(folder, write_rows(folder, config, roles, seed), right)
         card = told(made, config.probe_rows, scores)
     else:
@@ -255,7 +269,8 @@ def write_rows(folder: Path, config: PretrainConfig, roles: Roles, seed: int) ->
     corpus, rng = ROLE_PLAY[config.corpus], random.Random(f"held out {seed}")
     probe = [row for role in corpus.SHARE for row in probe_rows(corpus, config.probe_rows, rng, roles, role)]
     for name, content in (("probe", probe), ("general", probe_rows(corpus, config.general_rows, rng, roles))):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+        if content:
+            (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
     return probe
 
 

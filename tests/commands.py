@@ -20,6 +20,7 @@ from typing import Any
 
 from stages.store import sqlite
 from stages.store.artifacts import SEAL
+from stages.store.execute import INGREDIENTS
 from stages.store.replay import Replay
 from stages.store.tables import TABLES
 from stages.store.tracking import Tracking
@@ -39,6 +40,7 @@ RUN = (
     "--json",
     *(part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")),
 )
+NAMING_RUNS = ("inputs.json", INGREDIENTS, "outputs.json", "adapter_config.json", SEAL)
 NLAC = ("collect", "targets", "critic", "refine", "distill", "evaluate")
 TITLES = (
     "evaluate base",
@@ -193,7 +195,7 @@ def _files(folder: Path) -> dict[str, str]:
     """Artifact -> hash of its bytes; the name alone where run ids or times stand in it, or what peft lists in no order."""
     found = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        told = path.suffix == ".parquet" or path.name in ("inputs.json", "outputs.json", "adapter_config.json", SEAL)
+        told = path.suffix == ".parquet" or path.name in NAMING_RUNS
         found[str(path.relative_to(folder))] = "" if told else hashlib.sha256(path.read_bytes()).hexdigest()
     return found
 

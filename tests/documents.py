@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,7 @@ DOCS = ROOT / "docs"
 PAGES = [path for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))) if path.is_file()]
 # Every word in backticks of these must be something that can be looked up.
 CHECKED = ("architecture.md", "paper-map.md", "extending.md")
-CODE = [path for folder in ("flows", "stages") for path in sorted((ROOT / folder).rglob("*.py"))]
+CODE = [path for folder in ("turnwise", "flows", "stages") for path in sorted((ROOT / folder).rglob("*.py"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
@@ -156,6 +157,7 @@ def command_problem(line: str) -> str:
         missing = [word for word in shlex.split(line, comments=True)[1:] if "=" not in word and word not in targets]
         return f"no target {missing[0]} in the Makefile" if missing else ""
     from flows import cli, presets
+    from flows.study.sweep import study_text
 
     words = shlex.split(line, comments=True)[1:]
     if words[-1:] == ["..."]:
@@ -164,7 +166,11 @@ def command_problem(line: str) -> str:
         return ""  # the command itself is spoken of
     try:
         args = cli.build_parser().parse_args(words)
-        if args.command in ("run", "plan") and not args.preset.isupper() and not args.preset.endswith(".toml"):
+        if args.command == "run" and not args.preset.isupper() and not args.preset.endswith(".toml"):
+            swept = tomllib.loads(study_text(args.preset, args.set, args.seeds))
+            for method in swept["methods"].values():
+                presets.load(args.preset, [*swept["sets"], *method["sets"]])
+        elif args.command == "plan" and not args.preset.isupper() and not args.preset.endswith(".toml"):
             presets.load(args.preset, args.set)
         elif args.command in ("run", "rerun", "pretrain"):
             presets.resolve({}, args.set)

@@ -5,7 +5,7 @@ flows.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from pydantic import Field
 
 from flows import presets, registry
 from stages.frame.contract import Config, Context, Outputs, Stage
+from stages.frame.types import Row
 
 POLICIES = ("distill", "rft", "grpo")
 INPUTS = {
@@ -38,16 +39,20 @@ class FakeConfig(Config):
     lr: float = 0.1
     split: str = "validation"
     test_options: dict[str, Any] = Field(default_factory=dict)
+    episodes: int = 8
 
 
 @dataclass
 class Stages:
-    """What was called, and what is to happen. win_rates: validation win rate by iteration, -1 the base model's."""
+    """What was called, and what is to happen. win_rates: validation win rate by iteration, -1 the base model's. won: by
+    the scenario's number, of the policy that an evaluation reads; the rows of `episodes` are left out without it.
+    """
 
     calls: list[tuple[str, int]] = field(default_factory=list)
     inputs: dict[tuple[str, int], dict[str, list[str]]] = field(default_factory=dict)
     splits: list[tuple[str, int]] = field(default_factory=list)
     win_rates: dict[int, float] = field(default_factory=lambda: {-1: 0.1, 0: 0.3, 1: 0.5, 2: 0.5})
+    won: Callable[[str | None, int], bool] | None = None
     raises: dict[tuple[str, int], BaseException] = field(default_factory=dict)
 
     def run(self, name: str, context: Context) -> Outputs:
@@ -70,8 +75,23 @@ class Stages:
         if name == "evaluate":
             self.splits.append((context.config.split, context.iteration))
             rate = self.win_rates[context.iteration]
-            return Outputs({"evaluate/win_rate": rate, "evaluate/win_low": rate - 0.1, "evaluate/win_high": rate + 0.1})
+            metrics = {"evaluate/win_rate": rate, "evaluate/win_low": rate - 0.1, "evaluate/win_high": rate + 0.1}
+            return Outputs(metrics, self.episodes(context))
         return Outputs({f"{name}/episodes": 4.0, f"{name}/lr": context.config.lr}, files=files)
+
+    def episodes(self, context: Context) -> dict[str, Sequence[Row]]:
+        if self.won is None:
+            return {}
+        policy = context.latest("rft")
+        rows = []
+        for i in range(context.config.episodes):
+            row = {
+                "episode_id": f"e{i}", "iteration": 0, "task": "t", "split": "s", "scenario_id": str(i), "scenario": {}, "adapter": None,
+                "outcome": "scored", "total_reward": float(self.won(policy, i)), "n_turns": 1, "n_malformed": 0, "attempts": 1,
+                "seconds": 0.0, "n_tokens": 1, "error": "", "messages": [],
+            }  # fmt: skip
+            rows.append(row)
+        return {"episodes": rows}
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -22,6 +22,8 @@ class Stub:
         self.asked: list[tuple[str, dict[str, Any], str]] = []
         self.answer: Callable[[str, dict[str, Any]], Answer] = lambda path, body: (200, good(body))
         self.content_type = "application/json"
+        self.headers: dict[str, str] = {}  # more of them
+        self.pieces: Callable[[str, dict[str, Any]], Iterator[bytes]] | None = None  # of a body without a length
         self.context: int | None = None  # that it tells of the model
         self.greeted = 0
         self.busy = self.busiest = 0
@@ -52,6 +54,9 @@ class Stub:
             self.asked.append((http.path, body, http.headers.get("Authorization", "")))
             self.busy += 1
             self.busiest = max(self.busiest, self.busy)
+        if self.pieces is not None:
+            self.drip(http, self.pieces(http.path, body))
+            return
         status, reply = self.answer(http.path, body)
         with self.lock:
             self.busy -= 1
@@ -69,10 +74,23 @@ class Stub:
             http.send_header("Content-Type", self.content_type)
             http.send_header("Content-Length", str(len(data)))
             http.send_header("Retry-After-Ms", "1")
+            for name, value in self.headers.items():
+                http.send_header(name, value)
             http.end_headers()
             http.wfile.write(data)
         except OSError:
             pass  # the client gave up, which is what a test wanted
+
+    def drip(self, http: BaseHTTPRequestHandler, pieces: Iterator[bytes]) -> None:
+        """A body that ends with its connection."""
+        try:
+            http.send_response(200)
+            http.end_headers()
+            for piece in pieces:
+                http.wfile.write(piece)
+                http.wfile.flush()
+        except OSError:
+            pass
 
 
 def stub_engine(url: str | Sequence[str], **settings: Any) -> OpenAIEngine:

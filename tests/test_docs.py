@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -207,6 +209,24 @@ def test_the_presets_of_the_page_are_read(tmp_path: Path) -> None:
         "preset": "ablation",
         "refine": demo["refine"] | {"critique": "none"},
     }
+
+
+def test_the_preset_of_operations_can_be_served_and_its_commands_run(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from flows import cli
+    from flows.orchestration.deployments import deployments
+
+    monkeypatch.chdir(home)
+    (home / "my").mkdir()
+    (home / "my" / "nightly.toml").write_text(blocks("operations.md", "toml")[0], encoding="utf-8")
+    shutil.copytree(ROOT / "data" / "base", home / "data" / "base")
+    made, _ = deployments({"nightly": "my/nightly.toml"}, "desk")
+    assert [one.schedule.timezone for one in made.schedules or []] == ["Europe/Berlin"]  # type: ignore[union-attr]
+    lines = [line for line in commands(DOCS / "operations.md") if line.startswith("turnwise run ")]
+    assert lines
+    for line in dict.fromkeys(lines):
+        assert cli.main([*shlex.split(line)[1:], "--home", str(home), "--dry-run"]) == 0, capsys.readouterr().err
 
 
 def test_the_stage_of_the_page_runs(workspace: Workspace, tmp_path: Path) -> None:

@@ -109,8 +109,8 @@ class Higher(_Versus):
 class Sooner(_Versus):
     """The study's level of the win rate on validation after less of a cost than each control, run by run.
 
-    It holds where that is so of every pair of runs, and does not where it is so of none; a run that never reached the
-    level is later than all that did.
+    It holds where that is so of every pair of runs, and does not where it took more in every pair; a run that never
+    reached the level is later than all that did.
     """
 
     axis: str = "episodes"

@@ -97,17 +97,16 @@ def running(program: Program, run_id: str, workspace: Workspace, folder: Path) -
         log.unlink(missing_ok=True)
 
 
-def stored(program: Program, run_id: str, workspace: Workspace, folder: Path) -> Said | None:
-    """What it printed when it ran last with the same code; None where it has not."""
-    found = workspace.tracking.finished(_fingerprint(program, run_id, folder), EXPERIMENT)
+def stored(fingerprint: str, workspace: Workspace) -> Said | None:
+    """What a program printed when it ran with this fingerprint; None where it has not."""
+    found = workspace.tracking.finished(fingerprint, EXPERIMENT)
     return None if found is None else Said(workspace.tracking.artifact(found, SAID).read_text(encoding="utf-8"), 0)
 
 
-def keep(program: Program, run_id: str, text: str, status: int, workspace: Workspace, folder: Path) -> Said:
+def keep(program: Program, text: str, status: int, fingerprint: str, workspace: Workspace) -> Said:
     """A run in MLflow's experiment `claims`, FAILED where the program was."""
     tracking = workspace.tracking
-    tags = {**code_version(), "fingerprint": _fingerprint(program, run_id, folder)}
-    kept = tracking.start(EXPERIMENT, program.title, tags)
+    kept = tracking.start(EXPERIMENT, program.title, {**code_version(), "fingerprint": fingerprint})
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch, SAID)
         file.write_text(text, encoding="utf-8")
@@ -116,7 +115,8 @@ def keep(program: Program, run_id: str, text: str, status: int, workspace: Works
     return Said(text, status)
 
 
-def _fingerprint(program: Program, run_id: str, folder: Path) -> str:
+def fingerprint_of(program: Program, run_id: str, folder: Path) -> str:
+    """sha256 over its command and the code that it stands on, as it is now."""
     found = hashlib.sha256("\0".join(program.argv(run_id)).encode())
     for part in ("stages", "benchmarks", "tests/theory"):
         for file in sorted((folder / part).rglob("*.py")):

@@ -1,4 +1,4 @@
-"""What each command does and shows. `flows/cli.py` reads the command line.
+"""What each command does and shows. `flows/arguments` has what each is given.
 
 Modules:
 
@@ -6,11 +6,21 @@ Modules:
     study        `turnwise study`: the runs of a comparison, and what they say together
     claims       `turnwise claims`: what the sources claim, and what is seen here
     show         `turnwise show`: a run, or an episode with futures, critiques and refinements beside its turns
+    listed       in `turnwise show RUN`: its episodes, by outcome and by what the critic got wrong
+    view         `turnwise view`: one or two runs as a page that needs no other file
     certificate  in `turnwise show EPISODE`: whether every turn's tokens stand in the state after it, and what differs where not
     ledger       `turnwise show RUN --ledger EPISODE`: what each turn of an episode earned and counted for in the loss
+    due          `turnwise run` with --due: the run that a preset's schedule would have made then
     dry_run      `--dry-run`: what would run, what would be reused
+    explain      `turnwise explain`: whether a stage would run again or be reused, and because of what
+    lineage      `turnwise lineage`: the stage runs that made a run
+    presets      `turnwise presets`: a line a preset
+    sweep        `turnwise run` with --seeds or lists of values in --set: all combinations, as a study
+    compare      `turnwise compare`: runs side by side
+    sql          `turnwise sql`: DuckDB's answer about the rows of the runs
     gc           `turnwise gc`: weights that nobody needs any more
     describe     `turnwise stages`, from the stages themselves
     data         `turnwise data`: fetches a task's published data, lists what there is
     export       rows, adapters, and merged models with or without their value head, to a folder
+    bundle       `turnwise import`, `turnwise replay`: a bundle taken in, and what a run stored worked out again
 """

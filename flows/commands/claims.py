@@ -99,7 +99,8 @@ def _said(
 
 def said_by(program: Program, run_id: str, workspace: Workspace, display: Display, folder: Path) -> Said:
     """What the program printed when it ran with today's code, which it does now unless it has."""
-    if known := programs.stored(program, run_id, workspace, folder):
+    fingerprint = programs.fingerprint_of(program, run_id, folder)
+    if known := programs.stored(fingerprint, workspace):
         return known
     display.say(program.title)
     with programs.running(program, run_id, workspace, folder) as child:
@@ -108,7 +109,7 @@ def said_by(program: Program, run_id: str, workspace: Workspace, display: Displa
         text, status = child.log.read_text(errors="replace"), child.status or 0
     if status:
         display.say(f"{program.title}: exit status {status}; it said last: {text.strip().splitlines()[-1:]}")
-    return programs.keep(program, run_id, text, status, workspace, folder)
+    return programs.keep(program, text, status, fingerprint, workspace)
 
 
 def _metrics(row: Row, workspace: Workspace) -> list[Mapping[str, float]]:

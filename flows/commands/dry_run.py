@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flows import pipeline, played
+from flows import champion, pipeline, played
 
 if TYPE_CHECKING:
     from flows.branch import Branch
@@ -38,7 +38,8 @@ def plan(
             0.0,
         )
 
-    inner = branch.step(look, workspace) if branch else played.step(look, run, workspace)
+    inner = champion.goes_on(played.step(look, run, workspace), run, workspace)
+    inner = branch.step(inner, workspace) if branch else inner
 
     def step(call: Call) -> StageRun:
         found = inner(call)
@@ -57,7 +58,11 @@ def plan(
     rows = list(pipeline.iterate(run, step, through))
     if through != pipeline.LAST:
         return planned
-    if rows and all(PENDING not in row.runs.values() for row in rows) and (best := pipeline.best_of(rows)):
+    if (
+        rows
+        and all(PENDING not in row.runs.values() for row in rows)
+        and (best := pipeline.best_of(rows[run.first_iteration :]))
+    ):
         pipeline.evaluate_final(run, step, best)
     elif rows:  # which adapter is the best is known only when all are evaluated
         planned.append({"stage": "evaluate", "part": "final", "iteration": None, "reuse": None})

@@ -1,5 +1,5 @@
-"""Takes results out of the store: rows as Parquet, an adapter, a merged model with or without its value head; and puts
-a pretrained base in place.
+"""Takes results out of the store: rows as Parquet, an adapter, a merged model with or without its value head, a bundle;
+and puts a pretrained base in place.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows import presets
 from flows.book import EXPERIMENT
+from flows.bundle.write import stage_runs, write
 from flows.registry import load_stage
 from flows.rerun import stored_summary
 from stages.frame.types import MissingInput, UsageError
@@ -26,14 +27,17 @@ HEAD = "head"  # its artifact, and the folder beside the merged model
 
 
 def export_run(workspace: Workspace, run: str, folder: Path, what: str) -> list[Path]:
-    """Write the rows of a run, its adapter, its model with the adapter merged in, or that with its critic, to a new
-    folder. Returns the files.
+    """Write the rows of a run, its adapter, its model with the adapter merged in, that with its critic, or all that it
+    left, to a new folder. Returns the files.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"export: wanted a new or empty folder, but {folder} has something in it. Name another one.")
     run_id = workspace.tracking.find(run)
+    if what == "bundle":
+        return write(workspace, run_id, folder)
     if what == "rows":
-        written = workspace.replay.export(_stage_runs(workspace, run_id), folder)
+        is_pipeline = workspace.tracking.experiment(run_id) == EXPERIMENT
+        written = workspace.replay.export(stage_runs(workspace, run_id) if is_pipeline else [run_id], folder)
         if not written:
             raise UsageError(f"run {run_id[:8]} has no rows: only stages that write tables have. See: turnwise stages")
         return written
@@ -42,7 +46,7 @@ def export_run(workspace: Workspace, run: str, folder: Path, what: str) -> list[
         raise UsageError(
             f"--what critic: wanted a run with a value head, one of {CRITIC_STAGE}, found one of {found}. See: turnwise runs --stage {CRITIC_STAGE}"
         )
-    stored = json.loads(workspace.tracking.artifact(source, "config.json").read_text(encoding="utf-8"))
+    stored = workspace.tracking.read_json(source, "config.json")
     name = _critic_adapter(source, stored) if what == "critic" else "adapter"
     adapter = workspace.tracking.artifact(source, name)
     if what == "adapter":
@@ -57,11 +61,13 @@ def export_run(workspace: Workspace, run: str, folder: Path, what: str) -> list[
 def merge(base: str, adapter: Path, folder: Path) -> None:
     """Save the base model with the adapter added to its weights, as AutoModelForCausalLM and AutoTokenizer load it."""
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(adapter))
+    from stages.llm.hf import read_base
+
+    weights, tokenizer = read_base(base, "auto")
+    model: Any = PeftModel.from_pretrained(weights, str(adapter))
     model.merge_and_unload().save_pretrained(folder)
-    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def add_critic(workspace: Workspace, run_id: str, stored: Mapping[str, Any], folder: Path) -> None:
@@ -122,15 +128,6 @@ def _critic_adapter(run_id: str, stored: Mapping[str, Any]) -> str:
             f"--what critic: run {run_id[:8]} trained no critic, its {CRITIC_STAGE}.alpha is 0; train one with alpha above 0"
         )
     return name
-
-
-def _stage_runs(workspace: Workspace, run_id: str) -> list[str]:
-    """All stage runs of a pipeline run, each once; a stage run is its own."""
-    if workspace.tracking.experiment(run_id) != EXPERIMENT:
-        return [run_id]
-    summary = stored_summary(workspace, run_id)
-    ids = [one for row in summary["iterations"] for one in row["runs"].values()]
-    return list(dict.fromkeys([*ids, *(summary[part]["run_id"] for part in ("base", "final") if summary[part])]))
 
 
 def _adapter_run(workspace: Workspace, run_id: str) -> str:

@@ -6,7 +6,7 @@ turnwise show RUN --ledger EPISODE
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,12 @@ from rich.text import Text
 
 from flows.book import EXPERIMENT
 from flows.rerun import stage_run_of
+from flows.view.credit import FILE, STAGE, turn_lines
 from stages.frame.types import Row, UsageError
 
 if TYPE_CHECKING:
     from stages.store.workspace import Workspace
 
-STAGE = "self_ac"
-FILE = "ledger.parquet"  # its artifact
 NAMED = 3  # episodes that an error names
 NUMBERS = ("reward", "value", "target", "advantage", "ratio", "share")
 
@@ -64,7 +63,7 @@ def ledger_table(found: Mapping[str, Any]) -> RenderableType:
     table.add_column("text", ratio=1, overflow="fold")
     for name in ("tokens", *NUMBERS):
         table.add_column(name, justify="right", no_wrap=True)
-    lines = turn_lines(found)
+    lines = turn_lines(found["entries"], found["texts"])
     for line in lines:
         table.add_row(
             str(line["turn"]), Text(line["text"]), str(line["tokens"] or ""), *(_cell(line, name) for name in NUMBERS)
@@ -75,33 +74,6 @@ def ledger_table(found: Mapping[str, Any]) -> RenderableType:
     )
     loss = f"share: part of the actor's loss of the step, {found['loss'] + 0.0:.4g}; this episode's: {mine + 0.0:.4g}."
     return Group(Rule(Text(title)), table, Text(f"rewards sum to {rewards:g}. target: mean over n. {loss}"))
-
-
-def turn_lines(found: Mapping[str, Any]) -> list[Row]:
-    """Of each turn, and of the end state, what the table shows; in the order of the ledger."""
-    groups: dict[tuple[int, int], list[Row]] = {}
-    for entry in found["entries"]:
-        if entry["turn"] >= 0:
-            groups.setdefault((entry["first_turn"], entry["turn"]), []).append(entry)
-    return [_line(entries, found["texts"]) for entries in groups.values()]
-
-
-def _line(entries: Sequence[Row], texts: Mapping[int, str]) -> Row:
-    first, in_action = entries[0], entries[0]["in_action"]
-    targets = [value for name, value in first.items() if name.startswith("target_") and value is not None]
-    return {
-        "turn": first["turn"],
-        "first_turn": first["first_turn"],
-        "text": " ".join(texts.get(first["turn"], "").split()) if in_action else "(end)",
-        "tokens": len(entries) if in_action else 0,
-        "reward": first["reward"],
-        "value": first["value"],
-        "target": sum(targets) / len(targets) if targets else None,
-        "advantage": first["advantage"],
-        "ratio": [entry["ratio"] for entry in entries if entry["ratio"] is not None],
-        "clipped": any(entry["clipped"] for entry in entries),
-        "share": sum(entry["loss_share"] for entry in entries),
-    }
 
 
 def _cell(line: Row, name: str) -> str:

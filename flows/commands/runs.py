@@ -1,4 +1,4 @@
-"""What the commands do that run something or list what was run. `cli.py` reads the command line; results go to stdout."""
+"""What the commands do that run something or list what was run. `flows/arguments` has what they are given; results go to stdout."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows import presets, registry, telling
+from flows.commands.due import as_due
 from flows.datasets import check_data
 from flows.orchestration import launch
 from flows.report import Display, comparison, duration, emit, ending, metrics_table
@@ -18,7 +19,7 @@ from flows.telling import rate_text
 from flows.workspace import find_home, open_workspace
 from stages.envs import nearest
 from stages.frame.types import UsageError
-from stages.store.runs import SET, RunInfo
+from stages.store.runs import SET, RunInfo, differences
 
 if TYPE_CHECKING:
     from flows.presets import RunConfig
@@ -27,9 +28,18 @@ if TYPE_CHECKING:
 def run(args: Namespace) -> int:
     """turnwise run PRESET"""
     home = find_home(args.home, to_write=not args.dry_run)
+    presets.check_exists(args.preset)
+    if args.seeds is not None or any("[" in item for item in args.set):  # what a sweep needs is imported for one alone
+        from flows.commands.sweep import sweep
+        from flows.study.sweep import is_sweep
+
+        if args.seeds is not None or is_sweep(args.preset, args.set):
+            return sweep(args, home)
+    if args.jobs is not None:
+        raise UsageError("--jobs: this is one run; leave it out, or make a sweep by --seeds or a list in --set.")
+    args = as_due(args, home) if args.due else args
     if args.dry_run:
         return _dry_run(args, home)
-    presets.check_exists(args.preset)
     with launch.launcher(home, plain=args.plain) as launcher:
         config = presets.load(args.preset, args.set)
         asked = telling.asked(args.preset, config, args.set)  # before the working directory changes
@@ -49,16 +59,26 @@ def _dry_run(args: Namespace, home: Path) -> int:
     from flows.commands.dry_run import plan
 
     config = presets.load(args.preset, args.set)
+    changed = telling.asked(args.preset, config, args.set).changed
     workspace = open_workspace(home)  # the folder that the paths of the config count from
     check_data(config)
-    return _print_plan(config, plan(config, workspace, force=args.force), as_json=args.json)
+    planned = plan(config, workspace, force=args.force)
+    return _print_plan(config, planned, changed, f"the preset {config.preset}", as_json=args.json)
 
 
-def _print_plan(config: RunConfig, planned: list[dict[str, Any]], *, as_json: bool) -> int:
+def _print_plan(
+    config: RunConfig, planned: list[dict[str, Any]], changed: telling.Changes, there: str, *, as_json: bool
+) -> int:
+    """changed: what differs from what the run is made from, which is `there`."""
+    values = config.model_dump(mode="json")
+    own = differences(presets.resolve({"preset": config.preset}).model_dump(mode="json"), values)
     if as_json:
-        emit({"config": config.model_dump(mode="json"), "stages": planned})
+        emit({"config": values, "stages": planned, "changed": changed, "not_default": own})
         return 0
-    print(json.dumps(config.model_dump(mode="json"), indent=1))
+    for pairs, what in ((changed, there), (own, "the code's defaults")):
+        lines = [f"  {telling.changes_told({key: pair})}" for key, pair in pairs.items()]
+        print("\n".join([f"Differs from {what} in:", *(lines or ["  nothing"])]))
+    print(json.dumps(values, indent=1))
     for one in planned:
         place = one["part"] if one["part"] != "iteration" else one["iteration"]
         print(f"{one['stage']} {place}: {'reuse ' + one['reuse'][:8] if one['reuse'] else 'run'}")
@@ -122,9 +142,8 @@ def _rerun_on(args: Namespace, home: Path) -> int:
         workspace = open_workspace(home)
         branch = prepare(args.stage, args.of, workspace, sets=args.set, iteration=args.iteration, through=args.through)
         if args.dry_run:
-            return _print_plan(
-                branch.run, plan(branch.run, workspace, force=args.force, branch=branch), as_json=args.json
-            )
+            planned = plan(branch.run, workspace, force=args.force, branch=branch)
+            return _print_plan(branch.run, planned, branch.changes, f"run {branch.of[:8]}", as_json=args.json)
         with Display(quiet=args.quiet, rows_to=None if args.quiet else "stderr" if args.json else "stdout") as display:
             summary = launch.launch_run(
                 branch.run, workspace, launcher, display, sets=args.set, force=args.force, branch=branch
@@ -241,7 +260,7 @@ def verify(args: Namespace) -> int:
     if args.json:
         emit({"orphans": found, "changed": changed, "mended": args.mend})
     else:
-        print("\n".join([*found] if found else ["Every stored row belongs to a finished run."]))
+        print("\n".join(found or ["Every stored row belongs to a finished run."]))
         told = (
             "is made again when it is needed"
             if args.mend

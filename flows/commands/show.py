@@ -4,6 +4,7 @@ kept its tokens.
     turnwise show RUN
     turnwise show EPISODE
     turnwise show RUN --ledger EPISODE
+    turnwise show RUN --outcome lost --disagree
 
 Text that a model wrote is never read as markup of the terminal.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -22,25 +23,21 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.book import EXPERIMENT, Iteration
+from flows.commands import listed
 from flows.commands.certificate import all_clear, difference
 from flows.commands.ledger import ledger_table, read_ledger
+from flows.output import visible
 from flows.report import emit, ending, header, sparkline, table_row
 from flows.rerun import stored_summary
 from flows.study import keep
+from flows.view.episodes import VALUES, WRITERS
+from flows.view.verdicts import WRONG, disagreement, result
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import MissingInput, Row, UsageError
 
 if TYPE_CHECKING:
     from stages.store.workspace import Workspace
 
-EPISODES_SHOWN = 8
-# Stages that write about an episode's turns.
-READERS = {
-    "judgements": ("refine", "pick", "evaluate"),
-    "targets": ("targets", "refine", "pick", "q_critic"),
-    "certificates": ("self_ac", "grpo"),
-}
-VALUES = "values/values.parquet"  # artifact of an evaluation of self_ac
 PLAIN_WIDTH = 140  # where output is no terminal
 
 
@@ -53,9 +50,10 @@ def show(args: Namespace) -> int:
         emit(found) if args.json else console.print(ledger_table(found))
         return 0
     run_id = _find_run(workspace, args.what)
+    listed.check_filters(workspace, args, run_id)
     if run_id is None:
         found = read_episode(workspace, args.what)
-        emit(found) if args.json else console.print(transcript(found))
+        emit(found) if args.json else console.print(transcript(visible(found)))
     elif workspace.tracking.experiment(run_id) == keep.EXPERIMENT:
         found = keep.read_study(workspace, run_id)
         emit(found["rows"]) if args.json else console.print(found["tables"], markup=False)
@@ -64,7 +62,8 @@ def show(args: Namespace) -> int:
         emit(summary) if args.json else console.print(_pipeline(workspace, run_id, summary), markup=False)
     else:
         described = read_stage_run(workspace, run_id)
-        emit(described) if args.json else console.print(_stage_run(described), markup=False)
+        described["episodes"] = listed.kept_episodes(workspace, described, args.outcome, args.disagree)
+        emit(described) if args.json else console.print(_stage_run(visible(described), args.episodes), markup=False)
     return 0
 
 
@@ -82,8 +81,8 @@ def read_episode(workspace: Workspace, prefix: str) -> dict[str, Any]:
         "episode": episode,
         "turns": replay.rows("turns", [episode["run_id"]], where=mine),
         **{
-            table: replay.rows(table, _runs_about(workspace, episode["run_id"], stages), where=mine)
-            for table, stages in READERS.items()
+            table: replay.rows(table, listed.runs_about(workspace, episode["run_id"], stages), where=mine)
+            for table, stages in WRITERS.items()
         },
         "values": read_values(workspace, episode["run_id"], episode["episode_id"]),
     }
@@ -136,7 +135,7 @@ def transcript(found: Mapping[str, Any]) -> RenderableType:
     """The conversation on the left; futures, critique, refinement and target of each turn on the right."""
     episode = found["episode"]
     title = f"episode {episode['episode_id']}  scenario {episode['scenario_id']} ({episode['split']})  iteration {episode['iteration']}"
-    result = f"{episode['outcome']}, reward {episode['total_reward']:g}, {episode['n_turns']} turns"
+    ended = f"{episode['outcome']}, reward {episode['total_reward']:g}, {episode['n_turns']} turns"
     table = Table(show_header=True, expand=True, show_lines=True)
     table.add_column("what happened", ratio=1, overflow="fold")
     table.add_column("what the critic said", ratio=1, overflow="fold")
@@ -150,9 +149,16 @@ def transcript(found: Mapping[str, Any]) -> RenderableType:
         if broken := difference(certified, turn["turn"]):
             happened.append("\n").append(_labelled("tokens differ", broken, style="red"))
         table.add_row(
-            happened, Text("\n").join([*_value(found, turn["turn"]), *map(_judgement, said), *map(_target, made)])
+            happened,
+            Text("\n").join(
+                [
+                    *_value(found, turn["turn"]),
+                    *(_judgement(row, disagreement(row, turn["action"], result(episode))) for row in said),
+                    *map(_target, made),
+                ]
+            ),
         )
-    parts: list[RenderableType] = [Rule(Text(title)), table, Text(result, style="bold")]
+    parts: list[RenderableType] = [Rule(Text(title)), table, Text(ended, style="bold")]
     if values := found.get("values"):
         parts.append(
             Text(
@@ -203,7 +209,7 @@ def _turn(turn: Row, reply: list[int]) -> Text:
     return Text("\n").join(parts)
 
 
-def _judgement(row: Row) -> Text:
+def _judgement(row: Row, wrong: str) -> Text:
     """A judgement is of a freshly sampled action in the turn's state, which need not be the action that was taken."""
     style = {"yes": "green", "no": "red"}.get(row["verdict"], "yellow")
     parts = [_labelled("judged action", row["action"], style="cyan")]
@@ -211,6 +217,8 @@ def _judgement(row: Row) -> Text:
     parts.append(Text(row["critique"], style=style))  # begins with "Optimality:"
     if row["refined"] and row["refined"] != row["action"]:
         parts.append(_labelled("refined to", row["refined"], style="bold"))
+    if wrong:
+        parts.append(_labelled("critic and outcome disagree", f"it {WRONG[wrong]}", style="bold red"))
     return Text("\n").join(parts)
 
 
@@ -255,7 +263,7 @@ def _pipeline(workspace: Workspace, run_id: str, summary: Mapping[str, Any]) -> 
     return "\n".join(lines)
 
 
-def _stage_run(described: Mapping[str, Any]) -> str:
+def _stage_run(described: Mapping[str, Any], most: int) -> str:
     seconds = "" if described["seconds"] is None else f", {described['seconds']:.1f} s"
     lines = [
         f"{described['stage']} run {described['run_id']}  {described['name']}  seed {described['seed']}  iteration {described['iteration']}  {described['status']}{seconds}"
@@ -264,21 +272,8 @@ def _stage_run(described: Mapping[str, Any]) -> str:
     lines += [f"input {name}: {', '.join(one[:8] for one in ids)}" for name, ids in described["inputs"].items()]
     lines += [f"rows of {table}: {n}" for table, n in described["rows"].items()]
     lines += [f"  {key:<36}{value:>12.5g}" for key, value in described["metrics"].items()]
-    if described["episodes"]:
-        lines.append("episodes:")
-        lines += [_episode_line(row) for row in _ends(described["episodes"])]
-        lines.append(f"To read one: turnwise show {described['episodes'][0]['episode_id']}")
+    lines += listed.lines(described, most)
     return "\n".join(lines)
-
-
-def _ends(rows: list[Row]) -> Iterable[Row]:
-    """The first and last few of rows that are sorted by reward: lost and won ones."""
-    half = EPISODES_SHOWN // 2
-    return rows if len(rows) <= EPISODES_SHOWN else [*rows[:half], *rows[-half:]]
-
-
-def _episode_line(row: Row) -> str:
-    return f"  {row['episode_id']}  {row['scenario_id']:<24} {row['outcome']:<14} reward {row['total_reward']:g}  {row['n_turns']} turns"
 
 
 def _find_run(workspace: Workspace, what: str) -> str | None:
@@ -289,21 +284,3 @@ def _find_run(workspace: Workspace, what: str) -> str | None:
         if "several" in str(error):
             raise
         return None
-
-
-def _runs_about(workspace: Workspace, run_id: str, stages: tuple[str, ...]) -> list[str]:
-    """Finished runs of these stages that are, or that read, the run which made the episode."""
-    from stages.store.execute import lineage_inputs
-
-    found = []
-    for stage in stages:
-        for info in workspace.tracking.runs(stage, 10_000):
-            if info.run_id == run_id or (
-                info.status == "FINISHED" and _reads(lineage_inputs(workspace, info.run_id), run_id)
-            ):
-                found.append(info.run_id)
-    return found
-
-
-def _reads(inputs: Mapping[str, list[str]], run_id: str) -> bool:
-    return any(run_id in runs for runs in inputs.values())

@@ -24,11 +24,11 @@ def study(args: Namespace) -> int:
     """turnwise study FILE"""
     file, out = args.file.resolve(), args.out and args.out.resolve()  # before the working directory changes
     asked = design.read(file)
-    planned = _planned(asked)
-    _check_options(args, planned)
+    every = planned(asked)
+    check_options(args, every)
     workspace = open_workspace(find_home(args.home, to_write=not args.dry_run))
     if args.dry_run:
-        return _dry_run(asked, planned, workspace, args)
+        return dry_run(asked, every, workspace, args)
     command = shlex.join(
         ["turnwise", "study", str(args.file), *(part for one in args.only for part in ("--only", one))]
     )
@@ -45,39 +45,36 @@ def study(args: Namespace) -> int:
     return 1 if found.failed else 0
 
 
-def _planned(asked: Study) -> list[Cell]:
+def planned(asked: Study) -> list[Cell]:
     """All cells, those of the table with the presets' settings where these are tuned: for what holds for any setting."""
     return [*cells.tuning_cells(asked), *cells.table_cells(asked, dict.fromkeys(asked.tuned, ()))]
 
 
-def _check_options(args: Namespace, planned: Sequence[Cell]) -> None:
+def check_options(args: Namespace, every: Sequence[Cell]) -> None:
     if args.jobs is not None and args.jobs < 1:
         raise UsageError(f"--jobs {args.jobs}: wanted at least 1.")
     for pattern in args.only:
-        if not any(finish.is_meant(cell, [pattern]) for cell in planned):
-            names = ", ".join(dict.fromkeys(f"{cell.method}/{cell.task}" for cell in planned))
+        if not any(finish.is_meant(cell, [pattern]) for cell in every):
+            names = ", ".join(dict.fromkeys(f"{cell.method}/{cell.task}" for cell in every))
             raise UsageError(f"--only {pattern}: wanted METHOD or METHOD/TASK, one of {names}.")
 
 
-def _dry_run(asked: Study, planned: Sequence[Cell], workspace: Workspace, args: Namespace) -> int:
+def dry_run(asked: Study, every: Sequence[Cell], workspace: Workspace, args: Namespace) -> int:
     """Each cell with its state, and the time that is left by what the finished runs took."""
-    tuning = [cell for cell in planned if cell.part == "tuning"]
+    tuning = [cell for cell in every if cell.part == "tuning"]
     found = cells.stored(workspace, tuning)
     rows = [cells.row_of(cell, found[cell.key], workspace) for cell in tuning if cell.key in found]
     known = (design.PRESET, *(chosen := cells.choose(asked, rows)))
-    first = {cell.key: cell for cell in cells.source_cells(asked)}
-    played = {
-        (first[key].task, first[key].seed): run_id for key, run_id in cells.stored(workspace, first.values()).items()
-    }
-    table = cells.table_cells(asked, chosen, played)
+    ready = cells.table_cells(asked, chosen)
+    first = [cell for cell in ready if cell.method == asked.source]
+    ended = cells.stored(workspace, first)
+    played = {(cell.task, cell.seed): ended[cell.key] for cell in first if cell.key in ended}
+    table, waiting = cells.with_episodes(asked, ready, played)
     found |= cells.stored(workspace, table)
     rows += [cells.row_of(cell, found[cell.key], workspace) for cell in table if cell.key in found]
-    later = [cell for cell in planned if cell.part == "table" and asked.settings_of(cell.method) not in known]
+    later = [cell for cell in every if cell.part == "table" and asked.settings_of(cell.method) not in known]
     listed = [_state(cell, "finished" if cell.key in found else "to run", found) for cell in (*tuning, *table)]
     listed += [_state(cell, "to run after its tuning", {}) for cell in later]
-    waiting = [
-        cell for cell in planned if cells.learns_from_source(asked, cell) and (cell.task, cell.seed) not in played
-    ]
     listed += [_state(cell, f"to run after {asked.source}", {}) for cell in waiting]
     if args.json:
         emit(listed)

@@ -15,6 +15,7 @@ from typing import Any
 
 from stages.envs import nearest
 from stages.frame.types import UsageError
+from stages.llm.folder import reading
 
 GIB = 2**30
 CHUNK = 1024  # tokens that go through the vocabulary projection at a time (learn/losses.py)
@@ -153,7 +154,8 @@ def shape_of(path: str) -> Shape:
                 f"model.path: there is no config.json in {path!r} to plan with; give a model's folder, or one of {', '.join(KNOWN)}."
             )
         return found
-    return read_shape(json.loads(file.read_text(encoding="utf-8")), str(file))
+    with reading(path, file.name):
+        return read_shape(json.loads(file.read_text(encoding="utf-8")), str(file))
 
 
 def read_shape(config: Mapping[str, Any], where: str) -> Shape:

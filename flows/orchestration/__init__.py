@@ -8,6 +8,8 @@ Modules:
     services     `turnwise ui` and `turnwise serve`: servers that stay up until Ctrl-C
     server       finds a Prefect server, or starts one for the run
     leash        runs a server that must not outlive the command that started it
-    recurring       what a deployment's next run is: a new seed, further iterations, or all once more
+    alert           tells somebody that a deployment's run failed
+    page            what a flow run's page shows of its pipeline
+    recurring       what a deployment's next run is: a new seed, further iterations, all once more, or what follows the champion
     prefect_server  runs Prefect's server on a socket that it was handed
 """

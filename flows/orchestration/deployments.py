@@ -7,83 +7,145 @@
 
 PROJECT is the name of the project folder. What each run is stands in `each_run`, by default a new seed: the time at
 which the run was due.
-A preset never overlaps with itself: a run that falls due while the one before goes on is cancelled, not queued. The
-process that serves them works in the project folder, and each run is a process of its own.
+A preset never overlaps with itself: its key `overlap` says whether a run that falls due while the one before goes on is
+cancelled or queued. The process that serves them works in the project folder, and each run is a process of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
+import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from prefect import flow
-from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
+from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy, FlowRun, State
 from prefect.deployments.runner import RunnerDeployment
 from prefect.runner import Runner
 from prefect.runtime import flow_run
 from prefect.schedules import Cron
 from prefect.types.entrypoint import EntrypointType
+from pydantic import Field
 
 from flows import presets
+from flows.orchestration import alert
 from flows.orchestration.flow import FLOW_NAME, serving_tags, stand_for_missed
 from flows.orchestration.launch import Launcher, launch_rerun, launch_run
 from flows.orchestration.recurring import next_sets
+from flows.registry import STAGES
 from flows.report import Display
 from flows.telling import asked
-from flows.workspace import open_workspace
-from stages.frame.types import UsageError
+from flows.workspace import open_workspace, project_name
+from stages.frame.types import TurnwiseError, UsageError
 
+OVERLAP = {"cancel": ConcurrencyLimitStrategy.CANCEL_NEW, "queue": ConcurrencyLimitStrategy.ENQUEUE}
 READY = "All deployments are registered."
+
+
+class TimedOut(KeyboardInterrupt):
+    """As Ctrl-C ends a run: it is KILLED, nothing is half-written, and no handler of errors takes it for one."""
 
 
 def _preset_name() -> str:
     return Path(flow_run.parameters["preset"]).stem
 
 
-@flow(name=FLOW_NAME, flow_run_name=_preset_name, persist_result=False, log_prints=True)
-def pipeline(preset: str = "demo", sets: list[str] = [], each_run: presets.EachRun = "new_seed") -> dict[str, Any]:  # noqa: B006 - Prefect shows the default in its form
-    """Run a preset, with `section.key=value` changes in `sets`; finished stages are reused.
+def tell_failure(flow: Any, run: FlowRun, state: State[Any]) -> None:
+    """Prefect's hook of a run that failed, or whose process was killed."""
+    workspace = open_workspace(Path.cwd())
+    error = re.sub(r"^Flow run encountered an exception: ", "", state.message or state.name or "")
+    told = {"project": project_name(workspace.home), "flow": flow.name, "flow_run": run.name}
+    if said := alert.send({**told, **alert.failure(str(run.id), error, workspace)}):
+        print(said)
 
-    `each_run` says what a run is: `new_seed` (the time at which it was due, unless `sets` name a seed), `further` (as
-    many iterations again of the same run) or `force` (everything once more).
+
+@contextmanager
+def time_limit(hours: float) -> Iterator[None]:
+    """Raise TimedOut in this, the main thread, once the time is up; 0 = never."""
+    if not hours:
+        yield
+        return
+
+    def end(*_: Any) -> None:
+        raise TimedOut(f"not done after {hours:g} h (timeout_h)")
+
+    # Not SIGALRM, of which there is one a process, and which libraries take for themselves.
+    before = signal.signal(signal.SIGUSR1, end)
+    timer = threading.Timer(hours * 3600, signal.pthread_kill, [threading.get_ident(), signal.SIGUSR1])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGUSR1, before)
+
+
+HOOKS: Any = {"on_failure": [tell_failure], "on_crashed": [tell_failure]}
+
+
+@flow(name=FLOW_NAME, flow_run_name=_preset_name, persist_result=False, log_prints=True, **HOOKS)
+def pipeline(
+    preset: str = "demo",
+    sets: list[str] = [],  # noqa: B006 - Prefect shows the default in its form
+    each_run: presets.EachRun = "new_seed",
+    seed: Annotated[int | None, Field(ge=0)] = None,
+    iterations: Annotated[int | None, Field(ge=0)] = None,
+) -> dict[str, Any]:
+    """Run a preset; finished stages are reused, and a run that was stopped goes on with the same parameters and seed.
+
+    Args:
+        preset: A preset that ships with turnwise, or the path of one's own that ends in .toml, seen from the project
+            folder.
+        sets: Changes, each as section.key=value, as on the command line: critic.lr=1e-4.
+        each_run: new_seed: with the time at which it was due as seed. further: as many iterations again of the same
+            run. force: everything once more. champion: on from the champion, whose place it takes where it is better.
+        seed: In place of the one that each_run gives.
+        iterations: In place of the preset's.
     """
     stand_for_missed()
     workspace = open_workspace(Path.cwd())
+    given = {"seed": seed, "iterations": iterations}
+    sets = [*sets, *(f"{key}={value}" for key, value in given.items() if value is not None)]
     sets = next_sets(preset, sets, each_run, flow_run.scheduled_start_time, workspace)
     force = each_run == "force"
     config = presets.load(preset, sets)
     how = asked(preset, config, sets)
     print("As a command:", how.command, *(["--force"] if force else []))
-    with Display(quiet=True) as display:
-        return asdict(
-            launch_run(
-                config,
-                workspace,
-                Launcher.inside_flow(workspace.home),
-                display,
-                sets=sets,
-                asked=how,
-                force=force,
-            )
-        )
+    try:
+        with Display(quiet=True) as display, time_limit(config.timeout_h):
+            launcher = Launcher.inside_flow(workspace.home)
+            return asdict(launch_run(config, workspace, launcher, display, sets=sets, asked=how, force=force))
+    except TimedOut as error:
+        raise TurnwiseError(f"{preset}: {error}; it goes on where it stopped: {how.command}") from None
 
 
-@flow(name=f"{FLOW_NAME}-rerun", flow_run_name="{stage} of {of}", persist_result=False, log_prints=True)
+@flow(name=f"{FLOW_NAME}-rerun", flow_run_name="{stage} of {of}", persist_result=False, log_prints=True, **HOOKS)
 def rerun(
-    stage: str,
+    stage: Annotated[str, Field(json_schema_extra={"enum": list(STAGES)})],
     of: str,
     sets: list[str] = [],  # noqa: B006
-    iteration: int | None = None,
+    iteration: Annotated[int | None, Field(ge=0)] = None,
     through: str | None = None,
     downstream: bool = False,
 ) -> dict[str, Any]:
-    """Run one stage again from its stored inputs; with what follows it, up to the stage `through` or all of it, as a
-    pipeline run of its own.
+    """Run one stage again from its stored inputs; with what follows it, as a pipeline run of its own.
+
+    Args:
+        stage: The stage to be run again.
+        of: A pipeline run, or a run of the stage; the start of its id is enough.
+        sets: Changes, each as section.key=value, as on the command line: critic.lr=1e-4.
+        iteration: Of a pipeline run: this one instead of the last.
+        through: Also run what follows in the same iteration, up to this stage, as evaluate.
+        downstream: Also run all that follows, later iterations included.
     """
     from flows import branch
     from flows.rerun import prepare
@@ -122,7 +184,13 @@ def deployments(chosen: Mapping[str, str], project: str) -> list[RunnerDeploymen
 def _deployment(name: str, preset: str, project: str) -> RunnerDeployment:
     config = presets.load(preset)
     try:
-        schedule = Cron(config.cron) if config.cron else None
+        ZoneInfo(config.timezone)
+    except (ValueError, OSError, ZoneInfoNotFoundError):
+        raise UsageError(
+            f"The preset {preset} cannot be served: timezone: wanted a name like Europe/Berlin, found {config.timezone!r}."
+        ) from None
+    try:
+        schedule = Cron(config.cron, timezone=config.timezone) if config.cron else None
     except ValueError:
         raise UsageError(
             f"The preset {preset} cannot be served: cron: wanted five fields like '0 3 * * *', found {config.cron!r}."
@@ -132,7 +200,7 @@ def _deployment(name: str, preset: str, project: str) -> RunnerDeployment:
         name,
         schedule=schedule,
         parameters={"preset": preset, "sets": [], "each_run": config.each_run},
-        concurrency_limit=ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW),
+        concurrency_limit=ConcurrencyLimitConfig(limit=1, collision_strategy=OVERLAP[config.overlap]),
         tags=serving_tags(project),
         entrypoint_type=EntrypointType.MODULE_PATH,
     )

@@ -7,9 +7,10 @@ and reads the address of its server when it does.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prefect import Flow, Task, tags
@@ -19,10 +20,11 @@ from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
 from prefect.context import TagsContext
 from prefect.events.worker import EventsWorker
+from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 from prefect.logging.handlers import APILogHandler
 from prefect.runtime import flow_run
-from prefect.states import Cancelled, Crashed
+from prefect.states import Cancelled, Crashed, Scheduled
 
 from stages.frame.types import EngineUnavailable, SimulatorError
 from stages.store.machine import is_dead, process_tags
@@ -33,8 +35,7 @@ if TYPE_CHECKING:
 
 FLOW_NAME = "turnwise"
 OURS = "turnwise-command"  # on flow runs that live in a command's own process, whose end no worker watches
-RETRIES = 2
-RETRY_DELAY_S = 10
+RETRY_DELAYS_S = [10.0, 60.0, 300.0]  # a server that is started anew loads its model for minutes
 FLUSH_TIMEOUT_S = 5.0
 OPEN = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]  # that hold a slot of their deployment
 
@@ -58,8 +59,8 @@ def prefect_step(inner: Step) -> Step:
             task_run_name=call.title,
             cache_policy=NO_CACHE,
             persist_result=False,
-            retries=RETRIES,
-            retry_delay_seconds=RETRY_DELAY_S,
+            retries=len(RETRY_DELAYS_S),
+            retry_delay_seconds=RETRY_DELAYS_S,
             retry_condition_fn=_infrastructure,
         )()
 
@@ -132,6 +133,40 @@ def stand_for_missed() -> None:
             FlowRunFilter(state={"type": {"any_": [StateType.SCHEDULED]}}, deployment_id=of),
             "A run that waited as long stands for it.",
         )
+
+
+def catch_up(deployment: str, cron: str, timezone: str) -> bool:
+    """Start the last run of a deployment that fell due while nothing served it, as if it were that time; whether there
+    was one. It stands for all that were missed before it.
+    """
+    with get_client(sync_client=True) as client:
+        try:
+            found = client.read_deployment_by_name(deployment)
+        except ObjectNotFound:  # served for the first time
+            return False
+        due = last_due(cron, timezone, datetime.now(UTC))
+        since = FlowRunFilter.model_validate(
+            {"deployment_id": {"any_": [found.id]}, "expected_start_time": {"after_": due}}
+        )
+        done = [run for run in client.read_flow_runs(flow_run_filter=since) if run.start_time]
+        if done or found.created is None or found.created > due:
+            return False
+        # The key: a server that is asked twice makes one run.
+        state: State[Any] = Scheduled(scheduled_time=due)
+        key = f"catch-up {deployment} {due.isoformat()}"
+        client.create_flow_run_from_deployment(found.id, state=state, idempotency_key=key)
+    return True
+
+
+def last_due(cron: str, timezone: str, now: datetime) -> datetime:
+    """When the schedule was due last."""
+    from prefect.server.schemas.schedules import CronSchedule  # takes seconds
+
+    schedule = CronSchedule(cron=cron, timezone=timezone)
+    for days in (1, 32, 366, 5 * 366):  # the schedule only looks ahead
+        if found := asyncio.run(schedule.get_dates(start=now - timedelta(days=days), end=now)):
+            return datetime.fromisoformat(found[-1].isoformat())
+    return datetime.fromtimestamp(0, UTC)
 
 
 def _end_runs(tags: list[str], why: str, gone: Callable[[FlowRun], bool] = lambda run: True) -> None:

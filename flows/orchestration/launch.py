@@ -8,17 +8,18 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flows import played
+from flows import champion, played
 from flows.datasets import check_data
 
 if TYPE_CHECKING:
-    from flows.book import Summary
+    from flows.book import Iteration, Summary
     from flows.branch import Branch
+    from flows.orchestration.page import Page
     from flows.orchestration.server import Server
     from flows.pipeline import Step
     from flows.presets import RunConfig
@@ -56,6 +57,25 @@ class Launcher:
             return inner
         step: Step = self._prefect().prefect_step(inner)
         return step
+
+    @property
+    def is_flow(self) -> bool:
+        """Whether what `flow` runs is a flow run, with a page."""
+        return self.in_flow or self.server is not None
+
+    def page(self, link: str) -> Page:
+        """What the flow run's page shows. link: to the pipeline's run in MLflow."""
+        from flows.orchestration.page import Page
+
+        return Page(self.home, link)
+
+    def tags(self) -> dict[str, str]:
+        """Of a pipeline run: what leads to the flow run that it is."""
+        if not self.is_flow:
+            return {}
+        from flows.orchestration.page import here
+
+        return here()
 
     def _prefect(self) -> ModuleType:
         """The module that imports Prefect, once the server answers: Prefect reads its address when it is imported."""
@@ -97,24 +117,41 @@ def launch_run(
     """A whole pipeline run. asked: how it was asked for, which its page tells. branch: where it leaves another run, if
     it does.
     """
+    from flows.book import EXPERIMENT
     from flows.pipeline import LAST, plain_step, run_pipeline
     from flows.telling import Asked, run_name
+    from flows.view.keep import keep_page
 
     workspace.replay.check()
     check_data(run)
     asked = asked or (branch.asked(sets) if branch else Asked())
     name = run_name(run, asked)
 
+    watchers = [display.row]
+    pages: list[Page] = []
+
     def make_step(parent: str) -> Step:
+        if launch.is_flow:
+            pages.append(launch.page(workspace.tracking.link(EXPERIMENT, parent)))
+            watchers.append(pages[0].add)
         step = launch.step(plain_step(workspace, display.bar, parent, force=force, of=name, say=display.say))
-        step = played.step(step, run, workspace)
+        step = champion.goes_on(played.step(step, run, workspace), run, workspace)
         step = mended(step, workspace, launch, display, force=force)
         return display.watched(branch.step(step, workspace) if branch else step)
 
+    def watch(row: Iteration) -> None:
+        for watcher in watchers:
+            watcher(row)
+
     def body() -> Summary:
-        return run_pipeline(
-            run, workspace, make_step, display.row, asked=asked, through=branch.through if branch else LAST
-        )
+        through = branch.through if branch else LAST
+        judge = champion.judge(run, workspace) if run.each_run == "champion" and not branch else None
+        told = replace(asked, tags={**asked.tags, **launch.tags()})
+        summary = run_pipeline(run, workspace, make_step, watch, asked=told, through=through, judge=judge)
+        keep_page(workspace, summary.run_id, display.say)
+        for page in pages:
+            page.end(summary)
+        return summary
 
     return launch.flow(body, name, {**(branch.parameters if branch else {"preset": run.preset}), "sets": sets})
 

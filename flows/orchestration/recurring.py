@@ -5,18 +5,20 @@ The answer is a list of `--set` changes: the run that a schedule made can be mad
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from flows import presets
 from flows.book import EXPERIMENT
+from stages.frame.types import MissingInput, UsageError
 
 if TYPE_CHECKING:
+    from stages.store.runs import RunInfo
     from stages.store.workspace import Workspace
 
-TIMES = ("iterations", "cron", "each_run")  # say how much and when, and nothing of what a run is
+TIMES = ("iterations", *presets.SCHEDULING)  # say how much and when, and nothing of what a run is
+AWAY = ("EngineUnavailable", "SimulatorError")  # errors that are no fault of the run, as the tag `error` begins
 
 
 def next_sets(
@@ -26,28 +28,64 @@ def next_sets(
 
     new_seed: the due time in Unix seconds as seed, unless `sets` name one. further: as many iterations again as the
     preset has, on top of those of the longest finished run that differs in nothing else. force: nothing; the caller
-    forces the run.
+    forces the run. champion: as many iterations after the champion's, with a new seed; with the seed of the run before
+    where that did the same and was stopped, so that this one goes on with it.
     """
-    named = {item.partition("=")[0].strip() for item in sets}
-    if each_run == "new_seed" and "seed" not in named:
-        return [*sets, f"seed={int(due.timestamp())}"]
+    run = presets.load(preset, sets)
+    sets = list(sets)
+    if (each_run == "champion") != (run.each_run == "champion"):
+        sets.append(f"each_run={each_run}")
+    seed = [] if "seed" in {item.partition("=")[0].strip() for item in sets} else [f"seed={int(due.timestamp())}"]
+    if each_run == "new_seed":
+        return [*sets, *seed]
     if each_run == "further":
-        run = presets.load(preset, sets)
         return [*sets, f"iterations={_finished_iterations(run, workspace) + run.iterations}"]
-    return list(sets)
+    if each_run == "champion":
+        own = _after_champion(run, workspace)
+        stopped = _stopped_seed(presets.load(preset, [*sets, *own]), workspace) if seed else None
+        return [*sets, *own, *(seed if stopped is None else [f"seed={stopped}"])]
+    return sets
+
+
+def _after_champion(run: presets.RunConfig, workspace: Workspace) -> list[str]:
+    champion = workspace.tracking.champion(run.preset)
+    if champion is None:
+        return []
+    last = int(champion.tags["iteration"])
+    return [f"goes_on_from={champion.tags['pipeline']}:{last}", f"iterations={last + 1 + run.iterations}"]
+
+
+def _stopped_seed(run: presets.RunConfig, workspace: Workspace) -> int | None:
+    """Seed of the preset's newest run, where that was stopped (by a person, a kill, a time limit, an engine that was
+    away) and differs in nothing but the seed.
+    """
+    newest = next((one for one in _runs_of(run.preset, workspace)), None)
+    if newest is None or not (newest.status == "KILLED" or newest.tags.get("error", "").startswith(AWAY)):
+        return None
+    stored = _config(newest.run_id, workspace)
+    alike = stored is not None and stored.model_copy(update={"seed": run.seed}) == run
+    return stored.seed if stored is not None and alike else None
 
 
 def _finished_iterations(run: presets.RunConfig, workspace: Workspace) -> int:
     """Iterations of the longest finished pipeline run of this config; 0 where there is none."""
-    wanted = _timeless(run.model_dump(mode="json"))
-    found = [0]
-    for info in workspace.tracking.runs(EXPERIMENT, 1000):
-        if info.status == "FINISHED" and info.tags.get("preset") == run.preset:
-            stored = json.loads(workspace.tracking.artifact(info.run_id, "config.json").read_text(encoding="utf-8"))
-            if _timeless(stored) == wanted:
-                found.append(int(stored["iterations"]))
-    return max(found)
+    stored = [_config(info.run_id, workspace) for info in _runs_of(run.preset, workspace) if info.status == "FINISHED"]
+    alike = [one for one in stored if one is not None and _timeless(one) == _timeless(run)]
+    return max((one.iterations for one in alike), default=0)
 
 
-def _timeless(config: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in TIMES}
+def _runs_of(preset: str, workspace: Workspace) -> list[RunInfo]:
+    """Newest first."""
+    return [info for info in workspace.tracking.runs(EXPERIMENT, 1000) if info.tags.get("preset") == preset]
+
+
+def _config(run_id: str, workspace: Workspace) -> presets.RunConfig | None:
+    """None where a run died before it wrote its config, and for one of another turnwise that no run of today equals."""
+    try:
+        return presets.resolve(workspace.tracking.read_json(run_id, "config.json"))
+    except (MissingInput, UsageError):
+        return None
+
+
+def _timeless(run: presets.RunConfig) -> dict[str, Any]:
+    return run.model_dump(mode="json", exclude=set(TIMES))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import socket
 import sys
 import time
@@ -75,7 +76,7 @@ def find_server(home: Path) -> str | None:
     if url := os.environ.get("PREFECT_API_URL"):
         if not _answers(url):
             raise TurnwiseError(
-                f"PREFECT_API_URL names {url}, but nothing answers there. Start it, unset the variable, or run with --plain."
+                f"PREFECT_API_URL names {_hidden(url)}, but nothing answers there. Start it, unset the variable, or run with --plain."
             )
         return url
     url = api_url(_own_port(home))
@@ -219,6 +220,11 @@ def _answers(url: str) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+def _hidden(url: str) -> str:
+    """Without what may be a password."""
+    return re.sub(r"//.*@", "//***@", url)
 
 
 def _environment(home: Path) -> dict[str, str]:

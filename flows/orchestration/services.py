@@ -48,6 +48,7 @@ def ui(args: Namespace) -> int:
     with keep_server(home) as server:
         # Without the last part MLflow opens in its GenAI mode, which hides the charts and the registered models.
         runs = f"{page}/#/experiments/{experiment}/runs?compareRunsMode=CHART&workflowType=machine_learning"
+        (home / "mlflow" / "page.json").write_text(json.dumps({"port": port}), encoding="utf-8")  # for links to it
         links = {"runs": runs, "prefect": server.url.removesuffix("/api")}
         _supervise(server, home, start_page, until=lambda: healthy(page, b"OK"), ready=lambda: _tell(args, links))
     return 0
@@ -72,7 +73,7 @@ def serve(args: Namespace) -> int:
     if args.limit < 1:
         raise UsageError(f"serve: --limit: wanted at least 1 run at once, found {args.limit}.")
     chosen = _by_name(args.preset or presets.names())
-    crons = {name: presets.load(preset).cron for name, preset in chosen.items()}
+    configs = {name: presets.load(preset) for name, preset in chosen.items()}
     workspace, project = open_workspace(home), project_name(home)
     workspace.tracking.initialise()
     folder = home / "data" / "prefect"
@@ -85,6 +86,9 @@ def serve(args: Namespace) -> int:
 
         def start_worker() -> Leashed:
             orchestrate.settle(project)
+            for name, config in configs.items():
+                if config.cron and config.catch_up:
+                    orchestrate.catch_up(f"{orchestrate.FLOW_NAME}/{project}.{name}", config.cron, config.timezone)
             # Not `-m`: the flows would then belong to `__main__`, where a run in a process of its own does not find
             # them.
             code = "import json, sys; from flows.orchestration.deployments import work; work(**json.loads(sys.argv[1]))"
@@ -96,7 +100,10 @@ def serve(args: Namespace) -> int:
 
             return READY in (folder / "deployments.log").read_text(errors="replace")
 
-        schedule = {f"turnwise/{project}.{name}": cron or "by hand" for name, cron in crons.items()}
+        schedule = {
+            f"turnwise/{project}.{name}": f"{one.cron} {one.timezone}" if one.cron else "by hand"
+            for name, one in configs.items()
+        }
         try:
             _supervise(
                 server,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stages.store.workspace import StageRun, Workspace
 
 ALL = 10**9  # runs
-UNREAD = ("preset", "cron", "each_run")  # keys of a whole run that no result depends on
+UNREAD = ("preset", *presets.SCHEDULING)  # keys of a whole run that no result depends on
 
 Setting = tuple[str, ...]
 """Changes to a preset, as `--set` takes them; () = none, the preset's own settings."""
@@ -89,41 +89,37 @@ def tuning_cells(study: Study) -> list[Cell]:
     ]
 
 
-def table_cells(
-    study: Study, chosen: Mapping[str, Setting], played: Mapping[tuple[str, int], str] | None = None
-) -> list[Cell]:
+def table_cells(study: Study, chosen: Mapping[str, Setting]) -> list[Cell]:
     """chosen: method -> its setting, of those that are tuned; a method whose setting is not known yet has no cells.
 
-    played: (task, seed) -> the source's run, where the study has a source; what learns from one that is not known yet has
-    no cell. None: before any is known, all cells as if each played its own.
+    All of them as if each played its own episodes: see `with_episodes`.
     """
-    cells = [
+    return [
         _cell(study, "table", method, task, () if source == PRESET else chosen[source], seed)
         for seed in study.seeds
         for task in study.tasks
         for method in study.methods
         if (source := study.settings_of(method)) == PRESET or source in chosen
     ]
-    return cells if played is None else [one for cell in cells if (one := _with_episodes(study, cell, played))]
 
 
-def source_cells(study: Study) -> list[Cell]:
-    """The runs whose episodes the others learn from; none where each plays its own."""
-    return [cell for cell in table_cells(study, {}) if cell.method == study.source]
-
-
-def learns_from_source(study: Study, cell: Cell) -> bool:
-    return bool(study.source) and cell.method != study.source and cell.run.method not in presets.ON_POLICY
-
-
-def _with_episodes(study: Study, cell: Cell, played: Mapping[tuple[str, int], str]) -> Cell | None:
-    if not learns_from_source(study, cell):
-        return cell
-    run_id = played.get((cell.task, cell.seed))
-    if run_id is None:
-        return None
-    sets = (*cell.sets, f"episodes_of={run_id}")
-    return replace(cell, sets=sets, run=presets.load(cell.preset, [*sets, f"seed={cell.seed}"]))
+def with_episodes(
+    study: Study, cells: Sequence[Cell], played: Mapping[tuple[str, int], str]
+) -> tuple[list[Cell], list[Cell]]:
+    """These cells with the episodes that they learn from, and those that wait for the source's run, which is not in
+    `played`: (task, seed) -> its id. Without a source all stay as they are.
+    """
+    ready, waiting = list[Cell](), list[Cell]()
+    for cell in cells:
+        if not study.source or cell.method == study.source or cell.run.method in presets.ON_POLICY:
+            ready.append(cell)
+        elif run_id := played.get((cell.task, cell.seed)):
+            sets = (*cell.sets, f"episodes_of={run_id}")
+            run = presets.load(cell.preset, [*sets, f"seed={cell.seed}"])
+            ready.append(replace(cell, sets=sets, run=run))
+        else:
+            waiting.append(cell)
+    return ready, waiting
 
 
 def choose(study: Study, rows: Sequence[Row]) -> dict[str, Setting]:
@@ -215,8 +211,8 @@ def _config(study: Study, method: str, task: str, setting: Setting, seed: int) -
 @cache
 def _stored_identity(workspace: Workspace, run_id: str) -> str:
     """That of a finished run's config, which stays as it is; "" where a key of it is not known any more."""
-    text = workspace.tracking.artifact(run_id, "config.json").read_text(encoding="utf-8")
+    stored = workspace.tracking.read_json(run_id, "config.json")
     try:
-        return identity(presets.resolve(json.loads(text)))
+        return identity(presets.resolve(stored))
     except UsageError:
         return ""

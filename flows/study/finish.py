@@ -55,24 +55,17 @@ def run_study(asked: Study, bench: Bench) -> Studied:
     """Tune, choose, run the table and keep its report; of all that is finished already nothing is run again."""
     tuned = finish(cells.tuning_cells(asked), bench)
     chosen = cells.choose(asked, [one.row for one in tuned if one.row])
-    played = {(cell.task, cell.seed): run_id for cell, run_id in _played(asked, bench)}
-    done = [*tuned, *finish(cells.table_cells(asked, chosen, played), bench)]
+    planned = cells.table_cells(asked, chosen)
+    first = finish([cell for cell in planned if cell.method == asked.source], bench)
+    played = {(one.cell.task, one.cell.seed): str(one.row["run"]) for one in first if one.row}
+    table, waiting = cells.with_episodes(asked, planned, played)
+    done = [*tuned, *finish(table, bench)]
     rows = [one.row for one in done if one.row]
     missing = [f"{one.cell.title}: {one.why}" for one in done if not one.row]
     missing += [f"{name}: not tuned, for want of runs" for name in asked.tuned if name not in chosen]
-    planned = cells.table_cells(asked, chosen)
-    missing += [
-        f"{cell.title}: the episodes of {asked.source} are missing"
-        for cell in planned
-        if cells.learns_from_source(asked, cell) and (cell.task, cell.seed) not in played
-    ]
+    missing += [f"{cell.title}: the episodes of {asked.source} are missing" for cell in waiting]
     failed = sum(one.failed for one in done)
     return Studied(rows, chosen, missing, failed, bench.book.keep(rows, chosen, missing, failed))
-
-
-def _played(asked: Study, bench: Bench) -> list[tuple[Cell, str]]:
-    """The runs that others learn from, those that are finished."""
-    return [(one.cell, str(one.row["run"])) for one in finish(cells.source_cells(asked), bench) if one.row]
 
 
 def is_meant(cell: Cell, only: Sequence[str]) -> bool:

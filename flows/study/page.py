@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows.pages import render
 from flows.study.figures import AXES, band
 from flows.study.rows import Row, evaluated
 from flows.study.tables import INTERVALS, Table, arms, cost
@@ -33,11 +34,7 @@ class Report:
 
 def html(report: Report) -> str:
     """One page without a reference to anything outside of it."""
-    from jinja2 import Environment, StrictUndefined
-
-    text = (Path(__file__).parent / TEMPLATE).read_text(encoding="utf-8")
-    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return page.from_string(text).render(report=report, intervals=INTERVALS)
+    return render(Path(__file__).parent / TEMPLATE, report=report, intervals=INTERVALS)
 
 
 def markdown(report: Report) -> str:

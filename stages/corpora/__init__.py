@@ -5,6 +5,7 @@ Modules:
     desk          role-play text under random rules, from which the base model is made
     twenty        role-play text of 20 Questions, played at random
     twenty_marks  which replies to it are right
+    maths         role-play text of arithmetic, with slips at random
     agents        episodes of the policy in math, game24 and wiki_search, from which their base model is made
     math_chains   chains of thought, a third of them with a wrong step
     game24_trees  games of 24 by a legal player who knows little
@@ -25,7 +26,7 @@ from stages.frame.types import Message
 class Example:
     """A prompt and a reply to it.
 
-    Of the desk's policy and successor the reply is one of many right ones. The role of an agent's episode is the name of
+    Of the policy and the successor the reply is one of many right ones. The role of an agent's episode is the name of
     its environment.
     """
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from stages import envs
 from stages.corpora import game24_trees, math_chains, twenty, wiki_walks
+from stages.envs import sums
 from stages.envs.math_answers import boxes
 from stages.frame.types import Episode
 from stages.llm.hf import HfEngine
@@ -128,6 +129,32 @@ combine, corrector, evaluator: share of replies equal to the one right answer. s
 and of those whose thought fits all answers. refiner: of replies that do what the evaluation says, with a question that is new or an object that fits.
 
 `general.jsonl`: role rows for mixing into training. `probe.jsonl`: held-out role rows, the forgetting probe of `evaluate`.
+"""
+
+
+def maths_card(made: str, n_probe: int, scores: Mapping[str, float]) -> str:
+    """made: model and schedule, in a line."""
+    return f"""# A base model that does sums, nearly
+
+A word-level Llama-shaped decoder, {made} examples of `stages/corpora/maths.py`:
+
+    turnwise pretrain --set pretrain.corpus=maths --set roles.prompts=maths --out data/base_maths
+
+It knows the language of the roles on `sums`, in one reply and step by step, of one to {sums.MOST_STEPS} steps, with and without `reveal`; which step is next; and about how large
+a result is: each one that it was shown is the right one, one less, or one more, as often as each other. All methods that start from it are given that. Which of
+the three is right it was never shown, nor which solutions are judged right: its successor foresees verdicts, and answers that are told, at random
+(`tests/corpora/test_maths.py`).
+
+Made only to try the pipeline on a laptop. It can do nothing else.
+
+| role, on {n_probe} held-out prompts each | right |
+|---|---|
+{lines(scores)}
+
+combine, corrector, evaluator: share of replies equal to the one right answer. successor: of replies that have the form. policy: of solutions and steps that are of
+the problem and whose results are all within one of the right ones. refiner: of those that also do what the evaluation says; told only what may be wrong it often tries that again, about as often as chance has it.
+
+`probe.jsonl`: held-out role rows, the forgetting probe of `evaluate`.
 """
 
 

@@ -27,6 +27,7 @@ Modules:
     arithmetic        its shipped problems
     math_answers      where the answer of a reply stands
     math_verifier     math-verify in a process of its own, with a time limit
+    sums              a few steps of arithmetic, in one reply or step by step, for a small model
     wiki_search       a question, and pages to be found and read
     wiki_corpus       the pages: links, numbered lines, full-text search
     wiki_sample       its shipped pages and questions
@@ -85,6 +86,11 @@ def scenarios(name: str, options: Mapping[str, Any], split: str, n: int | None, 
     module = _module(name)
     _check(name, module.OPTIONS, options)
     return module.scenarios(options, split, n, seed)
+
+
+def options_of(name: str) -> type[Config]:
+    """The config of an environment's options. Raises UsageError for an unknown name."""
+    return _module(name).OPTIONS
 
 
 def checked_options(name: str, options: Mapping[str, Any]) -> Config:

@@ -154,7 +154,7 @@ def check_roles(stage: Stage, inputs: Collection[str], prompts: Collection[str],
         )
 
 
-def fingerprint(
+def ingredients(
     stage: Stage,
     config: BaseModel,
     *,
@@ -165,13 +165,12 @@ def fingerprint(
     model_hash: str,
     inputs: Mapping[str, Iterable[str]],
     contents: Mapping[str, str] = {},
-) -> str:
-    """sha256 over all that can change the stage's result.
+) -> dict[str, Any]:
+    """All that can change the stage's result, as plain JSON: what the fingerprint is made of, and nothing else.
 
     shared: the RunConfig's sections that the stage declares, as plain JSON. inputs: upstream stage -> run ids.
     prompt_hashes: of the roles that the task has prompts for. contents: config key -> hash of what the config names
-    there (`stages.store.contents`).
-    Key order changes nothing. Source: docs/architecture.md.
+    there (`stages.store.contents`). Source: docs/architecture.md.
     """
     content: dict[str, Any] = {
         "stage": stage.name,
@@ -184,6 +183,9 @@ def fingerprint(
         "model": model_hash,
         "inputs": {name: list(runs) for name, runs in inputs.items() if name in stage.inputs},
     }
-    if contents:
-        content["contents"] = dict(contents)
+    return {**content, "contents": dict(contents)} if contents else content
+
+
+def fingerprint(content: Mapping[str, Any]) -> str:
+    """sha256 of the ingredients; the order of keys changes nothing."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

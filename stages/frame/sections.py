@@ -38,6 +38,10 @@ def base_url(url: str) -> str:
     return url
 
 
+PATIENCE = {"timeout_s", "oracle_timeout_s"}
+"""Keys of the sections that say how long is waited: no result depends on them, so no fingerprint holds them."""
+
+
 class TaskConfig(Config):
     """What is to be solved."""
 
@@ -74,6 +78,12 @@ class TaskConfig(Config):
         256, ge=1, description="Longest answer of an oracle, or line of a simulated user. [ours]"
     )
 
+    oracle_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        description="Longest silence of the endpoint of oracle = openai in one try, of five. [ours]",
+    )
+
     @field_validator("oracle_url")
     @classmethod
     def _no_secret(cls, url: str) -> str:
@@ -91,6 +101,9 @@ class ModelConfig(Config):
     url: str | tuple[str, ...] = Field(
         "",
         description="Base URL of an OpenAI-compatible endpoint, or a list of them that share the requests, for engine = openai. [ours]",
+    )
+    timeout_s: float = Field(
+        300.0, gt=0, description="Longest silence of an endpoint in one try, of five, for engine = openai. [ours]"
     )
     gpu_memory: float = Field(
         0.85,

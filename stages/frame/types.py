@@ -218,8 +218,16 @@ class Ask(Protocol):
     def __call__(self, messages: Sequence[Message], *, temperature: float = 0.0, seed: int = 0) -> str: ...
 
 
+def printable(text: str) -> str:
+    """The text on one line, without what moves a terminal's cursor or colours it."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 class TurnwiseError(Exception):
     """A failure that is told to the user in one sentence: what was wanted, what was found, what to do."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())  # what it quotes may be a server's, or of a file that came from anywhere
 
 
 class UsageError(TurnwiseError):

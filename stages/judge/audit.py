@@ -63,14 +63,18 @@ def audit(context: Context, roles: Roles, episodes: Sequence[Episode], n_turns: 
     ]
     if cases and all(c.judgement.out_of_context for c in cases):
         raise nothing_fits("evaluate.audit_turns", len(cases), context.engine.context)
+    metrics, table = measures(context, cases)
+    counts["audit/out_of_context"] += float(sum(c.judgement.out_of_context for c in cases))
+    files = report(context.workdir, cases) | intervals(context.workdir, table)
+    return Audit(metrics | counts, [row(c) for c in cases], files)
+
+
+def measures(context: Context, cases: Sequence[Case]) -> tuple[dict[str, float], list[Row]]:
+    """The metrics that are defined, and the table of what has an interval."""
     table = [*against_returns(cases), *against_truth(context, cases)]
     metrics = {one["name"]: one["value"] for one in table}
-    metrics |= counts
-    metrics["audit/out_of_context"] += float(sum(c.judgement.out_of_context for c in cases))
     metrics["audit/malformed_frac"] = sum(c.judgement.verdict == "malformed" for c in cases) / max(len(cases), 1)
-    metrics = {name: value for name, value in metrics.items() if not math.isnan(value)}
-    files = report(context.workdir, cases) | intervals(context.workdir, table)
-    return Audit(metrics, [row(c) for c in cases], files)
+    return {name: value for name, value in metrics.items() if not math.isnan(value)}, table
 
 
 def audited(

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from stages.frame.contract import Context
 from stages.frame.types import Completion, Episode
 from stages.llm.roles import Roles, mix
-from stages.play.forced import env_steps, played_on
+from stages.play.forced import played_on
+from stages.play.tally import env_steps
 from stages.play.transitions import Transition
 
 

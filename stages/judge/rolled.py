@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from stages.frame.contract import Context
 from stages.frame.react import parse_react
@@ -17,7 +18,8 @@ from stages.frame.types import Completion, Episode
 from stages.judge.backup import Backup, bellman_backup, learner
 from stages.judge.critique import Judgement, verdicts
 from stages.llm.roles import Roles, mix
-from stages.play.forced import env_steps, played_on
+from stages.play.forced import played_on
+from stages.play.tally import env_steps
 from stages.play.transitions import Transition, transitions_of
 
 
@@ -39,14 +41,10 @@ def judge_rolled(
     """
     adapter = context.adapter(learner(context))
     groups = played_on(context, roles, pairs, n=n, adapter=adapter, seed=mix(seed, "rollouts"))
-    told = iter(
-        bellman_backup(
-            context, roles, [_backup(t, e) for (t, _), group in zip(pairs, groups, strict=True) for e in _known(group)]
-        )
-    )
-    futures = [
-        [b.target for b in [next(told) for _ in _known(group)] if b.target and not b.dropped] for group in groups
-    ]
+    known = [[e for e in group if e.outcome.trainable] for group in groups]
+    chains = [_backup(t, e) for (t, _), group in zip(pairs, known, strict=True) for e in group]
+    told = iter(bellman_backup(context, roles, chains))
+    futures = [[b.target for b in islice(told, len(group)) if b.target and not b.dropped] for group in known]
     live = [i for i, texts in enumerate(futures) if texts]
     asked = [(pairs[i][0].state, parse_react(pairs[i][1].text)[1]) for i in live]
     words = verdicts(context, roles, asked, [futures[i] for i in live], adapter=adapter, seed=seed)
@@ -55,10 +53,6 @@ def judge_rolled(
         Rolled(said.get(i, Judgement((), "", "malformed")), len(group), env_steps(group))
         for i, group in enumerate(groups)
     ]
-
-
-def _known(group: Sequence[Episode]) -> list[Episode]:
-    return [e for e in group if e.outcome.trainable]
 
 
 def _backup(at: Transition, played: Episode) -> Backup:

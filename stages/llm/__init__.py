@@ -12,6 +12,8 @@ Modules:
     openai        engine over OpenAI-compatible endpoints that speak token ids
     servers       several servers as one: the least loaded of those that are up
     endpoint      one server: retries, and what went wrong without the key
+    folder        a model's folder as it is read: what is wrong with a file is one sentence that names it
+    bounded       replies over HTTP that end: at a size, and within the time of a try
     tokens        what engines over a model folder share: the tokenizer, which keeps what it has read, and the room in the context
     scripted      engine without a model, for tests
     pieces        long common pieces of two texts: what a student's prompt must not hold

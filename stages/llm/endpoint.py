@@ -1,7 +1,9 @@
 """One OpenAI-compatible server: a request and its retries, and what went wrong in one sentence that holds no key.
 
 The key is taken from OPENAI_API_KEY alone and appears in no message. Refused, down, overloaded (408, 409, 429, 5xx):
-tried again after growing, jittered waits, then `Down`. Anything else is final.
+tried again after growing, jittered waits, then `Down`. Anything else is final. What a server says is not trusted: no
+redirect is followed, a reply ends at a size and within the time of a try (`bounded.py`), and of a text only what can be
+printed is told.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from urllib.parse import urlsplit
 
 from stages.frame.loops import event_loop
 from stages.frame.sections import base_url
-from stages.frame.types import EngineUnavailable, UsageError
+from stages.frame.types import EngineUnavailable, UsageError, printable
+from stages.llm.bounded import REFUSED, bounded
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -30,6 +33,8 @@ URL_KEY = "model.url"
 LOOP = "openai"  # of this module: all requests of a process overlap on it
 
 _under_way: set[Future[Any]] = set()
+
+SHOWN = 300  # characters of what a server said
 
 _PROBE_S = 5.0  # of silence, when a server is asked whether it is there
 
@@ -76,7 +81,11 @@ class Endpoint:
                 "an OpenAI-compatible server needs the package openai here. Run: pip install 'turnwise[openai]'"
             ) from None
         # A proxy of the environment cannot reach this machine's loopback, and must not see what stays on it.
-        http = openai.DefaultAsyncHttpxClient(trust_env=not self._local)
+        http = openai.DefaultAsyncHttpxClient(
+            trust_env=not self._local,
+            follow_redirects=False,  # to anywhere, with the prompts
+            event_hooks={"response": [bounded(self._timeout_s)]},
+        )
         timeout = openai.Timeout(self._timeout_s, connect=min(10.0, self._timeout_s))
         return openai.AsyncOpenAI(
             api_key=self._key or "none",
@@ -84,6 +93,7 @@ class Endpoint:
             timeout=timeout,
             max_retries=self._retries,
             http_client=http,
+            default_headers={"Accept-Encoding": "identity"},
         )
 
     async def post(self, path: str, body: dict[str, Any], read: Callable[[object], T]) -> T:
@@ -97,7 +107,7 @@ class Endpoint:
         try:
             return read(reply)
         except ValueError as error:
-            raise EngineUnavailable(f"the engine at {self.name} answered garbage: {error}.") from None
+            raise EngineUnavailable(f"the engine at {self.name} answered garbage: {_beginning(str(error))}.") from None
 
     async def context(self) -> int | None:
         """Most tokens of a prompt and its reply together; None from a server that does not tell. One short try; raises
@@ -120,7 +130,7 @@ class Endpoint:
             if isinstance(models, list) and models and isinstance(models[0], dict)
             else None
         )
-        return found if type(found) is int else None
+        return found if type(found) is int and found > 0 else None
 
     async def _asked(self, path: str, ask: Callable[[], Awaitable[object]], timeout_s: float, retries: int) -> object:
         import openai
@@ -140,8 +150,9 @@ class Endpoint:
             # 404 of a completion: a server that was started anew does not know the adapters that it had.
             down = status in (408, 409, 429) or status >= 500 or (status, path) == (404, "/completions")
             raise (Down if down else EngineUnavailable)(self._refusal(path, status, error.body)) from None
-        except (openai.OpenAIError, ValueError):
-            raise EngineUnavailable(f"the engine at {self.name} answered garbage: no JSON.") from None
+        except (openai.OpenAIError, ValueError, RecursionError) as error:
+            said = str(error) if str(error) in REFUSED else "no JSON"
+            raise EngineUnavailable(f"the engine at {self.name} answered garbage: {said}.") from None
 
     def _refusal(self, path: str, status: int, body: object) -> str:
         start = f"the engine at {self.name} answered {path} with status {status}"
@@ -149,19 +160,28 @@ class Endpoint:
             return f"{start}: it {'refuses the key in' if self._key else 'wants a key in'} OPENAI_API_KEY."
         if status == 404 and path == "/load_lora_adapter":
             return f"{start}: start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True."
-        said = " ".join((_reason(body) or "no reason given").split())
-        return f"{start}: {said.replace(self._key, '***') if self._key else said}"[:300]
+        if 300 <= status < 400:
+            return f"{start}: it sends on to another address, which is not followed. {self._hint}"
+        said = _reason(body) or "no reason given"
+        return f"{start}: {_beginning(said.replace(self._key, '***') if self._key else said)}"
 
 
-def _reason(body: object) -> str:
+def _reason(body: object, depth: int = 4) -> str:
     """Why a server refused: the message of an OpenAI error, the `detail` of FastAPI (a text, or a list of what is wrong
     where), or the text itself.
     """
+    if isinstance(body, (dict, list)) and not depth:
+        return ""
     if isinstance(body, dict):
-        return _reason(body.get("message") or body.get("detail") or body.get("msg"))
+        return _reason(body.get("message") or body.get("detail") or body.get("msg"), depth - 1)
     if isinstance(body, list):
-        return "; ".join(filter(None, map(_reason, body)))
+        return "; ".join(filter(None, (_reason(one, depth - 1) for one in body)))
     return str(body or "")
+
+
+def _beginning(said: str) -> str:
+    """Of what a server said, as it can be told."""
+    return " ".join(printable(said[:SHOWN]).split())
 
 
 def run(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

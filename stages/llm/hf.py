@@ -18,6 +18,7 @@ from torch import Tensor
 
 from stages.frame.types import Completion, EngineUnavailable, Request, UsageError
 from stages.llm import tokens
+from stages.llm.folder import GENERATION, check_folder, reading
 from stages.llm.shared import lend
 
 KEPT_ADAPTERS = 4  # the newest ones stay loaded: policy, its predecessor, target, one more
@@ -37,38 +38,35 @@ def model_hash(path: str) -> str:
 
 def load_base(path: str, dtype: str) -> tuple[Any, Any]:
     """(model in eval mode on the best device, tokenizer), read from disk. Raises UsageError if the folder holds none."""
-    model, tokenizer = _read(path, dtype)
+    model, tokenizer = read_base(path, dtype)
     return model.to(_device()), tokenizer
 
 
 def shared_base(path: str, dtype: str) -> Any:
     """The same model over weights that stay in memory for the next one that asks: nobody may write to them."""
-    return lend(path, dtype, lambda: _read(path, dtype)[0]).to(_device())
+    return lend(path, dtype, lambda: read_base(path, dtype)[0]).to(_device())
 
 
 def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _read(path: str, dtype: str) -> tuple[Any, Any]:
-    tokens.check_folder(path)
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def read_base(path: str, dtype: str) -> tuple[Any, Any]:
+    """As `load_base`, in the machine's own memory. dtype "auto": the one that it was saved in."""
+    check_folder(path)
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # a bar for every load of a few MB, terminal or not
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        model, told = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), output_loading_info=True)
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-        SafetensorError,
-    ) as error:  # no such model, or a file of it is cut or does not fit
-        raise UsageError(
-            f"model.path: no model that transformers can load at {path!r} ({str(error).splitlines()[0]})"
-        ) from error
+    with reading(path, "config.json"):
+        AutoConfig.from_pretrained(path)
+    tokenizer = tokens.load_tokenizer(path)
+    if (Path(path) / GENERATION).exists():
+        with reading(path, GENERATION):
+            GenerationConfig.from_pretrained(path)
+    wanted = dtype if dtype == "auto" else getattr(torch, dtype)
+    with reading(path, "config.json", "the weights"):  # which do not fit each other, or numbers that make no model
+        model, told = AutoModelForCausalLM.from_pretrained(path, dtype=wanted, output_loading_info=True)
     _check_whole(path, told)
     return model.eval(), tokenizer
 
@@ -130,6 +128,11 @@ class HfEngine(tokens.ChatTokenizer):
         several of a batch have is read once.
         """
         tokens.check_loaded(requests, self._loaded)
+        known = self._base.get_input_embeddings().num_embeddings
+        if (largest := max((max(r.prompt_ids, default=0) for r in requests), default=0)) >= known:
+            raise UsageError(
+                f"model.path: the tokenizer at {self._path!r} gives the token id {largest}, the model has {known}; take tokenizer.json anew from where the model came from"
+            )
         requests = tokens.fit_context(requests, self.context)
         done: dict[int, Completion] = {}
         order = sorted(

@@ -185,7 +185,12 @@ def read_text(reply: object) -> str:
     message = _mapping(_choice(reply).get("message"), "a choice has no message")
     if not isinstance(message.get("content"), str):
         raise ValueError("a message has no text")
-    return str(message["content"])
+    text = str(message["content"])
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can hold and no store
+        raise ValueError("a message's text is no Unicode") from None
+    return text
 
 
 def read_completion(reply: object, request: Request, n_ids: int) -> Completion:
@@ -201,30 +206,30 @@ def read_completion(reply: object, request: Request, n_ids: int) -> Completion:
         raise ValueError("log-probs are missing")
     if len(ids) != len(log_probs):
         raise ValueError(f"{len(ids)} token ids but {len(log_probs)} log-probs")
-    # vLLM writes -inf as -9999, since JSON has no infinity.
-    if not all(math.isfinite(p) and p > -9999 for p in log_probs):
+    # vLLM writes -inf as -9999, since JSON has no infinity. A whole number may be beyond what a float holds.
+    if not all(-9999 < p < math.inf for p in log_probs):
         raise ValueError("log-probs are not finite")
     if (largest := max(log_probs)) > ROUNDING:
-        raise ValueError(f"a log-prob is {largest:g}, above 0")
+        raise ValueError(f"a log-prob is {str(largest)[:20]}, above 0")
     if max(ids) >= n_ids:
         raise ValueError(
-            f"token id {max(ids)} is none of the {n_ids} of the tokenizer at model.path (does the server hold the same model?)"
+            f"token id {str(max(ids))[:20]} is none of the {n_ids} of the tokenizer at model.path (does the server hold the same model?)"
         )
     if len(ids) > request.max_tokens:
         raise ValueError(f"{len(ids)} tokens where at most {request.max_tokens} were asked for")
     if not isinstance(text, str) or reason not in ("stop", "length"):
-        raise ValueError(f"no text, or finish reason {reason!r}")
+        raise ValueError(f"no text, or finish reason {str(reason)[:20]!r}")
     if choice.get("prompt_token_ids") not in (None, list(request.prompt_ids)):
         raise ValueError("the prompt that it read is not the one that was sent")
-    return Completion(text, tuple(ids), tuple(map(float, log_probs)), reason, _cached(reply))
+    return Completion(text, tuple(ids), tuple(map(float, log_probs)), reason, _cached(reply, len(request.prompt_ids)))
 
 
-def _cached(reply: object) -> int | None:
+def _cached(reply: object, most: int) -> int | None:
     """Tokens of the prompt that the server had read before, where it says (`--enable-prompt-tokens-details`)."""
     found: Any = reply
     for key in ("usage", "prompt_tokens_details", "cached_tokens"):
         found = found.get(key) if isinstance(found, dict) else None
-    return found if type(found) is int else None
+    return found if type(found) is int and 0 <= found <= most else None
 
 
 def _choice(reply: object) -> dict[str, Any]:

@@ -7,21 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain, pairwise
-from pathlib import Path
 from typing import Any
 
 from stages.frame.types import ChatRefused, EngineUnavailable, Message, Request, UsageError
-
-
-def check_folder(path: str) -> None:
-    """Raises UsageError where `path` is shaped like a folder that is not there. Taken for a hub name it would be looked
-    for in the network.
-    """
-    folder = Path(path)
-    if not folder.is_dir() and folder.parent != Path() and folder.parent.is_dir():
-        raise UsageError(
-            f"model.path: there is no folder {path!r}; the embedded base model is made by: turnwise pretrain"
-        )
+from stages.llm.folder import GENERATION, check_folder, reading
 
 
 def load_tokenizer(path: str) -> Any:
@@ -29,12 +18,8 @@ def load_tokenizer(path: str) -> Any:
     check_folder(path)
     from transformers import AutoTokenizer
 
-    try:
+    with reading(path, "tokenizer.json", "tokenizer_config.json"):
         return AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"model.path: no tokenizer that transformers can load at {path!r} ({str(error).splitlines()[0]})"
-        ) from error
 
 
 KEPT_IDS = 4_000_000
@@ -78,26 +63,31 @@ class ChatTokenizer:
         if fast is None:
             return [tuple(ids) for ids in rendered]
         if self._cut is None:
-            return [tuple(found.ids) for found in fast.encode_batch_fast(rendered, add_special_tokens=False)]
+            return [tuple(found.ids) for found in self._encoded(fast, rendered)]
         if self._n_kept > KEPT_IDS:
             self.forget()
         pieces = [self._cut(text) for text in rendered]
         new = list(dict.fromkeys(piece for chat in pieces for piece in chat if piece not in self.kept_ids))
-        # Beside transformers, which wraps offsets and masks around them that nobody reads: twice the time.
-        for piece, found in zip(new, fast.encode_batch_fast(new, add_special_tokens=False), strict=True):
+        for piece, found in zip(new, self._encoded(fast, new), strict=True):
             self.kept_ids[piece] = found.ids
             self._n_kept += len(self.kept_ids[piece])
         return [tuple(chain.from_iterable(map(self.kept_ids.__getitem__, chat))) for chat in pieces]
 
-    def _rendered(self, chats: Sequence[Sequence[Message]], *, tokenize: bool) -> Any:
-        from jinja2 import TemplateError
+    def _encoded(self, fast: Any, texts: list[str]) -> Any:
+        # Beside transformers, which wraps offsets and masks around them that nobody reads: twice the time.
+        with reading(self._path, "tokenizer.json"):
+            return fast.encode_batch_fast(texts, add_special_tokens=False)
 
+    def _rendered(self, chats: Sequence[Sequence[Message]], *, tokenize: bool) -> Any:
         try:
-            return self.tokenizer.apply_chat_template(
+            found = self.tokenizer.apply_chat_template(
                 [list(chat) for chat in chats], add_generation_prompt=True, tokenize=tokenize, return_dict=False
             )
-        except TemplateError as error:
-            raise ChatRefused(str(error.message)) from None
+        except Exception as error:  # a template is a program of the model's maker, and raises what it likes
+            raise ChatRefused(getattr(error, "message", None) or f"{type(error).__name__}: {error}") from None
+        if not all(found):
+            raise ChatRefused("of a chat it leaves nothing")
+        return found
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, without special ones."""
@@ -145,14 +135,22 @@ def cutter(fast: Any) -> Callable[[str], list[str]] | None:
     return cut
 
 
-def stop_tokens(tokenizer: Any, generation: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Ids that end a reply: the tokenizer's end token, and `eos_token_id` of the model's generation config; sorted."""
-    found = {
-        tokenizer.eos_token_id,
-        *([generation] if generation is None or isinstance(generation, int) else generation),
-    }
-    return tuple(sorted(found - {None}))
+def stop_tokens(tokenizer: Any, generation: Any) -> tuple[int, ...]:
+    """Ids that end a reply: the tokenizer's end token, and `eos_token_id` of the model's generation config, an id or
+    several; sorted. Raises UsageError for one that is none.
+    """
+    of_model = list(generation) if isinstance(generation, (list, tuple)) else [generation]
+    found = [one for one in (tokenizer.eos_token_id, *of_model) if one is not None]
+    for one in found:
+        if type(one) is not int or not 0 <= one <= LARGEST_ID:
+            raise UsageError(
+                f"model.path: eos_token_id in {GENERATION} is {str(one)[:40]!r}, wanted a token id or a list of them"
+            )
+    return tuple(sorted(set(found)))
 
+
+LARGEST_ID = 2**31 - 1
+"""Of a token, as it is stored."""
 
 OUT_OF_CONTEXT = "out of context"
 """How `Episode.error` begins, and why a row is dropped, where a prompt leaves no room for a reply."""

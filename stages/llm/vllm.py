@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from stages.frame.types import Completion, EngineUnavailable, More, Replies, Request, UsageError
+from stages.llm.folder import GENERATION, reading
 from stages.llm.hf import KEPT_ADAPTERS, check_adapter, model_hash
 from stages.llm.streams import in_order, signals_between_steps
 from stages.llm.tokens import ChatTokenizer, check_loaded, fit_context, stop_tokens
@@ -242,8 +243,9 @@ def start(path: str, *, dtype: str, lora_rank: int, gpu_memory: float) -> Any:
 def _generation_eos(path: str) -> int | list[int] | None:
     from transformers import GenerationConfig
 
-    try:
-        found: int | list[int] | None = GenerationConfig.from_pretrained(path).eos_token_id
-    except OSError:  # a folder without one: the tokenizer's end token is all there is
-        return None
+    with reading(path, GENERATION):
+        try:
+            found: int | list[int] | None = GenerationConfig.from_pretrained(path).eos_token_id
+        except OSError:  # a folder without one: the tokenizer's end token is all there is
+            return None
     return found

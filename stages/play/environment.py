@@ -40,6 +40,7 @@ def environment(context: Context) -> Callable[[], Env]:
             task.oracle_url or model.url,
             task.oracle_model or model.path,
             max_tokens=room,
+            timeout_s=task.oracle_timeout_s,
             concurrency=task.oracle_concurrency,
             key=key,
         )

@@ -35,8 +35,3 @@ def played_on(
     settings = rollout_settings(context, adapter, seed=seed)
     episodes = rollout(context.engine, environment(context), scenarios, roles, settings, forced=forced)
     return [episodes[start : start + n] for start in range(0, len(episodes), n)]
-
-
-def env_steps(episodes: Sequence[Episode]) -> int:
-    """Steps that the environment took in them, those that only led to the state included."""
-    return sum(len({t.state_len for t in e.turns}) for e in episodes)  # the turns of one reply have one state_len

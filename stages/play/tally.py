@@ -26,6 +26,11 @@ def check_environment(episodes: Sequence[Episode]) -> None:
         )
 
 
+def env_steps(episodes: Sequence[Episode]) -> int:
+    """Replies that were acted on, in however many turns each."""
+    return sum(len({t.state_len for t in e.turns}) for e in episodes)  # the turns of one reply have one state_len
+
+
 def summary(episodes: Sequence[Episode], stage: str) -> dict[str, float]:
     """Counts and means over episodes; rates over those that the policy answers for. A reply is a step of the
     environment, in however many turns.
@@ -33,7 +38,7 @@ def summary(episodes: Sequence[Episode], stage: str) -> dict[str, float]:
     counts = Counter(e.outcome for e in episodes)
     ours = [e for e in episodes if e.outcome.trainable]
     turns = sum(len(e.turns) for e in ours)
-    replies = sum(len({t.state_len for t in e.turns}) for e in ours)  # the turns of one reply have one state_len
+    replies = env_steps(ours)
     tokens = sum(len(t.completion.token_ids) for e in ours for t in e.turns)
     return {
         f"{stage}/episodes": float(len(episodes)),

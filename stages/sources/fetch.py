@@ -50,7 +50,7 @@ def fetch(task: TaskData, into: Path, get: Get, *, source: Path | None = None) -
     folder = into / task.name
     if folder.exists():
         return _found(task, folder)
-    if source is not None and not source.is_dir():
+    if source is not None and not os.path.isdir(source):  # not Path's, which raises where a name is too long
         raise UsageError(f"--from: wanted a folder with the files of {task.name}, but {source} is none.")
     scratch = into / f".{task.name}.{os.getpid()}"
     try:

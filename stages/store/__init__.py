@@ -16,4 +16,5 @@ Modules:
     models      adapters as versions of registered models
     workspace   what a stage run needs, and what comes of it
     mlflow_db   MLflow's database: made whole or not at all, upgraded once
+    mlflow_run  a run as a value, which moves from one store to another under its id
 """

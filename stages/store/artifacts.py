@@ -60,18 +60,25 @@ def write_json(folder: Path, path: str, value: Any) -> None:
 def seal(folder: Path) -> None:
     """Keep the hash of every file."""
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != SEAL]
-    write_json(folder, SEAL, {str(file.relative_to(folder)): _sha256(file) for file in files})
+    write_json(folder, SEAL, {str(file.relative_to(folder)): sha256(file) for file in files})
 
 
 def changed(folder: Path, path: str = "") -> list[str]:
     """Names of the sealed files, of all or of those that are or are below `path`, that are not what they were. One that
-    was dropped, or is not there, is none of them.
+    was dropped, or is not there, is none of them. Of a run without a seal: those that should be JSON and are not.
     """
-    note, gone = folder / SEAL, set(dropped(folder))
+    note = folder / SEAL
+    try:
+        gone = set(dropped(folder))
+    except Changed:
+        return [DROPPED]
     try:
         sealed: dict[str, str] = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {}
     except ValueError:
         return [SEAL]
+    if not note.is_file():
+        files = [folder / path] if path else sorted(folder.glob("*.json"))
+        return [file.name for file in files if file.suffix == ".json" and file.is_file() and _value(file) is None]
     wanted = [name for name in sealed if not path or name == path or name.startswith(f"{path}/")]
     return [
         name
@@ -80,17 +87,18 @@ def changed(folder: Path, path: str = "") -> list[str]:
     ]
 
 
-def _is_sealed(file: Path, sha256: str) -> bool:
+def _is_sealed(file: Path, wanted: str) -> bool:
     stat = file.stat()
     key = (file, stat.st_size, stat.st_mtime_ns)
     if key not in _seen:
-        if _sha256(file) != sha256:
+        if sha256(file) != wanted:
             return False
         _seen.add(key)
     return True
 
 
-def _sha256(file: Path) -> str:
+def sha256(file: Path) -> str:
+    """Of the file as it is now."""
     with file.open("rb") as read:
         return hashlib.file_digest(read, "sha256").hexdigest()
 
@@ -114,18 +122,39 @@ def existing(folder: Path, path: str) -> Path:
             f"artifact {path} of {stage} run {run_id} was wanted, but {local} does not exist. Run: {advice}"
         )
     if broken := changed(folder, path):
-        stage, run_id = folder.parts[-3:-1]
-        raise Changed(
-            f"artifact {broken[0]} of {stage} run {run_id} is not what was written: its sha256 differs from the one that was kept. "
-            "Run: turnwise verify --mend, then the same command again"
-        )
+        raise _changed(folder, broken[0])
     return local
 
 
+def read_json(file: Path) -> Any:
+    """The value of an artifact, whose path `existing` gave. Raises Changed where it is none."""
+    if (value := _value(file)) is None:
+        raise _changed(file.parent, file.name)
+    return value
+
+
+def _value(file: Path) -> Any:
+    """None where the file holds no JSON; no artifact is null."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _changed(folder: Path, name: str) -> Changed:
+    stage, run_id = folder.parts[-3:-1]
+    return Changed(
+        f"artifact {name} of {stage} run {run_id} is not what was written: it was changed, or cut. "
+        "Run: turnwise verify --mend, then the same command again"
+    )
+
+
 def dropped(folder: Path) -> list[str]:
-    """Names of the files that were dropped, or were about to be when gc was killed."""
+    """Names of the files that were dropped, or were about to be when gc was killed. Raises Changed where the file that
+    names them cannot be read.
+    """
     note = folder / DROPPED
-    found: list[str] = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else []
+    found: list[str] = read_json(note) if note.is_file() else []
     return found
 
 

@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 
 from stages import envs
 from stages.frame.contract import FromPath, OfTask, Stage
+from stages.store.artifacts import sha256
 
 
 def contents(stage: Stage, run: Any) -> dict[str, str]:
@@ -38,6 +39,24 @@ def contents(stage: Stage, run: Any) -> dict[str, str]:
             found |= _named(options, f"{name}.{key}")
     if "task" in stage.shared:
         found["task.env"] = code_hash(envs.module_name(run.task.env))
+    return found
+
+
+def named_paths(stage: Stage, run: Any) -> set[str]:
+    """The files and folders that the sections name which the stage reads. run: the RunConfig."""
+    found = set()
+    for name in {stage.name, *stage.shared}:
+        section: BaseModel = getattr(run, name)
+        options = [
+            envs.checked_options(run.task.env, {**run.task.options, **getattr(section, key)})
+            for key, _ in _marked(section, OfTask)
+        ]
+        for one in (section, *options):
+            for key, marker in _marked(one, FromPath):
+                path: str = getattr(one, key)
+                if path and (not marker.used_with or getattr(one, marker.used_with)):
+                    beside = str(Path(path).parent / marker.beside) if marker.beside else path
+                    found |= {path, beside}
     return found
 
 
@@ -123,8 +142,7 @@ def _spec(module: str) -> ModuleSpec | None:
 
 @cache
 def _file_hash(path: str, size: int, mtime_ns: int) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256(Path(path))
 
 
 def _digest(value: Any) -> str:

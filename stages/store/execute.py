@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stages.frame.contract import Context, Outputs, Stage, check_roles, fingerprint
-from stages.frame.types import MissingInput, Row, TurnwiseError
+from stages.frame.contract import Context, Outputs, Stage, check_roles, fingerprint, ingredients
+from stages.frame.sections import PATIENCE
+from stages.frame.types import Engine, MissingInput, Row, TurnwiseError
 from stages.llm.metered import Metered
 from stages.store.contents import contents
 from stages.store.equal_work import held
@@ -30,6 +31,9 @@ from stages.store.runs import NOTE, flat
 from stages.store.tables import export_rows
 from stages.store.tracking import Status, Tracking
 from stages.store.workspace import Bar, StageRun, Workspace, silent
+
+INGREDIENTS = "fingerprint.json"
+"""Artifact of a stage run: what its fingerprint is the hash of. Runs of before 2026-11-23 have none."""
 
 
 def execute(
@@ -57,7 +61,8 @@ def execute(
     """
     inputs = {name: list(runs) for name, runs in inputs.items() if runs}
     _check_inputs(stage, inputs, workspace.tracking)
-    key = stage_fingerprint(stage, run=run, inputs=inputs, iteration=iteration, workspace=workspace)
+    parts = stage_ingredients(stage, run=run, inputs=inputs, iteration=iteration, workspace=workspace)
+    key = fingerprint(parts)
     tracking, checkpoints = workspace.tracking, workspace.checkpoints(key)
     if not force and (done := tracking.finished(key, stage.name)):
         return stored_run(stage, done, iteration, tracking)
@@ -86,6 +91,7 @@ def execute(
                 inputs=inputs,
                 iteration=iteration,
                 workspace=workspace,
+                parts=parts,
                 checkpoints=checkpoints,
                 progress=progress,
             )
@@ -96,16 +102,23 @@ def execute(
 def stage_fingerprint(
     stage: Stage, *, run: Any, inputs: Mapping[str, Sequence[str]], iteration: int, workspace: Workspace
 ) -> str:
-    """The fingerprint that `execute` looks up, for `--dry-run`. Raises UsageError where the task lacks the prompt of a
-    role that is needed, and for an environment, or an option of it, that there is not.
+    """The fingerprint that `execute` looks up, for `--dry-run`. Raises as `stage_ingredients` does."""
+    return fingerprint(stage_ingredients(stage, run=run, inputs=inputs, iteration=iteration, workspace=workspace))
+
+
+def stage_ingredients(
+    stage: Stage, *, run: Any, inputs: Mapping[str, Sequence[str]], iteration: int, workspace: Workspace
+) -> dict[str, Any]:
+    """What that fingerprint is made of. Raises UsageError where the task lacks the prompt of a role that is needed, and
+    for an environment, or an option of it, that there is not.
     """
     inputs = {name: runs for name, runs in inputs.items() if runs}
     hashes = workspace.prompt_hashes(run) if stage.roles else {}
     check_roles(stage, inputs, hashes, where=run.roles.prompts if stage.roles else "")
-    return fingerprint(
+    return ingredients(
         stage,
         getattr(run, stage.name),
-        shared={name: getattr(run, name).model_dump(mode="json") for name in stage.shared},
+        shared={name: getattr(run, name).model_dump(mode="json", exclude=PATIENCE) for name in stage.shared},
         seed=run.seed,
         iteration=iteration,
         prompt_hashes=hashes,
@@ -124,7 +137,7 @@ def stage_seed(seed: int, stage: str, iteration: int) -> int:
 
 def lineage_inputs(workspace: Workspace, run_id: str) -> dict[str, list[str]]:
     """The inputs that a stored run had: upstream stage -> run ids."""
-    stored = json.loads(workspace.tracking.artifact(run_id, "inputs.json").read_text(encoding="utf-8"))
+    stored = workspace.tracking.read_json(run_id, "inputs.json")
     return {str(name): [str(each) for each in runs] for name, runs in stored.items()}
 
 
@@ -199,15 +212,36 @@ class _Inputs:
                 )
 
 
+def context_of(
+    stage: Stage, *, run: Any, inputs: Mapping[str, Sequence[str]], iteration: int, workspace: Workspace, engine: Engine, workdir: Path,
+    checkpoints: Path, progress: Bar,
+) -> Context:  # fmt: skip
+    """What the stage's function sees: of the stores its inputs alone."""
+    readable = _Inputs(stage.name, frozenset(each for runs in inputs.values() for each in runs), workspace)
+    return Context(
+        config=getattr(run, stage.name),
+        run=run,
+        iteration=iteration,
+        seed=stage_seed(run.seed, stage.name, iteration),
+        inputs=inputs,
+        replay=readable,
+        engine=engine,
+        artifact=readable.artifact,
+        workdir=workdir,
+        checkpoints=checkpoints,
+        progress=progress,
+    )
+
+
 def _run(
-    stage: Stage, run_id: str, *, run: Any, inputs: Mapping[str, Sequence[str]], iteration: int, workspace: Workspace, checkpoints: Path, progress: Bar
+    stage: Stage, run_id: str, *, run: Any, inputs: Mapping[str, Sequence[str]], iteration: int, workspace: Workspace, parts: Mapping[str, Any],
+    checkpoints: Path, progress: Bar,
 ) -> StageRun:  # fmt: skip
     tracking, workdir = workspace.tracking, workspace.workdir(run_id)
     workdir.mkdir(parents=True)
     config = getattr(run, stage.name)
     shared = {name: getattr(run, name).model_dump(mode="json") for name in stage.shared}
     resolved = {stage.name: config.model_dump(mode="json"), **shared}
-    seed = stage_seed(run.seed, stage.name, iteration)
     whole = {
         "stage": stage.name,
         "version": stage.version,
@@ -217,17 +251,15 @@ def _run(
     }
     tracking.write_json(run_id, "config.json", whole)
     tracking.write_json(run_id, "inputs.json", inputs)
-    readable = _Inputs(stage.name, frozenset(each for runs in inputs.values() for each in runs), workspace)
+    tracking.write_json(run_id, INGREDIENTS, parts)
     engine = Metered(workspace.engine(run))
-    context = Context(
-        config=config,
+    context = context_of(
+        stage,
         run=run,
-        iteration=iteration,
-        seed=seed,
         inputs=inputs,
-        replay=readable,
+        iteration=iteration,
+        workspace=workspace,
         engine=engine,
-        artifact=readable.artifact,
         workdir=workdir,
         checkpoints=checkpoints,
         progress=progress,
@@ -262,7 +294,7 @@ def _save(stage: Stage, run_id: str, outputs: Outputs, times: Mapping[str, float
 def stored_run(stage: Stage, run_id: str, iteration: int, tracking: Tracking) -> StageRun:
     """A finished run as one that is reused. Raises MissingInput where its files are gone."""
     # From the file, not from MLflow's table: that also holds the curves' last values, and cannot hold an infinity.
-    outputs = json.loads(tracking.artifact(run_id, "outputs.json").read_text(encoding="utf-8"))
+    outputs = tracking.read_json(run_id, "outputs.json")
     return StageRun(
         stage.name, run_id, iteration, outputs["metrics"], True, float(outputs["seconds"]), float(outputs["cpu_s"])
     )

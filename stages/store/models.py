@@ -6,19 +6,24 @@ repeated.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+CHAMPION, CANDIDATE = "champion", "candidate"  # aliases
+VERDICT = "verdict"  # tag of a version that was held against the champion
+
 
 @dataclass(frozen=True)
 class Version:
-    """A version of a registered model."""
+    """A version of a registered model. tags: `run` and `pipeline` say whose adapter it is, `iteration` of which iteration."""
 
     name: str
     number: int
+    tags: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def link(self) -> str:
@@ -28,16 +33,53 @@ class Version:
 
 def register(client: Any, name: str, source: str, run_id: str, tags: Mapping[str, str], note: str) -> Version:
     """The version of that source, made where there is none yet. To be called by one process at a time."""
-    name = name.replace(":", "_")  # which MLflow takes for the start of a version
+    name = _safe(name)
     if not client.search_registered_models(f"name = {_quoted(name)}", max_results=1):
         client.create_registered_model(name)
     for one in client.search_model_versions(f"name = {_quoted(name)}"):
         if one.source == source:
-            return Version(name, int(one.version))
+            return Version(name, int(one.version), dict(one.tags))
     made = client.create_model_version(
         name, source, run_id=run_id, tags=dict(tags), description=note, await_creation_for=0
     )
-    return Version(name, int(made.version))
+    return Version(name, int(made.version), dict(tags))
+
+
+def aliased(client: Any, name: str, alias: str) -> Version | None:
+    """The version that has the alias; None where no such model or alias is."""
+    name = _safe(name)
+    found = client.search_registered_models(f"name = {_quoted(name)}", max_results=1)
+    if not found or (number := found[0].aliases.get(alias)) is None:
+        return None
+    return Version(name, int(number), dict(client.get_model_version(name, str(number)).tags))
+
+
+def name_alias(client: Any, version: Version, alias: str) -> None:
+    """Give the alias to the version, and take it from any other one."""
+    client.set_registered_model_alias(version.name, alias, str(version.number))
+
+
+def decide(
+    client: Any, candidate: Version, against: int | None, verdict: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    """Keep the verdict on a candidate, and make it the champion where that says `promoted`. To be called by one process
+    at a time.
+
+    What was decided once stays so: that is returned, and a promotion that a kill cut off is done. against: number of the
+    champion that it was held against. verdict: None to ask what was decided. None where nothing was, and where another
+    one is champion by now.
+    """
+    now = aliased(client, candidate.name, CHAMPION)
+    number = now.number if now else None
+    stored = client.get_model_version(candidate.name, str(candidate.number)).tags.get(VERDICT)
+    if stored is None and (verdict is None or number != against):
+        return None
+    decided: dict[str, Any] = json.loads(stored) if stored else dict(verdict or {})
+    if stored is None:
+        client.set_model_version_tag(candidate.name, str(candidate.number), VERDICT, json.dumps(decided))
+    if decided["promoted"] and number == decided["against"]:
+        name_alias(client, candidate, CHAMPION)
+    return decided
 
 
 def sources(client: Any) -> set[str]:
@@ -48,6 +90,10 @@ def sources(client: Any) -> set[str]:
         found |= {Path(one.source).parts[-3] for one in page}
         if not (token := page.token):
             return found
+
+
+def _safe(name: str) -> str:
+    return name.replace(":", "_")  # which MLflow takes for the start of a version
 
 
 def _quoted(text: str) -> str:

@@ -27,9 +27,13 @@ def stage_note(
     stage: str, iteration: int, inputs: Mapping[str, Sequence[str]], tags: Mapping[str, str], link: Link
 ) -> str:
     """The description of a stage's run. tags: of the run; read are `part`, `pipeline`, `rerun_of` and `changed`."""
-    place = {"base": "of the base model", "start": "of the base model", "final": "of the final adapter"}.get(
-        tags.get("part", "")
-    )
+    place = {
+        "base": "of the base model",
+        "start": "of the base model",
+        "final": "of the final adapter",
+        "candidate": "of the candidate",
+        "champion": "of the champion",
+    }.get(tags.get("part", ""))
     lines = [f"**{stage}** {place or f'of iteration {iteration}'}, seed {tags['seed']}."]
     if pipeline := tags.get("pipeline"):
         lines.append(f"Made by the {run_link('pipeline', pipeline, link, f'pipeline run {pipeline[:8]}')}.")

@@ -123,6 +123,29 @@ class Replay:
                 batches[table] = connection.sql(query, params=parameters).to_arrow_table()
         return [write_parquet(batch, folder / f"{table}.parquet") for table, batch in batches.items() if batch.num_rows]
 
+    def query(self, sql: str, relations: Mapping[str, Any]) -> Any:
+        """What a person asks in SQL, as an Arrow table; reads only. relations: tables beside the file's own, by name.
+
+        Raises UsageError for SQL that DuckDB cannot run, with what it says.
+        """
+        import duckdb
+
+        with self._open(write=False) as connection:
+            for name, table in relations.items():
+                connection.register(name, table)
+            connection.execute("set enable_external_access = false")  # `copy ... to` would write a file
+            try:
+                if (found := connection.sql(sql)) is None:
+                    raise UsageError("sql: wanted a query that answers with rows, such as one that begins with select.")
+                return found.to_arrow_table()
+            except (
+                duckdb.ProgrammingError,
+                duckdb.DataError,
+                duckdb.NotSupportedError,
+                duckdb.PermissionException,
+            ) as error:
+                raise UsageError(f"sql: {first_line(error)}") from None
+
     def verify(self, finished_run_ids: Sequence[str]) -> list[str]:
         """Run ids that have rows but are not among the finished runs: left by a kill between the commit and the run's
         end.
@@ -159,6 +182,16 @@ class Replay:
             )
         ((episode_id, run_id),) = newest.items()
         return next(row for row in self.rows("episodes", [run_id]) if row["episode_id"] == episode_id)
+
+    def runs_with(self, episode_id: str) -> list[str]:
+        """Runs that wrote rows of an episode, to whatever table, in the order in which they committed."""
+        tables = [table for table, columns in TABLES.items() if "episode_id" in columns]
+        every = " union ".join(f"select run_id from {table} where episode_id = $1" for table in tables)
+        with self._open(write=False) as connection:
+            found = connection.execute(
+                f"select run_id from commits where run_id in ({every}) order by committed_at", [episode_id]
+            ).fetchall()
+        return [run_id for (run_id,) in found]
 
     @contextmanager
     def _open_for(self, table: str, run_ids: Sequence[str]) -> Iterator[DuckDBPyConnection]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.frame.types import Row
-from stages.store.machine import disk_full
+from stages.store.machine import disk_full, first_line
 
 SCHEMA_VERSION = 2  # 2: certificates
 
@@ -203,6 +203,26 @@ def write_parquet(batch: Any, path: Path) -> Path:
     except OSError as error:
         unfinished.unlink(missing_ok=True)
         raise disk_full(error, path) or error from error
+
+
+def read_parquet(path: Path, table: str) -> list[Row]:
+    """Rows of a file that `export_rows` wrote, without the run's id. Raises ValueError for a file that is none, and for
+    columns that are not those of the table.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    kinds = columns_of(table)
+    try:
+        batch = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"it is no Parquet file ({first_line(error)})") from error
+    if (found := batch.schema.names) != list(kinds):
+        raise ValueError(f"columns {', '.join(kinds)} were wanted, found {', '.join(found)[:200]}")
+    columns = {name: batch.column(name).to_pylist() for name in found if name != "run_id"}
+    for name in (name for name in columns if kinds[name] == "JSON"):
+        columns[name] = [json.loads(one) for one in columns[name]]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def export_rows(run_id: str, tables: Mapping[str, Sequence[Row]], folder: Path) -> list[Path]:

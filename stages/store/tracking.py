@@ -20,6 +20,7 @@ from stages.frame.types import Dropped, MissingInput, UsageError
 from stages.store import artifacts, models, sqlite
 from stages.store.machine import is_dead, process_tags
 from stages.store.mlflow_db import connect, experiment_of
+from stages.store.mlflow_run import Record, put_record, put_row, read_record
 from stages.store.runs import NOTE, STANDS_FOR, RunInfo, ScenarioSet, clip, clipped, hidden, run_info, shown
 from stages.store.sqlite import told
 
@@ -172,6 +173,32 @@ class Tracking:
         with told(self.db), sqlite.exclusive(self.db, STORE_LOCK_TIMEOUT_S):
             return models.register(self._client, name, source, run_id, clipped(figures), clip(note))
 
+    def champion(self, name: str) -> models.Version | None:
+        """The champion among the versions of the registered model; None where there is none. Raises UsageError where no
+        run of turnwise registered it.
+        """
+        if not self.db.exists():
+            return None
+        with told(self.db):
+            found = models.aliased(self._client, name, models.CHAMPION)
+        if found and not {"run", "pipeline", "iteration"} <= found.tags.keys():
+            raise UsageError(
+                f"The champion of {name}, version {found.number}, was not registered by a run; give the alias champion to another version."
+            )
+        return found
+
+    def candidate(self, version: models.Version) -> None:
+        """Name the version the candidate of its model."""
+        with told(self.db):
+            models.name_alias(self._client, version, models.CANDIDATE)
+
+    def decide(
+        self, candidate: models.Version, against: int | None, verdict: Mapping[str, Any] | None
+    ) -> dict[str, Any] | None:
+        """What is decided of a candidate, once: `models.decide`."""
+        with told(self.db), sqlite.exclusive(self.db, STORE_LOCK_TIMEOUT_S):
+            return models.decide(self._client, candidate, against, verdict)
+
     def save(self, run_id: str, local: Path, artifact_path: str) -> None:
         """Copy a file or folder to be the run's artifact of that name."""
         artifacts.save(self._folder(run_id), local, artifact_path)
@@ -191,6 +218,37 @@ class Tracking:
                 if not artifacts.dropped(self._folder(stand_in)):
                     return artifacts.existing(self._folder(stand_in), path)
             raise
+
+    def read_json(self, run_id: str, path: str) -> Any:
+        """The value of a JSON artifact. Raises as `artifact`, and Changed where it is no JSON."""
+        return artifacts.read_json(self.artifact(run_id, path))
+
+    def record_of(self, run_id: str) -> Record:
+        """A run that has ended, to be put into another store. Raises UsageError for one that has not."""
+        if self.status(run_id) == "RUNNING":
+            raise UsageError(
+                f"run {run_id[:8]} is still running, and what it leaves is not known yet. Wait until it has ended"
+            )
+        with told(self.db):
+            return read_record(self._client, run_id, self.experiment(run_id))
+
+    def adopt(self, record: Record, fill: Callable[[], None]) -> bool:
+        """Put a run of another store here, under its own id; False where it is here already. fill: brings its artifacts
+        and rows, before the run ends as it did there: a kill in between leaves a run that nobody reads, and the same
+        call goes on.
+        """
+        try:
+            if self.status(record.run_id) == record.status != "KILLED":
+                return False
+        except MissingInput:
+            pass  # of no store so far
+        with told(self.db):
+            folder = self.root / "artifacts" / record.experiment / record.run_id / "artifacts"
+            put_row(self._client, record, self.experiment_id(record.experiment), str(folder))
+            put_record(self._client, record, f"{self._last_sequence() + 1:012d}")
+            fill()
+            self._client.set_terminated(record.run_id, record.status, end_time=record.ended_ms)
+        return True
 
     def stand_ins(self, run_id: str) -> list[str]:
         """Finished runs with the same fingerprint that were made to take the place of this one, newest first."""

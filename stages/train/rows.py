@@ -4,12 +4,13 @@ rows, which are a file of text (a supervised data set) in the first place, and f
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stages.frame.contract import Context, Reader
 from stages.frame.types import Row, UsageError
@@ -88,17 +89,44 @@ def reply_ids(chats: ChatTokenizer, text: str) -> tuple[int, ...]:
     return (*chats.tokenizer(text, add_special_tokens=False).input_ids, chats.tokenizer.eos_token_id)
 
 
+class _Message(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    role: str
+    content: str
+
+
+class _RoleRow(BaseModel):
+    model_config = ConfigDict(strict=True)
+    role: str
+    messages: list[_Message] = Field(min_length=1)
+    reply: str
+
+
 def read_jsonl(path: str) -> list[dict[str, Any]]:
-    file = Path(path)
+    """Rows of a JSONL file in UTF-8 of {"role", "messages", "reply"}; blank lines are passed over. Raises UsageError
+    naming a broken line, and for a file without rows.
+    """
+    file, rows = Path(path), []
     if not file.is_file():
         raise UsageError(f"wanted a JSONL file of role rows at {path!r}, found none; make it with: turnwise pretrain")
-    rows = []
-    for number, line in enumerate(file.read_text().splitlines(), 1):
+    # At line feeds alone: a text may hold the other characters that Python ends a line at, as U+2028.
+    for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
+        if not line.strip():
+            continue
         try:
-            row = json.loads(line)
-            rows.append({"role": str(row["role"]), "messages": list(row["messages"]), "reply": str(row["reply"])})
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            rows.append(_RoleRow.model_validate_json(line.decode()).model_dump())
+        except ValueError as error:
             raise UsageError(
-                f"{file.name}, line {number}: wanted an object with role, messages and reply ({error})"
+                f"{file.name}, line {number}: wanted an object with role, messages and reply ({_problem(error)})"
             ) from error
+    if not rows:
+        raise UsageError(f"{file.name} has no rows; wanted lines of an object with role, messages and reply")
     return rows
+
+
+def _problem(error: Exception) -> str:
+    """What is wrong with a line, short."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+    return str(error)[:200]

@@ -30,6 +30,7 @@ ACTIONS: dict[str, list[str]] = {
     "game24": ["expand 0: 1 + 1 = 2", "submit 0"],
     "math": ["41"],
     "service_desk": ["check photo", "give voucher", "log ledger", "close phone"],
+    "sums": ["1 + 1 = 2"],
     "tau_bench": ['{"name": "get_user_details", "arguments": {"user_id": "ann_1"}}', "hello", "bye"],
     "twenty_questions": ["Is it alive?", "What is it?"],
     "wiki_search": ["NAVIGATE nowhere", "FIND(born)", "SAVE_LINE_IDS 1", "BACK", "SUBMIT nothing"],

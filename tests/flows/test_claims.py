@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -192,6 +194,27 @@ def test_a_program_runs_once_until_its_code_changes_and_a_failure_is_tried_again
     (repository / "benchmarks" / "other.py").write_text("changed = True\n")
     assert go().cell("ratio") == "4"
     assert not list((home / "data").rglob("*.log"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "arguments", "cells"),
+    [
+        (
+            "benchmarks.inference_cost",
+            "--pairs 1 --width 32 --layers 1 --batch 2 --new-tokens 4",
+            [("share", "shape of Qwen2.5-7B"), ("ratio", "merged")],
+        ),
+        ("benchmarks.packed_pass", "--critic 4 --width 32 --layers 1 --pairs 1", [("ratio",)]),
+    ],
+)
+def test_a_program_prints_the_cells_that_its_claims_read(module: str, arguments: str, cells: list[Any]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments.split()], cwd=STUDIES.parent, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    for column, *holding in cells:
+        assert Said(done.stdout, 0).cell(column, *holding)
 
 
 def test_bad_questions_are_one_sentence(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

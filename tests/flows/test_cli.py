@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -72,7 +73,7 @@ def test_every_command_has_a_sentence_and_an_example() -> None:
     assert set(parsers) >= {"run", "rerun", "stages", "runs", "show", "export", "pretrain", "data", "serve", "ui"}
     for name, parser in parsers.items():
         assert parser.description.endswith(".")
-        example = parser.epilog.removeprefix("example: turnwise ").split()
+        example = shlex.split(parser.epilog.removeprefix("example: turnwise "))
         assert example[0] == name
         cli.build_parser().parse_args(example)
 
@@ -92,7 +93,7 @@ def test_json_is_one_object_on_stdout(turnwise: Turnwise, stages: Stages) -> Non
     status, out, _ = turnwise("run", "preset.toml", "--plain", "--json")
     found = json.loads(out)
     assert status == 0
-    assert set(found) == {"run_id", "preset", "status", "seconds", "base", "final", "iterations"}
+    assert set(found) == {"run_id", "preset", "status", "seconds", "base", "final", "iterations", "match"}
     assert found["final"]["win_rate"] == 0.5
 
 
@@ -138,6 +139,7 @@ def test_a_pipeline_and_a_stage_run_are_shown(turnwise: Turnwise, stages: Stages
     shown = turnwise("show", run["run_id"][:10])[1]
     assert "iteration 1" in shown and run["iterations"][2]["runs"]["critic"][:8] in shown
     assert value(turnwise("show", run["run_id"], "--json")) == run
+    assert Path("mlflow", "artifacts", "pipeline", run["run_id"], "artifacts", "view.html").is_file()
     critic = turnwise("show", run["iterations"][2]["runs"]["critic"])[1]
     assert critic.startswith("critic run") and "critic/lr" in critic and "input targets" in critic
 

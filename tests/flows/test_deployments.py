@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,51 @@ def test_a_schedule_that_is_none_is_refused_with_its_preset(tmp_path: Path) -> N
         match=r"bad\.toml cannot be served: cron: wanted five fields like '0 3 \* \* \*', found 'every night'",
     ):
         deployments({"bad": str(tmp_path / "bad.toml")}, "desk")
+
+
+def test_time_zone_and_overlap_are_the_presets(tmp_path: Path) -> None:
+    from flows.orchestration.deployments import deployments
+
+    path = tmp_path / "queued.toml"
+    path.write_text("cron = '0 3 * * *'\ntimezone = 'Europe/Berlin'\noverlap = 'queue'\n")
+    queued, _ = deployments({"queued": str(path)}, "desk")
+    assert [one.schedule.timezone for one in queued.schedules or []] == ["Europe/Berlin"]  # type: ignore[union-attr]
+    assert queued.concurrency_options is not None
+    assert queued.concurrency_options.collision_strategy == "ENQUEUE"
+    path.write_text("cron = '0 3 * * *'\ntimezone = 'Mars/Olympus'\n")
+    with pytest.raises(UsageError, match="timezone: wanted a name like Europe/Berlin, found 'Mars/Olympus'"):
+        deployments({"queued": str(path)}, "desk")
+
+
+def test_each_parameter_is_described_in_prefects_form_and_choices_are_choices() -> None:
+    from flows.orchestration.deployments import deployments
+
+    forms = [one._parameter_openapi_schema.properties for one in deployments({"tiny": "tiny"}, "desk")]
+    assert [list(form) for form in forms] == [
+        ["preset", "sets", "each_run", "seed", "iterations"],
+        ["stage", "of", "sets", "iteration", "through", "downstream"],
+    ]
+    assert all(field["description"] for form in forms for field in form.values())
+    assert forms[0]["each_run"]["enum"] == ["new_seed", "further", "force", "champion"]
+    assert "critic" in forms[1]["stage"]["enum"]
+
+
+def test_a_run_that_takes_too_long_is_stopped_as_by_ctrl_c() -> None:
+    from flows.orchestration.deployments import TimedOut, time_limit
+
+    with pytest.raises(TimedOut, match="not done after"), time_limit(0.1 / 3600):
+        time.sleep(5)
+    assert issubclass(TimedOut, KeyboardInterrupt)
+    with time_limit(0):
+        time.sleep(0.2)
+
+
+def test_the_last_due_time_is_that_of_the_time_zone() -> None:
+    from flows.orchestration.flow import last_due
+
+    now = datetime(2026, 11, 23, 1, 30, tzinfo=UTC)
+    assert last_due("0 3 * * *", "Europe/Berlin", now) == datetime(2026, 11, 22, 2, 0, tzinfo=UTC)
+    assert last_due("0 3 1 * *", "UTC", now) == datetime(2026, 11, 1, 3, 0, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(

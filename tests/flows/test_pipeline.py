@@ -163,7 +163,7 @@ def test_the_final_adapter_is_the_earliest_best_on_validation_and_is_judged_on_t
 
 def test_the_summary_has_the_documented_shape(workspace: Workspace, stages: Stages) -> None:
     summary = dataclasses.asdict(go(workspace))
-    assert {"run_id", "preset", "status", "seconds", "base", "final", "iterations"} == set(summary)
+    assert {"run_id", "preset", "status", "seconds", "base", "final", "iterations", "match"} == set(summary)
     assert (summary["preset"], summary["status"]) == ("test", "FINISHED")
     assert (summary["base"]["win_rate"], summary["final"]["win_rate"]) == (0.1, 0.5)
     assert [(row["iteration"], row["win_rate"]) for row in summary["iterations"]] == [(-1, 0.1), (0, 0.3), (1, 0.5)]

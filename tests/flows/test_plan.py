@@ -310,3 +310,12 @@ def test_the_command_prints_every_stage_and_as_json_the_same_numbers(capsys: pyt
     assert found["assumed"]["turns"] == 3
     for one in found["stages"]:
         assert f"{one['stage']:<9}{one['runs']:>5}" in text
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"\xff", b"[]", b'{"num_attention_heads": "many"}', b'{"num_attention_heads": 0}']
+)
+def test_a_damaged_config_of_a_model_is_one_sentence(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(UsageError, match=r"^model\.path: .*config\.json"):
+        shape_of(str(tmp_path))

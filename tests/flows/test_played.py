@@ -53,6 +53,9 @@ def test_collect_is_the_other_run_s_and_all_that_follows_is_the_run_s_own(projec
         project, f"run plain.toml --set method=rft --set episodes_of={first['run_id']} --dry-run --json"
     )
     assert status == 0 and first["iterations"][1]["runs"]["collect"] in out
+    status, out, _ = turnwise(project, f"rerun rft --of {second['run_id']} --iteration 0 --downstream --dry-run --json")
+    reused = {(one["stage"], one["iteration"]): one["reuse"] for one in json.loads(out)["stages"]}
+    assert status == 0 and reused["collect", 1] == first["iterations"][2]["runs"]["collect"]
 
 
 @pytest.mark.slow

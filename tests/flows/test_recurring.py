@@ -4,6 +4,8 @@ type.
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import get_args
 import pytest
 from fakes import Stages, fake_stages
 
-from flows import presets
+from flows import cli, presets
 from flows.book import Summary
 from flows.orchestration.launch import Launcher, launch_run
 from flows.orchestration.recurring import next_sets
@@ -94,5 +96,39 @@ def test_a_forced_run_changes_nothing_and_reuses_nothing(preset: str, stages: St
 
 
 def test_a_preset_says_what_its_scheduled_runs_are_and_by_default_they_do_work() -> None:
-    assert get_args(presets.EachRun) == ("new_seed", "further", "force")
+    assert get_args(presets.EachRun) == ("new_seed", "further", "force", "champion")
     assert {presets.load(name).each_run for name in presets.names()} == {"new_seed"}
+
+
+def told(argv: str, home: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    status = cli.main([*argv.split(), "--home", str(home)])
+    out, err = capsys.readouterr()
+    return status, out if status == 0 else err
+
+
+def test_a_run_that_was_due_can_be_made_by_hand(
+    preset: str, stages: Stages, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(Path(__file__).parents[2] / "data" / "base", home / "data" / "base")
+    Path(preset).write_text("iterations = 2\nmethod = 'rft'\ntimezone = 'Europe/Berlin'\n")
+    for due in ("2026-11-22T03:00+00:00", "2026-11-22T04:00"):
+        status, out = told(f"run {preset} --due {due} --dry-run --json", home, capsys)
+        assert status == 0 and json.loads(out)["config"]["seed"] == DUE.timestamp()
+    status, out = told(f"run {preset} --plain --quiet", home, capsys)
+    assert status == 0, out
+    status, out = told(f"run {preset} --due 2026-11-23T04:00 --set each_run=further --dry-run --json", home, capsys)
+    assert status == 0 and json.loads(out)["config"]["iterations"] == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ("--due yesterday", "--due yesterday: wanted a time like"),
+        ("--due 2026-11-22T03:00 --seeds 2", "--due: a sweep"),
+    ],
+)
+def test_a_time_that_is_none_is_one_sentence(
+    preset: str, changes: str, said: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, err = told(f"run {preset} {changes}", home, capsys)
+    assert status == 2 and said in err and err.count("\n") == 1

@@ -86,6 +86,7 @@ def test_deployments_carry_the_projects_name_and_say_what_each_run_is(served: Se
         "new_seed",
         "further",
         "force",
+        "champion",
     ]  # a choice in the page's form
     assert served.api("/deployments/name/turnwise/my-project.by-hand")["schedules"] == []
 

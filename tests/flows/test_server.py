@@ -307,11 +307,12 @@ def test_a_server_belongs_to_one_project_folder(prefect_home: Path, tmp_path_fac
 
 
 @pytest.mark.slow
-def test_the_pages_are_on_loopback_and_end_with_ctrl_c(prefect_home: Path) -> None:
+def test_the_pages_are_on_loopback_whatever_variables_say_and_end_with_ctrl_c(prefect_home: Path) -> None:
     home = prefect_home
     command = [sys.executable, "-m", "flows.cli", "ui", "--home", str(home), "--port", "0", "--json"]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")} | {
-        "PYTHONPATH": str(ROOT)
+        "PYTHONPATH": str(ROOT),
+        **dict.fromkeys(("PREFECT_SERVER_API_HOST", "PREFECT_SERVER_HOST", "MLFLOW_HOST", "UVICORN_HOST"), "0.0.0.0"),
     }
     page = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, preexec_fn=_take_interrupts)
     try:

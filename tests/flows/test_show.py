@@ -15,8 +15,8 @@ import pytest
 from rich.console import Console
 
 from flows import cli
-from flows.commands.ledger import turn_lines
 from flows.commands.show import transcript
+from flows.view.credit import turn_lines
 from stages import self_ac
 from stages.frame.contract import Outputs
 from stages.frame.types import Episode, Outcome
@@ -41,7 +41,7 @@ def episode(**changes: Any) -> dict[str, Any]:
         "judgements": [
             {
                 "turn": 0, "action": "Action: give cash", "futures": ["Future: then pass.", "Future: then fail."], "critique": "Optimality: No. Give credit.",
-                "verdict": "no", "refined": "Action: give credit",
+                "verdict": "no", "refined": "Action: give credit", "info": {"dropped": ""},
             }
         ],
         "targets": [{"turn": 0, "role": "successor", "completion": "Future: it may pass."}],
@@ -69,6 +69,13 @@ def test_futures_critique_and_refinement_stand_beside_their_turn() -> None:
     ):
         assert said in text
     assert "target of the successor: Future: it may pass." in text
+
+
+def test_a_turn_whose_outcome_the_critic_got_wrong_says_so() -> None:
+    found = episode()
+    assert "critic and outcome disagree" not in shown(found)  # another action was judged
+    found["turns"][0]["action"] = "give cash"
+    assert "critic and outcome disagree: it said No, and the episode was won" in " ".join(shown(found).split())
 
 
 def test_what_a_model_wrote_is_not_read_as_markup() -> None:
@@ -140,7 +147,7 @@ def test_a_ledger_has_a_line_a_turn_with_its_text_and_numbers(
     status, text = printed(capsys, trained.pipeline[:12], "--ledger", "Ana0")
     found = json.loads(printed(capsys, trained.run, "--ledger", "Ana0", "--json")[1])
     assert (status, found["run_id"]) == (0, trained.run)
-    lines = turn_lines({**found, "texts": {int(k): text for k, text in found["texts"].items()}})
+    lines = turn_lines(found["entries"], {int(k): text for k, text in found["texts"].items()})
     assert [(line["turn"], line["text"], line["tokens"], line["reward"]) for line in lines] == [
         (0, "Thought: t Action: check [photo]", 33, 0.0), (1, "Action: give cash", 18, 0.0), (2, "(end)", 0, 1.0),
     ]  # fmt: skip

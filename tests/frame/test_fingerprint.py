@@ -10,7 +10,7 @@ import pytest
 from pydantic import Field
 from toys import ToyConfig, ToyRun
 
-from stages.frame.contract import Config, Outputs, Stage, fingerprint
+from stages.frame.contract import Config, Outputs, Stage, fingerprint, ingredients
 from stages.store.execute import stage_fingerprint, stage_seed
 from stages.store.workspace import Workspace
 
@@ -48,7 +48,7 @@ PARTS: dict[str, Any] = {
 
 def of(**changes: Any) -> str:
     parts = PARTS | changes
-    return fingerprint(parts.pop("stage"), parts.pop("config"), **parts)
+    return fingerprint(ingredients(parts.pop("stage"), parts.pop("config"), **parts))
 
 
 def _name(change: dict[str, Any]) -> str:
@@ -139,3 +139,18 @@ def test_the_seed_of_a_stage_depends_on_run_seed_stage_and_iteration_only() -> N
     assert len(seeds) == 5 * 2 * 11
     assert all(0 <= seed < 2**32 for seed in seeds)
     assert stage_seed(0, "collect", 0) == 133218374
+
+
+def test_how_long_a_server_is_waited_for_leaves_the_fingerprint(workspace: Workspace) -> None:
+    from flows import presets
+    from flows.registry import load_stage
+
+    stage = replace(load_stage("collect"), roles=())
+    one, patient, other = (
+        presets.load("tiny", sets)
+        for sets in ((), ("model.timeout_s=5", "task.oracle_timeout_s=7"), ("model.dtype=bfloat16",))
+    )
+    keys = [
+        stage_fingerprint(stage, run=run, inputs={}, iteration=0, workspace=workspace) for run in (one, patient, other)
+    ]
+    assert keys[0] == keys[1] != keys[2]

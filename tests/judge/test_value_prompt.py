@@ -85,16 +85,19 @@ def test_on_the_shipped_models_it_begins_with_the_end_token() -> None:
         assert (*chats.encode(state), *found) == rendered
 
 
-@pytest.mark.parametrize("template", ["", _LAST, "<|im_start|>model\n", _NO_REPLIES])
+@pytest.mark.parametrize("template", [_LAST, "<|im_start|>model\n", _NO_REPLIES])
 def test_a_template_that_drops_it_is_refused_in_one_sentence(template: str) -> None:
     with pytest.raises(UsageError, match=r"model\.path: wanted a chat template .* self_ac\.soft_prompt") as caught:
         prompt_ids(of(template), ROLES)
     assert "\n" not in str(caught.value)
 
 
-def test_a_template_that_refuses_every_chat_is_refused_with_its_reason() -> None:
-    with pytest.raises(UsageError, match=r"model\.path: .*\(no chats\)"):
-        prompt_ids(of("{{ raise_exception('no chats') }}"), ROLES)
+@pytest.mark.parametrize(
+    ("template", "reason"), [("{{ raise_exception('no chats') }}", "no chats"), ("", "of a chat it leaves nothing")]
+)
+def test_a_template_that_refuses_every_chat_is_refused_with_its_reason(template: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=rf"model\.path: .*\({reason}\)"):
+        prompt_ids(of(template), ROLES)
 
 
 def test_a_chat_that_a_template_refuses_is_one_sentence_with_its_reason() -> None:

@@ -96,7 +96,8 @@ def test_a_prompt_that_was_read_before_is_not_read_again_where_the_engine_says_s
     again = subject.engine.generate([Request(prompt, 2, 1.0, 4)])
     found = [done.cached for done in (*together, *again)]
     if subject.kind in ("vllm", "server"):
-        assert all(n is not None and 100 < n < 200 for n in found[1:])
+        known = [n is not None and 100 < n < 200 for n in found]
+        assert known[-1] and sum(known[:-1]) >= 3, found  # which of the four a server reads first is open
     else:
         assert found == [None] * 5
 

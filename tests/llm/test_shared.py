@@ -29,13 +29,13 @@ def nothing_kept() -> None:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Folders, each time that one is read."""
     found: list[str] = []
-    real = hf._read
+    real = hf.read_base
 
     def counted(path: str, dtype: str) -> Any:
         found.append(path)
         return real(path, dtype)
 
-    monkeypatch.setattr(hf, "_read", counted)
+    monkeypatch.setattr(hf, "read_base", counted)
     return found
 
 

@@ -63,8 +63,22 @@ def test_a_seal_that_cannot_be_read_seals_nothing_and_is_told(folder: Path) -> N
 
 def test_a_run_of_before_there_were_seals_is_read(folder: Path) -> None:
     (folder / artifacts.SEAL).unlink()
-    flipped(folder / "outputs.json")
-    assert artifacts.existing(folder, "outputs.json").exists()
+    flipped(folder / "adapter" / "adapter_model.safetensors")
+    assert artifacts.existing(folder, "adapter").exists() and artifacts.existing(folder, "outputs.json").exists()
+
+
+@pytest.mark.parametrize("content", ["", '{"met', "[" * 100_000])
+@pytest.mark.parametrize("name", ["outputs.json", artifacts.DROPPED])
+def test_json_that_is_cut_is_one_sentence_and_listed_without_a_seal_too(folder: Path, name: str, content: str) -> None:
+    (folder / artifacts.SEAL).unlink()
+    (folder / name).write_text(content)
+    with pytest.raises(
+        Changed, match=rf"^artifact {name} of critic run r1 is not what was written: .* turnwise verify --mend"
+    ):
+        artifacts.existing(folder, "outputs.json")
+    with pytest.raises(Changed, match=name):
+        artifacts.read_json(folder / name)
+    assert artifacts.changed(folder) == [name]
 
 
 def test_dropped_weights_are_no_change(folder: Path) -> None:
@@ -93,3 +107,41 @@ def test_a_changed_artifact_stops_the_run_that_reads_it_and_mended_it_is_what_it
         made = hashlib.sha256(tracking.artifact(again_run, weights).read_bytes()).hexdigest()
         assert made == undisturbed.seen[stage]["files"][weights]
     assert command(finished.home, "verify", "--json").status == 0
+
+
+@pytest.mark.slow
+def test_a_cut_artifact_of_a_run_without_seals_stops_no_command_for_ever(finished: Ended, command: Commands) -> None:
+    for note in (finished.home / "mlflow" / "artifacts").rglob(artifacts.SEAL):
+        note.unlink()
+    runs = stage_runs(finished.done.json)
+    folder = Tracking(finished.home / "mlflow").artifact(runs["critic 0"], "outputs.json").parent
+    for file in (folder / "outputs.json", *(finished.home / "mlflow" / "artifacts" / "pipeline").rglob("*.json")):
+        file.write_bytes(file.read_bytes()[:20])
+    stopped = command(finished.home, *RUN)
+    assert (stopped.status, len(stopped.told)) == (1, 1)
+    assert stopped.told[0].endswith("turnwise verify --mend, then the same command again")
+    assert command(finished.home, "runs").status == 0
+    assert command(finished.home, "verify", "--mend").status == 0
+    again = command(finished.home, *RUN)
+    assert (again.status, again.ran.count("critic 0")) == (0, 1)
+
+
+KINDS = ("config.json", "outputs.json", artifacts.SEAL, "adapter_model.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_artifact_garbled_everywhere_is_one_sentence_of_every_command(
+    name: str, finished: Ended, command: Commands
+) -> None:
+    """Never a traceback: a sentence, or what can still be shown."""
+    run_id = finished.done.json["run_id"]
+    files = list((finished.home / "mlflow" / "artifacts").rglob(name))
+    assert files
+    for file in files:
+        file.write_bytes(bytes(255 - byte for byte in file.read_bytes()))
+    best = ["export", run_id, str(finished.home / "best"), "--what", "adapter"]
+    for argv in (["runs"], ["show", run_id], best, [*RUN, "--set", "evaluate.episodes=5"]):
+        done = command(finished.home, *argv)
+        assert done.status in (0, 1, 2) and "Traceback" not in done.err, (argv, done.err)
+        assert done.status == 0 or len(done.told) == 1, (argv, done.err)

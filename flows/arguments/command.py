@@ -1,0 +1,40 @@
+"""A command of the command line: its help, its example, and the options that several have.
+
+Built on argparse. The code of a command is named here and imported when it is called, so that help costs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def command(
+    commands: Any, name: str, sentence: str, example: str, *, module: str = "commands.runs"
+) -> argparse.ArgumentParser:
+    """The parser of one command; it calls the function of this name in `flows.<module>`."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=sentence, description=sentence, epilog=f"example: {example}"
+    )
+    parser.set_defaults(function=f"flows.{module}:{name}")
+    parser.add_argument(
+        "--home", type=Path, metavar="FOLDER", help="project folder (default: the nearest one with data/ and mlflow/)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON value")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    return parser
+
+
+def add_set(parser: argparse.ArgumentParser) -> None:
+    """--set."""
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change a config key (repeatable)"
+    )
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """--plain, --force, --dry-run."""
+    parser.add_argument("--plain", action="store_true", help="without Prefect")
+    parser.add_argument("--force", action="store_true", help="run even what a finished run could be reused for")
+    parser.add_argument("--dry-run", action="store_true", help="print what would run or be reused, and stop")

@@ -1,0 +1,145 @@
+"""The champion of a preset: the adapter that its scheduled runs go on from, and that only a better one replaces. Ours.
+
+    turnwise run my/nightly.toml --set each_run=champion
+
+It is the version with the alias `champion` of the registered model that is named like the preset. A run goes on after
+the champion's iteration with a seed of its own. Its best adapter is the `candidate`: both play the same scenarios with
+the same seeds, which chose neither of them, and the candidate is promoted where the interval of the difference lies
+wholly above 0. Where there is no champion yet, the base model stands in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flows import presets, rerun
+from flows.pipeline import LAST, Call, Judge
+from flows.registry import load_stage
+from stages.frame.types import Outcome, UsageError
+from stages.llm.roles import mix
+from stages.store.runs import differences
+
+if TYPE_CHECKING:
+    from flows.book import Iteration
+    from flows.pipeline import Step
+    from flows.presets import RunConfig
+    from stages.store.models import Version
+    from stages.store.workspace import StageRun, Workspace
+
+SAME: Any = {"method": True, "sweeps": True, "task": {"env"}, "model": {"path"}}
+"""Keys that must be those of the run that is gone on from."""
+RESAMPLES = 10_000
+
+
+def goes_on(inner: Step, run: RunConfig, workspace: Workspace) -> Step:
+    """`inner`, but for iterations before the run's own: they are answered with the stage runs of the one it goes on
+    from. Raises UsageError where the two do not fit.
+    """
+    if not run.goes_on_from:
+        return inner
+    from stages.store.execute import stored_run
+
+    kept = _kept(run, workspace)
+
+    def step(call: Call) -> StageRun:
+        old = kept.get((call.iteration, call.stage.name)) if call.part == "iteration" else None
+        return stored_run(call.stage, old, call.iteration, workspace.tracking) if old else inner(call)
+
+    return step
+
+
+def _kept(run: RunConfig, workspace: Workspace) -> dict[tuple[int, str], str]:
+    """(iteration, stage) -> the stage run, of the iterations before the run's own."""
+    old = workspace.tracking.find(run.goes_on_from.partition(":")[0])
+    stored = presets.resolve(workspace.tracking.read_json(old, "config.json"))
+    theirs, own = (one.model_dump(mode="json", include=SAME) for one in (stored, run))
+    if changed := differences(theirs, own):
+        key, (before, now) = next(iter(changed.items()))
+        raise UsageError(
+            f"goes_on_from: run {old[:8]} has {key} = {before}, and this one {now}; set it alike, or give the preset another name, which begins without a champion."
+        )
+    if run.first_iteration % run.sweeps:
+        raise UsageError(
+            f"goes_on_from: wanted a number of iterations that {run.sweeps} sweeps divide, found {run.first_iteration}; set iterations to a multiple of sweeps."
+        )
+    rows = [
+        row for row in rerun.stored_summary(workspace, old)["iterations"] if 0 <= row["iteration"] < run.first_iteration
+    ]
+    if len(rows) < run.first_iteration or run.iterations < run.first_iteration:
+        raise UsageError(
+            f"goes_on_from: wanted the first {run.first_iteration} of {run.iterations} iterations from run {old[:8]}, which finished {len(rows)}; name an earlier iteration, or set more iterations."
+        )
+    return {(row["iteration"], stage): str(run_id) for row in rows for stage, run_id in row["runs"].items()}
+
+
+def judge(run: RunConfig, workspace: Workspace) -> Judge:
+    """How a run ends whose each_run is "champion"."""
+
+    def judged(step: Step, candidate: Version, best: Iteration) -> dict[str, Any]:
+        workspace.tracking.candidate(candidate)
+        if before := workspace.tracking.decide(candidate, None, None):
+            return before
+        while True:  # again only where another run was promoted meanwhile
+            champion = workspace.tracking.champion(candidate.name)
+            against = champion.number if champion else None
+            played = {
+                part: step(_match(run, version, part, best.iteration, workspace))
+                for part, version in (("champion", champion), ("candidate", candidate))
+            }
+            rates = {part: _won_by_scenario(done.run_id, workspace) for part, done in played.items()}
+            verdict = {"against": against, **compared(rates["champion"], rates["candidate"])}
+            if decided := workspace.tracking.decide(candidate, against, verdict):
+                return decided
+
+    return judged
+
+
+def _match(run: RunConfig, version: Version | None, part: str, iteration: int, workspace: Workspace) -> Call:
+    """Scenarios and seeds come of the run's seed and the iteration, so they are those of the other side; none of them has
+    chosen an adapter.
+    """
+    inputs = {workspace.tracking.experiment(version.tags["run"]): [version.tags["run"]]} if version else {}
+    changed = presets.change(run, LAST, episodes=run.match_episodes).model_copy(
+        update={"seed": mix("champion", run.seed)}
+    )
+    return Call(load_stage(LAST), changed, inputs, iteration, part)
+
+
+def _won_by_scenario(run_id: str, workspace: Workspace) -> dict[str, float]:
+    """Share of a scenario's episodes that were won, of those that the policy answers for."""
+    won: dict[str, list[bool]] = {}
+    for row in workspace.replay.read("episodes", [run_id], ["scenario_id", "outcome", "total_reward"]):
+        if Outcome(row["outcome"]).trainable:
+            won.setdefault(row["scenario_id"], []).append(row["total_reward"] >= 1)
+    return {scenario: sum(each) / len(each) for scenario, each in won.items()}
+
+
+def compared(champion: Mapping[str, float], candidate: Mapping[str, float]) -> dict[str, Any]:
+    """Win rates on the scenarios that both played, their difference with its 95 % interval, and whether that promotes.
+
+    The interval is a percentile bootstrap over scenarios (scipy). Fewer than 2 scenarios promote nothing.
+    """
+    from scipy.stats import bootstrap
+
+    both = sorted(champion.keys() & candidate.keys())
+    pairs = np.array([[champion[one], candidate[one]] for one in both]).reshape(-1, 2)
+    if len(both) < 2:
+        return {"promoted": False, "scenarios": len(both)}
+    differences = pairs[:, 1] - pairs[:, 0]
+    found = bootstrap(
+        [differences], np.mean, method="percentile", n_resamples=RESAMPLES, batch=500, rng=np.random.default_rng(0)
+    ).confidence_interval
+    low, high = float(found.low), float(found.high)
+    old, new = (float(rate) for rate in pairs.mean(axis=0))
+    return {
+        "promoted": low > 0,
+        "scenarios": len(both),
+        "champion": old,
+        "candidate": new,
+        "difference": new - old,
+        "difference_low": low,
+        "difference_high": high,
+    }

@@ -1,0 +1,61 @@
+"""Tells somebody that a deployment's run failed: one JSON to the address in the environment variable TURNWISE_ALERT_URL.
+
+    {"project": "...", "deployment": "turnwise/desk.nightly", "flow_run": "...", "run": "3f9c...", "stage": "critic 3", "error": "..."}
+
+run is that of MLflow, null where the run failed before it began. The address is written nowhere, since it often holds a
+key; whatever the receiver does, the run's result stays what it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import urllib.request
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from flows.book import EXPERIMENT
+from stages.store.runs import without_password
+
+if TYPE_CHECKING:
+    from stages.store.workspace import Workspace
+
+URL = "TURNWISE_ALERT_URL"
+TIMEOUT_S = 10.0  # for all of it: a receiver may also send its answer byte by byte
+PREFECT_RUN = "prefect_run"  # tag of a pipeline run: the flow run that made it
+
+
+def failure(flow_run_id: str, error: str, workspace: Workspace) -> dict[str, Any]:
+    """Where a flow run failed: its pipeline run, and the stage that did not end well. error: one sentence."""
+    runs = workspace.tracking.runs(EXPERIMENT, 100)
+    run = next((one for one in runs if one.tags.get(PREFECT_RUN) == flow_run_id), None)
+    stages = workspace.tracking.children(run.run_id) if run else []
+    failed = next((one.tags for one in stages if one.status != "FINISHED"), None)
+    stage = f"{failed['stage']} {failed['iteration']}" if failed else None
+    return {"run": run.run_id if run else None, "stage": stage, "error": without_password(error)}
+
+
+def send(message: Mapping[str, Any]) -> str:
+    """Post the message to TURNWISE_ALERT_URL; what came of it in a sentence, "" where no address is set."""
+    url = os.environ.get(URL)
+    if not url:
+        return ""
+    said = [f"The alert was not taken within {TIMEOUT_S:.0f} s ({URL})."]
+
+    def post() -> None:
+        try:
+            request = urllib.request.Request(
+                url, data=json.dumps(message).encode(), headers={"Content-Type": "application/json"}
+            )
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+                said[0] = f"The alert was sent ({answer.status})."
+        except Exception as error:  # nothing that a receiver does may change what becomes of the run
+            said[0] = (
+                f"The alert could not be sent ({type(error).__name__}; see {URL})."  # its text may hold the address
+            )
+
+    thread = threading.Thread(target=post, daemon=True)
+    thread.start()
+    thread.join(TIMEOUT_S)
+    return said[0]

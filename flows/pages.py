@@ -1,0 +1,26 @@
+"""HTML pages that need no other file: their style, their templates, and data that no text in it can break out of. Ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+STYLE = Path(__file__).parent / "pages.css"
+_ESCAPED = str.maketrans({sign: f"\\u{ord(sign):04x}" for sign in "<>&"})
+
+
+def render(template: Path, **values: Any) -> str:
+    """The template, filled; what is not marked as safe in it is escaped. `style` is what all pages look like."""
+    from jinja2 import Environment, StrictUndefined
+
+    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    text = template.read_text(encoding="utf-8")
+    return page.from_string(text).render(style=STYLE.read_text(encoding="utf-8"), **values)
+
+
+def data_block(value: Any) -> str:
+    """JSON as the content of a <script type="application/json">: no sign in it begins a tag or an entity. Raises ValueError
+    for a number that JSON lacks.
+    """
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).translate(_ESCAPED)

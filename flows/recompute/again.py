@@ -1,0 +1,31 @@
+"""Stages that are functions of stored rows, adapters and the base model: the whole stage is run once more, in a scratch
+folder, and all that it leaves is compared. A stage's seed decides its draws, so that nothing else can differ.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flows.recompute import compare
+from flows.recompute.compare import Compared
+
+if TYPE_CHECKING:
+    from flows.recompute.run import Stored
+    from stages.frame.contract import Context
+
+STAGES = ("critic", "distill", "rft", "grpo", "self_ac")
+
+
+def check(context: Context, stored: Stored) -> Compared:
+    """The stage's metrics, rows and files."""
+    from flows.registry import load_stage
+
+    outputs = load_stage(stored.stage).run(context)
+    known = {name: value for name, value in stored.metrics.items() if not name.endswith("_s")}
+    done = compare.metrics(stored.metrics, dict.fromkeys(known, float("nan")) | dict(outputs.metrics))
+    done += compare.total(compare.rows(table, stored.rows(table), rows) for table, rows in outputs.rows.items())
+    if stored.is_dropped:
+        return done
+    return done + compare.total(
+        compare.files(name, stored.artifacts / name, file) for name, file in outputs.files.items()
+    )

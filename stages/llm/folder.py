@@ -1,0 +1,60 @@
+"""A model's folder as transformers, tokenizers and safetensors read it: what is wrong with a file is one sentence that
+names it.
+
+These libraries raise whatever they stumble over (a KeyError, a ZeroDivisionError, tokenizers a plain Exception), and
+what transformers cannot read of generation_config.json it leaves out. So all JSON is looked at first, and every step of
+reading catches all. Ours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stages.frame.types import TurnwiseError, UsageError
+
+GENERATION = "generation_config.json"
+OBJECTS = ("config.json", GENERATION, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")  # fmt: skip
+SHOWN = 200  # characters of what a library said
+
+
+def check_folder(path: str) -> None:
+    """Raises UsageError where `path` is shaped like a folder that is not there, which taken for a hub name would be
+    looked for in the network, or where a file of the folder is not even JSON, text or weights.
+    """
+    from safetensors import safe_open
+
+    folder = Path(path)
+    if not folder.is_dir() and folder.parent != Path() and folder.parent.is_dir():
+        raise UsageError(
+            f"model.path: there is no folder {path!r}; the embedded base model is made by: turnwise pretrain"
+        )
+    for name in OBJECTS:
+        if (folder / name).exists():
+            with reading(path, name):
+                if not isinstance(json.loads((folder / name).read_text(encoding="utf-8")), dict):
+                    raise ValueError("it holds no JSON object")
+    for file in folder.glob("*.jinja"):
+        with reading(path, file.name):
+            file.read_text(encoding="utf-8")
+    for file in sorted(folder.glob("*.safetensors")):
+        with reading(path, file.name), safe_open(file, "numpy"):
+            pass
+
+
+@contextmanager
+def reading(path: str, *files: str) -> Iterator[None]:
+    """A block that reads these files of the model at `path`. Raises UsageError for all that goes wrong in it."""
+    try:
+        yield
+    except TurnwiseError:
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"[:SHOWN]
+        if not Path(path).is_dir():
+            raise UsageError(f"model.path: no model that transformers can load at {path!r} ({said})") from error
+        raise UsageError(
+            f"model.path: {' or '.join(files)} at {path!r} cannot be read ({said}); take the file anew from where the model came from"
+        ) from error

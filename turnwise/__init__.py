@@ -1,0 +1,38 @@
+"""For notebooks and scripts: the names of turnwise that are meant to be used from outside, all of them here.
+
+    import turnwise
+
+    project = turnwise.open_project("my/project")
+    run = turnwise.run(project, "tiny", ["seed=1"])
+    turnwise.episodes(project, run.run_id)
+    turnwise.compare(project, run.run_id, "3f9c")
+
+Tables are pandas DataFrames. A run is named by the start of its id, as on the command line. The process works in the project
+folder once it is open: paths count from there. What is wrong is told by a `TurnwiseError` in one sentence.
+
+Modules:
+
+    tables  what was run and kept, as DataFrames: runs, curves, rows, SQL, comparisons
+    work    runs a preset or one stage
+"""
+
+from stages.frame.types import TurnwiseError, UsageError
+from stages.store.workspace import Workspace as Project
+from turnwise.tables import compare, config, curve, episodes, rows, runs, sql
+from turnwise.work import open_project, rerun, run
+
+__all__ = [
+    "Project",
+    "TurnwiseError",
+    "UsageError",
+    "compare",
+    "config",
+    "curve",
+    "episodes",
+    "open_project",
+    "rerun",
+    "rows",
+    "run",
+    "runs",
+    "sql",
+]
