@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import models
 import pytest
+from probes import answered
 
 from stages import evaluate
 from stages.evaluate import EvaluateConfig
 from stages.frame.sections import RolesConfig, TaskConfig
 from stages.llm.hf import HfEngine
-from stages.llm.roles import ask
 
 BASE = Path(__file__).parent.parent / "data" / "base"
 
@@ -28,18 +27,9 @@ def test_it_knows_its_roles_as_its_card_says(engine: HfEngine) -> None:
     """20 held-out prompts a role, greedily. Of combine, evaluator and corrector at least 18 exactly; a model that has
     learned nothing has 0.
     """
-    by_role: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for line in (BASE / "probe.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        by_role[row["role"]].append(row)
-    rows = [row for role in ("combine", "evaluator", "corrector") for row in by_role[role][:20]]
-    replies = ask(
-        engine, [row["messages"] for row in rows], role="probe", adapter=None, temperature=0.0, max_tokens=64, seed=0
-    )
-    right: dict[str, int] = defaultdict(int)
-    for row, (_, reply) in zip(rows, replies, strict=True):
-        right[row["role"]] += reply.text == row["reply"]
-    assert all(right[role] >= 18 for role in ("combine", "evaluator", "corrector")), dict(right)
+    roles = ("combine", "evaluator", "corrector")
+    right = Counter(row["role"] for row, reply in answered(engine, BASE, roles) if reply == row["reply"])
+    assert all(right[role] >= 18 for role in roles), right
 
 
 @pytest.mark.parametrize(("options", "wins"), [({}, 27), ({"steps": 4}, 15)], ids=["default", "log"])

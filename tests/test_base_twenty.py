@@ -9,6 +9,7 @@ from typing import Any
 
 import models
 import pytest
+from probes import answered
 
 from flows import cli, presets
 from stages import evaluate
@@ -18,7 +19,7 @@ from stages.corpora.twenty_marks import right
 from stages.evaluate import EvaluateConfig
 from stages.frame.sections import RolesConfig, TaskConfig
 from stages.llm.hf import HfEngine
-from stages.llm.roles import ask, load_roles
+from stages.llm.roles import load_roles
 
 BASE = Path(__file__).parent.parent / "data" / "base_twenty"
 PRESETS = ("demo_20q", "demo_20q_rft", "demo_20q_grpo")
@@ -38,17 +39,9 @@ def test_it_knows_its_roles_as_its_card_says(engine: HfEngine) -> None:
     """Of 20 held-out prompts a role at least 17, greedily, of evaluator and refiner 13; a model that has learned nothing
     has 0.
     """
-    by_role: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for line in (BASE / "probe.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        by_role[row["role"]].append(row)
-    rows = [row for found in by_role.values() for row in found[:20]]
-    replies = ask(
-        engine, [row["messages"] for row in rows], role="probe", adapter=None, temperature=0.0, max_tokens=64, seed=0
-    )
     marks: dict[str, list[bool]] = defaultdict(list)
-    for row, (_, reply) in zip(rows, replies, strict=True):
-        for name, is_right in right(row, reply.text).items():
+    for row, reply in answered(engine, BASE, twenty.SHARE):
+        for name, is_right in right(row, reply).items():
             marks[name].append(is_right)
     assert set(marks) == {*twenty.SHARE, "policy_thought"}
     least = dict.fromkeys(marks, 17) | {"evaluator": 13, "refiner": 13}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,5 +77,4 @@ def compare(project: Workspace, *runs: str) -> pd.DataFrame:
 
 def config(project: Workspace, run: str) -> RunConfig:
     """The config of a pipeline run, to be looked at."""
-    text = project.tracking.artifact(project.tracking.find(run), "config.json").read_text(encoding="utf-8")
-    return presets.resolve(json.loads(text))
+    return presets.resolve(project.tracking.read_json(project.tracking.find(run), "config.json"))

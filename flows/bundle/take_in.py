@@ -18,6 +18,7 @@ from flows.bundle.layout import FILES
 from stages.store.artifacts import sha256
 from stages.store.contents import path_hash
 from stages.store.equal_work import held
+from stages.store.machine import whole
 
 if TYPE_CHECKING:
     from flows.bundle.layout import Bundle
@@ -66,8 +67,6 @@ def _place(bundle: Bundle, path: str, workspace: Workspace) -> str:
     source, target = bundle.folder / FILES / path, workspace.home / path
     if target.exists():
         return "" if target.is_file() and sha256(target) == sha256(source) else path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(f".{target.name}.part")
-    shutil.copyfile(source, unfinished)
-    unfinished.replace(target)
+    with whole(target) as file:
+        shutil.copyfile(source, file)
     return ""

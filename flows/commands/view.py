@@ -13,7 +13,7 @@ from flows.report import emit
 from flows.view.page import make_page
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
-from stages.store.machine import disk_told
+from stages.store.machine import whole
 
 FOLDER = Path("data") / "views"
 
@@ -38,13 +38,8 @@ def view(args: Namespace) -> int:
 
 
 def _write(file: Path, text: str) -> None:
-    """The file appears whole or not at all."""
-    unfinished = file.with_name(f".{file.name}.part")
     try:
-        with disk_told(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
+        with whole(file) as unfinished:
             unfinished.write_text(text, encoding="utf-8")
-            unfinished.replace(file)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
         raise UsageError(f"--out: {file} cannot be written ({error.strerror}). Name another file.") from None

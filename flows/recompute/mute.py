@@ -7,7 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stages.frame.types import Completion, Message, Request, TurnwiseError
+from stages.frame.types import Completion, Request, TurnwiseError
+from stages.llm.scripted import ScriptedEngine
 from stages.llm.tokens import ChatTokenizer
 
 if TYPE_CHECKING:
@@ -34,32 +35,18 @@ class Mute(ChatTokenizer):
         return None
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        raise TurnwiseError("a replay asked for a reply: this stage is no function of what is stored")
+        raise _asked()
 
 
-class MuteScript:
+class MuteScript(ScriptedEngine):
     """Of the scripted engine, whose tokens are bytes."""
 
-    def __init__(self) -> None:
-        from stages.llm.scripted import ScriptedEngine
-
-        self._script = ScriptedEngine()
-        self.model_hash, self.context = self._script.model_hash, self._script.context
-
-    def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        return self._script.encode(messages)
-
-    def encode_all(self, chats: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
-        return self._script.encode_all(chats)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self._script.decode(token_ids)
-
-    def load_adapter(self, name: str, path: Path) -> None:
-        return None
-
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        raise TurnwiseError("a replay asked for a reply: this stage is no function of what is stored")
+        raise _asked()
+
+
+def _asked() -> TurnwiseError:
+    return TurnwiseError("a replay asked for a reply: this stage is no function of what is stored")
 
 
 def mute(run: RunConfig) -> Mute | MuteScript:

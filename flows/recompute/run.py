@@ -5,7 +5,6 @@ Each stage reads what is stored, never what was recomputed before: so a differen
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -75,14 +74,12 @@ def check_stage(workspace: Workspace, run_id: str) -> Checked:
     stage = workspace.tracking.experiment(run_id)
     call = prepare(stage, run_id, workspace).call
     title = f"{stage} {_place(workspace, run_id, call)}"
-    path = workspace.tracking.artifact(run_id, "outputs.json")
-    outputs = json.loads(path.read_text(encoding="utf-8"))
     stored = Stored(
         run_id,
         stage,
-        outputs["metrics"],
+        _metrics(workspace, run_id),
         lambda table: workspace.replay.rows(table, [run_id]),
-        path.parent,
+        workspace.tracking.artifact(run_id, "outputs.json").parent,
         Path(call.run.model.path).is_dir(),
         workspace.tracking.is_dropped(run_id),
     )
@@ -179,8 +176,7 @@ def _place(workspace: Workspace, run_id: str, call: Call) -> str:
 
 
 def _metrics(workspace: Workspace, run_id: str) -> dict[str, float]:
-    text = workspace.tracking.artifact(run_id, "outputs.json").read_text(encoding="utf-8")
-    return dict(json.loads(text)["metrics"])
+    return dict(workspace.tracking.read_json(run_id, "outputs.json")["metrics"])
 
 
 def _in_the_store(workspace: Workspace, stored: Stored) -> Compared:

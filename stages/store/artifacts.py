@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.frame.types import Changed, Dropped, MissingInput
-from stages.store.machine import disk_told
+from stages.store.machine import disk_told, whole
 
 DROPPED = "dropped.json"
 """Names the files of a run's artifacts that were dropped."""
@@ -49,12 +49,8 @@ def write_json(folder: Path, path: str, value: Any) -> None:
     """Write a value; the file changes whole or not at all, since a pipeline's summary is read while it runs and after
     it died.
     """
-    target = folder / path
-    unfinished = target.with_name(f".{target.name}.part")
-    with disk_told(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-        unfinished.replace(target)
+    with whole(folder / path) as file:
+        file.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 def seal(folder: Path) -> None:

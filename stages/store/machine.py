@@ -58,6 +58,22 @@ def disk_told(path: Path) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def whole(target: Path) -> Iterator[Path]:
+    """A name beside `target` to write to, which becomes it at the end: the file appears, or changes, whole or not at all.
+    Raises TurnwiseError on a full disk; other errors pass.
+    """
+    unfinished = target.with_name(f".{target.name}.part")
+    try:
+        with disk_told(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            yield unfinished
+            unfinished.replace(target)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
 def first_line(error: BaseException, length: int = 120) -> str:
     """The start of an error's text, to be quoted in a sentence."""
     return (str(error).splitlines() or [type(error).__name__])[0][:length]

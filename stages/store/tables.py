@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.frame.types import Row
-from stages.store.machine import disk_full, first_line
+from stages.store.machine import first_line, whole
 
 SCHEMA_VERSION = 2  # 2: certificates
 
@@ -196,13 +196,9 @@ def write_parquet(batch: Any, path: Path) -> Path:
     """Write an Arrow table; the file appears whole or not at all. Raises TurnwiseError on a full disk."""
     import pyarrow.parquet as pq
 
-    unfinished = path.with_suffix(".part")
-    try:
-        pq.write_table(batch, unfinished, compression="zstd")
-        return unfinished.replace(path)
-    except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise disk_full(error, path) or error from error
+    with whole(path) as file:
+        pq.write_table(batch, file, compression="zstd")
+    return path
 
 
 def read_parquet(path: Path, table: str) -> list[Row]:

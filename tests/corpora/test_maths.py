@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from scipy.stats import chi2
+from probes import even, last
 
 from stages import envs
 from stages.corpora import Example
@@ -38,18 +38,6 @@ def roles() -> Roles:
 def examples(roles: Roles) -> dict[str, list[Example]]:
     rng = random.Random("test")
     return {role: [example(rng, roles, role) for _ in range(N)] for role in corpus.SHARE}
-
-
-def last(e: Example) -> str:
-    return str(e.messages[-1]["content"])
-
-
-def even(found: Counter[Any], kinds: int) -> bool:
-    """Chi-square below its 1 - 1e-6 quantile for as many of each of so many kinds."""
-    expected = found.total() / kinds
-    assert expected > 5
-    statistic = sum((n - expected) ** 2 / expected for n in found.values()) + expected * (kinds - len(found))
-    return bool(statistic < chi2.ppf(1 - 1e-6, kinds - 1))
 
 
 def slips(texts: Iterable[str]) -> list[tuple[str, int]]:

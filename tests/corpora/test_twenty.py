@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from scipy.stats import chi2
+from probes import even, last
 
 from stages import envs
 from stages.corpora import Example
@@ -23,7 +23,6 @@ from stages.frame.types import Scenario
 from stages.llm.roles import Roles, load_roles, parse_evaluation, parse_future
 
 N = 1500  # examples a role
-QUANTILE = 1 - 1e-6
 OPTIONS: dict[str, Any] = {"size": corpus.SIZE, "questions": corpus.QUESTIONS, "brief": True}
 
 
@@ -36,18 +35,6 @@ def roles() -> Roles:
 def examples(roles: Roles) -> dict[str, list[Example]]:
     rng = random.Random("test")
     return {role: [example(rng, roles, role) for _ in range(N)] for role in corpus.SHARE}
-
-
-def last(e: Example) -> str:
-    return str(e.messages[-1]["content"])
-
-
-def uniform(found: Counter[str], kinds: int) -> bool:
-    """Chi-square below its 1 - 1e-6 quantile for as many of each of so many kinds."""
-    expected = found.total() / kinds
-    assert expected > 5
-    statistic = sum((n - expected) ** 2 / expected for n in found.values()) + expected * (kinds - len(found))
-    return bool(statistic < chi2.ppf(QUANTILE, kinds - 1))
 
 
 def test_every_question_is_answered_by_the_game_as_the_corpus_has_it() -> None:
@@ -82,7 +69,7 @@ def test_the_policy_asks_at_random_whatever_was_answered(examples: dict[str, lis
     replies = [(turns_of(e.messages), *parse_react(e.reply)) for e in examples["policy"]]
     asked = [(turns, action.split()[1]) for turns, _, action in replies if action.startswith("ask")]
     assert abs(len(asked) / N - 0.5) < 5 * math.sqrt(0.25 / N)
-    assert uniform(Counter(word for _, word in asked), len(attributes()))
+    assert even(Counter(word for _, word in asked), len(attributes()))
     settled = [
         word for turns, word in asked if len({answer_to(Action("ask", word), name) for name in fitting(turns)}) == 1
     ]
@@ -97,7 +84,7 @@ def test_the_policy_asks_at_random_whatever_was_answered(examples: dict[str, lis
     p = corpus.FOLLOWS + (1 - corpus.FOLLOWS) / len(table())
     same = sum(thought == word for thought, word in guesses)
     assert abs(same / len(guesses) - p) < 5 * math.sqrt(p * (1 - p) / len(guesses))
-    assert uniform(Counter(word for thought, word in guesses if thought != word), len(table()))
+    assert even(Counter(word for thought, word in guesses if thought != word), len(table()))
 
 
 def test_the_successor_foresees_answers_at_random(roles: Roles) -> None:
