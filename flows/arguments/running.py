@@ -84,6 +84,8 @@ def add(commands: Any) -> None:
     study.add_argument("--jobs", type=int, metavar="N", help="runs at once (default: one a core; one on a GPU)")
     only = "run these only, by names or patterns of them (repeatable); all that is finished is reported"
     study.add_argument("--only", action="append", default=[], metavar="METHOD/TASK", help=only)
+    rows = "a cells.jsonl of a study in another folder: what finished there with the same config and code is not run again (repeatable)"
+    study.add_argument("--rows", action="append", default=[], type=Path, metavar="FILE", help=rows)
     study.add_argument("--out", type=Path, metavar="FOLDER", help="also write report.html, table.md and the rows there")
     study.add_argument("--plain", action="store_true", help="without Prefect")
     study.add_argument("--dry-run", action="store_true", help="list the runs with their state, and stop")

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from flows.report import Display, duration, emit
 from flows.study import cells, design, finish, keep
+from flows.study.elsewhere import read
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
 
 if TYPE_CHECKING:
     from flows.study.cells import Cell
     from flows.study.design import Study
+    from flows.study.rows import Row
     from stages.store.workspace import Workspace
 
 
@@ -26,14 +28,21 @@ def study(args: Namespace) -> int:
     asked = design.read(file)
     every = planned(asked)
     check_options(args, every)
+    rows = read_rows(args.rows, asked)
     workspace = open_workspace(find_home(args.home, to_write=not args.dry_run))
     if args.dry_run:
-        return dry_run(asked, every, workspace, args)
+        return dry_run(asked, every, workspace, args, rows)
     command = shlex.join(
-        ["turnwise", "study", str(args.file), *(part for one in args.only for part in ("--only", one))]
+        [
+            "turnwise",
+            "study",
+            str(args.file),
+            *(part for one in args.only for part in ("--only", one)),
+            *(part for one in args.rows for part in ("--rows", str(one))),
+        ]
     )
     with Display(quiet=args.quiet) as display, keep.open_study(workspace, asked, file, command) as book:
-        bench = finish.Bench(workspace, display, book, args.jobs, args.plain, args.only)
+        bench = finish.Bench(workspace, display, book, args.jobs, args.plain, args.only, rows)
         found = finish.run_study(asked, bench)
     kept = found.kept
     files = keep.copied(kept.files, out) if out else kept.files
@@ -59,10 +68,21 @@ def check_options(args: Namespace, every: Sequence[Cell]) -> None:
             raise UsageError(f"--only {pattern}: wanted METHOD or METHOD/TASK, one of {names}.")
 
 
-def dry_run(asked: Study, every: Sequence[Cell], workspace: Workspace, args: Namespace) -> int:
+def read_rows(files: Sequence[Path], asked: Study) -> dict[str, Row]:
+    """recipe -> the row of a run that finished elsewhere. Raises UsageError."""
+    if files and asked.source:
+        raise UsageError(
+            f"--rows: every method learns from the episodes of {asked.source}, which a row does not hold; leave it out."
+        )
+    return read(files)
+
+
+def dry_run(
+    asked: Study, every: Sequence[Cell], workspace: Workspace, args: Namespace, elsewhere: Mapping[str, Row]
+) -> int:
     """Each cell with its state, and the time that is left by what the finished runs took."""
     tuning = [cell for cell in every if cell.part == "tuning"]
-    found = cells.stored(workspace, tuning)
+    found = cells.finished(workspace, tuning, elsewhere)
     rows = [cells.row_of(cell, found[cell.key], workspace) for cell in tuning if cell.key in found]
     known = (design.PRESET, *(chosen := cells.choose(asked, rows)))
     ready = cells.table_cells(asked, chosen)
@@ -70,7 +90,7 @@ def dry_run(asked: Study, every: Sequence[Cell], workspace: Workspace, args: Nam
     ended = cells.stored(workspace, first)
     played = {(cell.task, cell.seed): ended[cell.key] for cell in first if cell.key in ended}
     table, waiting = cells.with_episodes(asked, ready, played)
-    found |= cells.stored(workspace, table)
+    found |= cells.finished(workspace, table, elsewhere)
     rows += [cells.row_of(cell, found[cell.key], workspace) for cell in table if cell.key in found]
     later = [cell for cell in every if cell.part == "table" and asked.settings_of(cell.method) not in known]
     listed = [_state(cell, "finished" if cell.key in found else "to run", found) for cell in (*tuning, *table)]
@@ -88,8 +108,14 @@ def dry_run(asked: Study, every: Sequence[Cell], workspace: Workspace, args: Nam
     return 0
 
 
-def _state(cell: Cell, state: str, found: Mapping[str, str]) -> dict[str, Any]:
-    return {"run": cell.title, "part": cell.part, "state": state, "run_id": found.get(cell.key)}
+def _state(cell: Cell, state: str, found: Mapping[str, str | Row]) -> dict[str, Any]:
+    run = found.get(cell.key)
+    return {
+        "run": cell.title,
+        "part": cell.part,
+        "state": state,
+        "run_id": run["run"] if isinstance(run, dict) else run,
+    }
 
 
 def _ending(kept: keep.Kept, missing: Sequence[str], report: Path) -> list[str]:

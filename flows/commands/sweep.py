@@ -47,7 +47,7 @@ def sweep(args: Namespace, home: Path) -> int:
         studies.check_options(args, planned)
         workspace = open_workspace(home)
         if args.dry_run:
-            return studies.dry_run(asked, planned, workspace, args)
+            return studies.dry_run(asked, planned, workspace, args, {})
         with Display(quiet=args.quiet) as display, keep.open_study(workspace, asked, file, command) as book:
             found = finish.run_study(asked, finish.Bench(workspace, display, book, args.jobs, args.plain, ()))
     _group(found, asked.title, workspace)

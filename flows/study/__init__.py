@@ -5,6 +5,7 @@ Modules:
     design    a study as its file says it, and what is unfair in it
     sweep     a study of all combinations of values that a command line lists
     cells     the runs that a study is made of: what is tuned, what is chosen, which of them are finished
+    elsewhere rows of runs that finished in another folder, and when they stand for a cell
     children  runs cells as child processes, some at a time
     finish    which cells are finished, and all of a study: tune, choose, run, keep
     rows      what is kept of a finished run: one line of JSON

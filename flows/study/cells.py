@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from flows import pipeline, played, presets, rerun
 from flows.book import EXPERIMENT
 from flows.study.design import PRESET
+from flows.study.elsewhere import RECIPE, recipe
 from flows.study.rows import Row, best_validation, row
 from stages.frame.types import UsageError
 
@@ -144,6 +145,13 @@ def choose(study: Study, rows: Sequence[Row]) -> dict[str, Setting]:
     return chosen
 
 
+def finished(workspace: Workspace, cells: Collection[Cell], elsewhere: Mapping[str, Row]) -> dict[str, str | Row]:
+    """key of a cell -> the run that finished here, or the row of one that finished elsewhere: `elsewhere`, by recipe."""
+    here = stored(workspace, cells)
+    left = {cell.key: recipe(cell.run, workspace) for cell in cells if elsewhere and cell.key not in here}
+    return {**here, **{key: elsewhere[made] for key, made in left.items() if made in elsewhere}}
+
+
 def stored(workspace: Workspace, cells: Collection[Cell]) -> dict[str, str]:
     """key of a cell -> the newest pipeline run that finished with its config, and would come out the same today."""
     wanted = {cell.key: cell for cell in cells}
@@ -186,12 +194,14 @@ def is_current(run: RunConfig, run_id: str, workspace: Workspace) -> bool:
     return all(same)
 
 
-def row_of(cell: Cell, run_id: str, workspace: Workspace) -> Row:
-    """The row of a cell whose run finished."""
-    commit = workspace.tracking.tags(run_id).get("git_commit", "")[:7]
-    kept = row(rerun.stored_summary(workspace, run_id), cell.run.preset, cell.seed, cell.sets, commit)
-    own = {"part": cell.part, "method": cell.method, "task": cell.task, "setting": list(cell.setting), "run": run_id}
-    return {**own, **kept}
+def row_of(cell: Cell, found: str | Row, workspace: Workspace) -> Row:
+    """The row of a cell whose run finished: found is its id, or its row where it finished elsewhere."""
+    place = {"part": cell.part, "method": cell.method, "task": cell.task, "setting": list(cell.setting)}
+    if not isinstance(found, str):
+        return {**found, **place}
+    commit = workspace.tracking.tags(found).get("git_commit", "")[:7]
+    kept = row(rerun.stored_summary(workspace, found), cell.run.preset, cell.seed, cell.sets, commit)
+    return {**place, "run": found, RECIPE: recipe(cell.run, workspace), **kept}
 
 
 def _cell(study: Study, part: Literal["tuning", "table"], method: str, task: str, setting: Setting, seed: int) -> Cell:

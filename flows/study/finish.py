@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,7 @@ class Bench:
     jobs: int | None
     plain: bool
     only: Sequence[str]
+    elsewhere: Mapping[str, Row] = field(default_factory=dict)  # recipe -> the row of a run in another folder
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def is_meant(cell: Cell, only: Sequence[str]) -> bool:
 
 def finish(wanted: Sequence[Cell], bench: Bench) -> list[Done]:
     """Find which cells are finished and run the others that are meant; what is known of all of them then."""
-    found = cells.stored(bench.workspace, wanted)
+    found = cells.finished(bench.workspace, wanted, bench.elsewhere)
     left = list({cell.key: cell for cell in wanted if cell.key not in found and is_meant(cell, bench.only)}.values())
     said: dict[str, str] = {}
     if left:
@@ -105,7 +106,7 @@ def _run(left: Sequence[Cell], bench: Bench) -> dict[str, str]:
     return said
 
 
-def _done(cell: Cell, found: dict[str, str], said: dict[str, str], bench: Bench) -> Done:
+def _done(cell: Cell, found: Mapping[str, str | Row], said: dict[str, str], bench: Bench) -> Done:
     if cell.key in found:
         return Done(cell, cells.row_of(cell, found[cell.key], bench.workspace))
     if not is_meant(cell, bench.only):

@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 from collections import Counter
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ import pytest
 from fake_turnwise import TURNWISE, shell
 from waiting import until
 
+from flows import presets
+from flows.study.elsewhere import recipe
 from flows.study.keep import FILES
+from flows.workspace import open_workspace
 from stages.store import sqlite
 from stages.store.tracking import Tracking
 
@@ -218,3 +222,66 @@ def test_the_report_is_one_file_that_refers_to_nothing_outside_and_says_what_was
         "part": "table", "method": "rft", "task": "desk", "seed": 2, "base": 0.1, "final": 0.5, "sets": ["iterations=2", "method=rft"],
     }  # fmt: skip
     assert [point["win_rate"] for point in row["curve"]] == [0.1, 0.3, 0.5]
+
+
+def rows_file(folder: Path, found: Any) -> Path:
+    (folder / "kept.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows_of(found)))
+    return folder / "kept.jsonl"
+
+
+def test_what_finished_elsewhere_is_not_run_again_and_what_differs_is(
+    ended: tuple[Path, Any], project: Path, tmp_path: Path
+) -> None:
+    rows = [row for row in rows_of(ended[1]) if row["method"] in ("nlac", "rft")]
+    kept = rows_file(tmp_path, ended[1])
+    _, listed, _ = study(project, "--rows", str(kept), "--dry-run")
+    assert Counter(one["state"] for one in listed) == {"finished": N_TUNING + N_TABLE}
+    assert {one["run_id"] for one in listed} == {row["run"] for row in rows}
+    status, again, err = study(project, "--rows", str(kept))
+    assert (status, runs(project), again["missing"]) == (0, [], []), err
+    assert [{**row} for row in rows_of(again)] == rows
+
+    (project / "study.toml").write_text(STUDY.replace("iterations=2", "iterations=3"))
+    _, listed, _ = study(project, "--rows", str(kept), "--dry-run")
+    assert "finished" not in {one["state"] for one in listed}
+
+
+def test_a_recipe_changes_with_what_a_run_is_made_of_and_with_nothing_else(project: Path) -> None:
+    workspace, load = open_workspace(project), partial(presets.load, "tiny")
+    made = recipe(load(["seed=1"]), workspace)
+    assert recipe(load(["seed=1", "preset=other", "grpo.lr=0.5", "timezone=Asia/Tokyo"]), workspace) == made
+    for change in (
+        "seed=2",
+        "iterations=3",
+        "critic.lr=0.5",
+        "evaluate.episodes=3",
+        "task.max_turns=9",
+        "episodes_of=abc",
+    ):
+        assert recipe(load(["seed=1", change]), workspace) != made, change
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "cannot be read (No such file or directory)"),
+        (b"\xff\n", "cannot be read (it is no UTF-8)"),
+        (b"{}\n", "line 1: wanted a row of a finished run, found none with 'recipe'"),
+        (b"[" * 9999 + b"\n", "line 1: wanted a row"),
+        (b'{"recipe": "a", "commit": "b", "base": 0.1, "final": "high", "curve": []}\n', "found none with 'final'"),
+    ],
+)
+def test_a_file_that_holds_no_rows_is_one_sentence(text: bytes | None, told: str, project: Path) -> None:
+    if text is not None:
+        (project / "kept.jsonl").write_bytes(text)
+    status, _, err = study(project, "--rows", str(project / "kept.jsonl"))
+    assert (status, err.count("\n")) == (2, 1) and told in err, err
+    assert runs(project) == []
+
+
+def test_rows_stand_for_no_episodes(project: Path, tmp_path: Path) -> None:
+    text = STUDY.replace("[methods.nlac]", 'source = "rft"\n[methods.nlac]').partition("[tuning]")[0]
+    (project / "study.toml").write_text(text.replace('settings = "preset"\n', ""))
+    (tmp_path / "kept.jsonl").write_text("")
+    status, _, err = study(project, "--rows", str(tmp_path / "kept.jsonl"))
+    assert status == 2 and "learns from the episodes of rft" in err, err
