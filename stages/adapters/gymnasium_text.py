@@ -22,11 +22,9 @@ from stages.frame.types import Env, Malformed, Message, Scenario, Step, UsageErr
 
 
 class TextEnv(Protocol):
-    """What is asked of a Gymnasium environment."""
+    """What is asked of a Gymnasium environment: to take `seed` and `options` where a scenario has them."""
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]: ...
+    def reset(self, **given: Any) -> tuple[Any, dict[str, Any]]: ...
 
     def step(self, action: str) -> tuple[Any, Any, bool, bool, dict[str, Any]]: ...
 
@@ -61,7 +59,9 @@ class FromGymnasium:
 
     def reset(self, scenario: Scenario) -> tuple[Message, ...]:
         self._running = False
-        observation, _ = self._env.reset(seed=scenario.data.get("seed"), options=scenario.data.get("options"))
+        # Only what there is: GEM's environments take no options, others no seed.
+        given = {name: scenario.data[name] for name in ("seed", "options") if scenario.data.get(name) is not None}
+        observation, _ = self._env.reset(**given)
         self._running = True
         return (_observed(observation),)
 

@@ -3,23 +3,25 @@
     FromVerifiers   its setup_state, is_completed, env_response and reward functions are played as an Env
     ToVerifiers     the same methods over one of ours; `as_verifiers` makes it a verifiers.MultiTurnEnv
 
-By its methods alone, as its own rollout calls them (verifiers/envs/multiturn_env.py of 0.1.5); only `as_verifiers`
-imports the package. From 0.1.8 on the loop is another one, and since 0.4 there is no such class: those need an adapter
-of their own. [ours]
+By its methods alone, as its own rollout calls them (verifiers/envs/multiturn_env.py of 0.1.5 and 0.1.7); only
+`as_verifiers` imports the package. From 0.1.8 on the loop is another one, which is not played here, and since 0.4 there
+is no such class: see adapters/verifiers_v1.py. [ours]
 
 Two things are done otherwise than there, so that what failed is never a reward: a reward function that raises is an
-error (verifiers books 0.0), and the turn limit is told apart from the end (verifiers knows one end only).
+error (adapters/verifiers_rubric.py), and the turn limit is told apart from the end (verifiers knows one end only).
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from stages.adapters.play import Play, scenario_of, scenario_text
+from stages.adapters.tool_text import observed, spoken, with_tools
+from stages.adapters.verifiers_rubric import check_rubric, limit_by_threads, reward_of
 from stages.frame.loops import event_loop
 from stages.frame.types import Env, Message, Scenario, Step, UsageError
 
@@ -28,91 +30,113 @@ State = dict[str, Any]
 
 class FromVerifiers:
     """One running episode. A scenario's data is a row of its data set: `prompt` (chat messages), and `answer`, `task`,
-    `info` where there are any.
+    `info`, `example_id` where there are any.
 
-    env: a MultiTurnEnv of chat messages; it is only called, so many episodes may share it. Its reward comes at the end,
-    as there. An episode that ends by env.max_turns alone is truncated; set task.max_turns above it, since an episode
-    that ends by task.max_turns is not scored.
+    env: a MultiTurnEnv of chat messages; it is only called, so many episodes may share it. Its tools are told in the
+    system message and called by a ReAct action (adapters/tool_text.py). Its reward comes at the end, as there. An
+    episode that ends by env.max_turns alone is truncated; set task.max_turns above it, since an episode that ends by
+    task.max_turns is not scored. Raises UsageError for a rubric that scores groups.
     """
 
     def __init__(self, env: Any) -> None:
+        check_rubric(env.rubric)
+        limit_by_threads()
         self.system = ""
-        self.tools: Sequence[Mapping[str, Any]] = tuple(getattr(env, "oai_tools", None) or ())
+        self.tools: Sequence[Mapping[str, Any]] = ()
         self._env = env
         self._state: State | None = None
-        self._messages: list[Message] = []
 
     def reset(self, scenario: Scenario) -> tuple[Message, ...]:
         """The prompt without its system message, which becomes `system`. Raises whatever `env` raises."""
         row = scenario.data
         prompt = [dict(message) for message in row["prompt"]]
+        info = dict(row.get("info") or {})
         state: State = {
             "id": 0,
             "prompt": prompt,
             "completion": [],
             "answer": row.get("answer", ""),
             "task": row.get("task", "default"),
+            "info": info,
+            "example_id": row.get("example_id", 0),
+            "responses": [],
+            "turn": 0,
+            "timing": {"generation_ms": 0.0, "scoring_ms": 0.0, "total_ms": 0.0},
         }
-        state |= {"info": dict(row.get("info") or {}), "responses": [], "turn": 0, "timing": {}}
-        self._state, self._messages = None, list(prompt)
+        self._state = None
         state = _wait(self._env.setup_state(state))
-        if _wait(self._env.is_completed(self._messages, state)):
+        if self._is_completed(state):
             raise RuntimeError("the environment is over before the first reply")
         self._state = state
-        self.system = "\n\n".join(str(message["content"]) for message in prompt if message["role"] == "system")
-        return tuple(message for message in prompt if message["role"] != "system")
+        # As there: what a row offers is called; the environment writes its own tools into its rows.
+        self.tools = tuple(info.get("oai_tools") or getattr(self._env, "oai_tools", None) or ())
+        said = "\n\n".join(str(message["content"]) for message in prompt if message["role"] == "system")
+        self.system = with_tools(said, self.tools)
+        return tuple(observed(message) for message in prompt if message["role"] != "system")
 
     def step(self, message: Message) -> Step:
-        """Hand over the reply. Raises RuntimeError after the end and for a reward that is no finite number; whatever
-        `env` raises.
+        """Hand over the reply. Raises Malformed for a tool call that cannot be read; RuntimeError after the end and for
+        a reward that is no finite number; whatever `env` raises.
         """
-        state, self._state = self._state, None  # so that an error leaves no episode to go on with
+        state = self._state
         if state is None:
             raise RuntimeError("the episode has not begun, or is over: call reset first")
-        reply = {key: message[key] for key in ("content", "tool_calls") if message.get(key) is not None}
-        self._said(state, [{"role": "assistant", "content": "", **reply}])
-        state["responses"].append(message)
+        reply = spoken(str(message.get("content") or ""), self.tools, f"call_{state['turn']}")
+        self._state = None  # so that an error leaves no episode to go on with
+        state["responses"].append(_response(reply))
+        if "tool_calls" in reply:
+            reply["tool_calls"] = [_as_handed_over(call) for call in reply["tool_calls"]]
+        state["completion"] = [*state["completion"], reply]
         state["turn"] += 1
         answer: list[Message] = []
-        if not _wait(self._env.is_completed(self._messages, state)):
-            answer, state = _wait(self._env.env_response(self._messages, state))
-            self._said(state, answer)
-            if not _wait(self._env.is_completed(self._messages, state)):
+        if not self._is_completed(state):
+            answer, state = _wait(self._env.env_response(self._messages(state), state))
+            state["completion"] = [*state["completion"], *answer]
+            if not self._is_completed(state):
                 self._state = state
-                return Step(tuple(answer))
+                return Step(tuple(observed(one) for one in answer))
         truncated = self._only_out_of_turns(state)
-        told = tuple(answer) or ({"role": "user", "content": "The end."},)
+        told = tuple(observed(one) for one in answer) or ({"role": "user", "content": "The end."},)
         return Step(told, self._reward(state), terminated=not truncated, truncated=truncated)
 
-    def _said(self, state: State, messages: Sequence[Message]) -> None:
-        self._messages += messages
-        state["completion"] = [*state["completion"], *messages]
+    def _messages(self, state: State) -> list[Message]:
+        asked = getattr(self._env, "get_context_messages", None)  # from 0.1.6 on
+        return list(_wait(asked(state)) if asked else [*state["prompt"], *state["completion"]])
+
+    def _is_completed(self, state: State) -> bool:
+        return bool(_wait(self._env.is_completed(self._messages(state), state)))
 
     def _only_out_of_turns(self, state: State) -> bool:
         """Whether it would go on if there were more turns: asked again as in its first turn."""
         reached: Callable[[State], Any] | None = getattr(self._env, "max_turns_reached", None)
-        if reached is None or not _wait(reached(state)):
-            return False
-        return not _wait(self._env.is_completed(self._messages, {**state, "turn": 0}))
+        return reached is not None and bool(_wait(reached(state))) and not self._is_completed({**state, "turn": 0})
 
     def _reward(self, state: State) -> float:
-        rubric = self._env.rubric
-        known = {key: state[key] for key in ("prompt", "completion", "answer", "task", "info")}
-        known |= {"state": state, "parser": getattr(self._env, "parser", None), **getattr(rubric, "class_objects", {})}
-        total = 0.0
-        # Not by rubric.score_rollout: that takes an error for a reward of 0.
-        for function, weight in zip(rubric.get_reward_funcs(), rubric.get_reward_weights(), strict=True):
-            total += weight * float(_wait(function(**_asked_for(function, known))))
-        if not math.isfinite(total):
-            raise RuntimeError(f"the environment gave the reward {total}")
-        return total
+        known = {name: state[name] for name in ("prompt", "completion", "answer", "task", "info", "example_id")}
+        return float(_wait(reward_of(self._env.rubric, {**known, "state": state})))
 
 
-def _asked_for(function: Callable[..., Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """What a reward function takes of it, by name; all of it where it takes anything."""
-    wanted = inspect.signature(function).parameters
-    every = any(one.kind is one.VAR_KEYWORD for one in wanted.values())
-    return {name: value for name, value in known.items() if every or name in wanted}
+def _response(reply: Message) -> Any:
+    """The completion of a model that said this, as OpenAI's client gives it."""
+    from openai.types.chat import ChatCompletion
+
+    ended = "tool_calls" if "tool_calls" in reply else "stop"
+    choice = {"index": 0, "message": reply, "finish_reason": ended, "logprobs": None}
+    given = {"id": "turnwise", "object": "chat.completion", "created": 0, "model": "policy", "choices": [choice]}
+    return ChatCompletion.model_validate(given)
+
+
+def _as_handed_over(call: Mapping[str, Any]) -> Any:
+    """A tool call as the library puts it into a message: an object of OpenAI's client up to 0.1.6, a dict from 0.1.7 on."""
+    try:
+        old = tuple(map(int, version("verifiers").split(".")[:3])) < (0, 1, 7)
+    except PackageNotFoundError:  # an object of the same methods
+        old = False
+    if not old:
+        return dict(call)
+    from openai.types.chat import ChatCompletionMessageToolCall
+
+    return ChatCompletionMessageToolCall.model_validate(call)
 
 
 class ToVerifiers:

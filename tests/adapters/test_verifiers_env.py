@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -23,17 +25,30 @@ SETTINGS = RolloutSettings(
 )
 
 
+@dataclass
+class Score:
+    reward: float
+
+
 class Rubric:
-    """The two lists of verifiers.Rubric that are read."""
+    """verifiers.Rubric as far as it is called: it books 0.0 for a reward function that raises."""
 
     def __init__(self, *funcs: Callable[..., Any], weights: Sequence[float] = ()) -> None:
         self.funcs, self.weights = list(funcs), list(weights) or [1.0] * len(funcs)
 
-    def get_reward_funcs(self) -> list[Callable[..., Any]]:
-        return self.funcs
+    async def call_reward_func(self, func: Callable[..., Any], **known: Any) -> float:
+        wanted = inspect.signature(func).parameters
+        every = any(one.kind is one.VAR_KEYWORD for one in wanted.values())
+        try:
+            value = func(**{name: one for name, one in {**known, "parser": None}.items() if every or name in wanted})
+            return float(await value if inspect.isawaitable(value) else value)
+        except Exception:  # that is what verifiers does
+            return 0.0
 
-    def get_reward_weights(self) -> list[float]:
-        return self.weights
+    async def score_rollout(self, prompt: Any, completion: Any, answer: str, state: Any, **known: Any) -> Score:
+        known |= {"prompt": prompt, "completion": completion, "answer": answer, "state": state}
+        scores = [await self.call_reward_func(func=func, **known) for func in self.funcs]
+        return Score(sum(score * weight for score, weight in zip(scores, self.weights, strict=True)))
 
 
 def right(completion: list[Message], answer: str) -> float:
@@ -41,7 +56,7 @@ def right(completion: list[Message], answer: str) -> float:
 
 
 async def short(state: dict[str, Any], **kwargs: Any) -> float:
-    assert set(kwargs) >= {"prompt", "completion", "answer", "task", "info", "parser"}
+    assert set(kwargs) >= {"prompt", "completion", "answer", "task", "info", "example_id", "parser"}
     return float(state["turn"] == 1)
 
 

@@ -1,0 +1,70 @@
+"""Tools of another library's environment for a policy that reads and writes text alone: told in the system message,
+called in the action of a ReAct reply. Ours.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stages.frame.react import parse_react
+from stages.frame.types import Malformed, Message
+
+FORM = '{"name": "<tool>", "arguments": {<arguments>}}'
+
+_TOLD = """# Available tools
+{tools}
+
+To call one, end your reply with:
+Action: {form}
+The action must be valid JSON. What the tool gives back follows as "Tool output: ...". A reply without such an action calls no tool."""
+
+
+def with_tools(system: str, tools: Sequence[Mapping[str, Any]]) -> str:
+    """The system message, and what tools there are (OpenAI's form) where there are any."""
+    if not tools:
+        return system
+    listed = "\n".join(_rendered(tool.get("function", tool)) for tool in tools)
+    return "\n\n".join(filter(None, [system, _TOLD.format(tools=listed, form=FORM)]))
+
+
+def _rendered(function: Mapping[str, Any]) -> str:
+    arguments = json.dumps(function.get("parameters") or {}, ensure_ascii=False)
+    return f"{function['name']}: {function.get('description') or ''}\n  arguments: {arguments}"
+
+
+def spoken(reply: str, tools: Sequence[Mapping[str, Any]], call_id: str) -> Message:
+    """A reply as an assistant's message: with a tool call where there are tools and its action is a JSON object.
+    Raises Malformed where that object is none, or no call.
+    """
+    message: Message = {"role": "assistant", "content": reply}
+    if not tools:
+        return message
+    try:
+        action = parse_react(reply)[1]
+    except Malformed:
+        return message  # said, not done: what comes of it is the environment's affair
+    if not action.startswith("{"):
+        return message
+    try:
+        call = json.loads(action)
+    except (ValueError, RecursionError):
+        raise Malformed(f"the action is not valid JSON; wanted {FORM}") from None
+    if not isinstance(call.get("name"), str) or not isinstance(call.get("arguments"), dict):
+        raise Malformed(f"the action is no call of a tool; wanted {FORM}")
+    function = {"name": call["name"], "arguments": json.dumps(call["arguments"], ensure_ascii=False)}
+    return {**message, "tool_calls": [{"id": call_id, "type": "function", "function": function}]}
+
+
+def observed(message: Mapping[str, Any]) -> Message:
+    """What the policy sees of an environment's message: a tool's output is told by a user, since the policy's own call
+    is text to its chat template. Raises RuntimeError for what is no text.
+    """
+    content = message.get("content")
+    if isinstance(content, list):
+        if any(part.get("type") != "text" for part in content):
+            raise RuntimeError("wanted texts as observations, found another kind of content")
+        content = "\n".join(str(part["text"]) for part in content)
+    text = str(content or "(nothing)")
+    return {"role": "user", "content": f"Tool output: {text}" if message.get("role") == "tool" else text}
