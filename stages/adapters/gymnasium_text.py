@@ -22,9 +22,10 @@ from stages.frame.types import Env, Malformed, Message, Scenario, Step, UsageErr
 
 
 class TextEnv(Protocol):
-    """What is asked of a Gymnasium environment: to take `seed` and `options` where a scenario has them."""
+    """What is asked of a Gymnasium environment."""
 
-    def reset(self, **given: Any) -> tuple[Any, dict[str, Any]]: ...
+    @property
+    def reset(self) -> Callable[..., tuple[Any, dict[str, Any]]]: ...  # of `seed`, `options`, or what it has of them
 
     def step(self, action: str) -> tuple[Any, Any, bool, bool, dict[str, Any]]: ...
 

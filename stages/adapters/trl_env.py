@@ -4,10 +4,10 @@
     make = envs.make_env("game24", {})
     trainer = GRPOTrainer(
         model=..., train_dataset=Dataset.from_list(trl_rows(make, envs.scenarios("game24", {}, "train", 500, 0))),
-        environment_factory=trl_environment(make, max_turns=12),
+        environment_factory=trl_environment(make, "game24", max_turns=12),
     )
 
-The class has `reset(**row)`, one tool, `act`, and `get_reward()`. TRL shows the error of a tool to the policy and goes
+tests/adapters/test_trl_trainer.py trains so, with TRL 1.16. The class has `reset(**row)`, one tool, `act`, and `get_reward()`. TRL shows the error of a tool to the policy and goes
 on, and knows no end of an episode but the policy's silence. So a failure is kept, and `get_reward` raises it: the
 training stops, and no reward is made of it. After the end `act` raises ValueError, which TRL shows to the policy, as it
 recommends. TRL is not imported. [ours]
@@ -15,7 +15,7 @@ recommends. TRL is not imported. [ours]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stages.adapters.play import Play, scenario_of, scenario_text
@@ -24,12 +24,13 @@ from stages.frame.types import Env, Scenario
 
 def trl_rows(make_env: Callable[[], Env], scenarios: Sequence[Scenario]) -> list[dict[str, Any]]:
     """The data set: prompt, and the scenario, which `reset` reads. The first observation follows at reset, behind the
-    empty user message.
+    empty user message. An environment that has no system message before a scenario is begun for it.
     """
     rows = []
     for scenario in scenarios:
         env = make_env()
-        env.reset(scenario)  # some environments have no system message before it
+        if not env.system:
+            env.reset(scenario)
         prompt = [{"role": "system", "content": env.system}, {"role": "user", "content": ""}]
         rows.append({"prompt": prompt, "scenario": scenario_text(scenario)})
     return rows
@@ -37,6 +38,7 @@ def trl_rows(make_env: Callable[[], Env], scenarios: Sequence[Scenario]) -> list
 
 def trl_environment(
     make_env: Callable[[], Env],
+    name: str,
     *,
     max_turns: int,
     malformed_allowance: int = 1,
@@ -44,6 +46,7 @@ def trl_environment(
 ) -> type:
     """A class without arguments, one instance a rollout.
 
+    name: of the class, which TRL logs its reward under (rewards/NAME/mean).
     form: the reply that our environment is handed, of the action that the policy called the tool with; for math it is
     the action itself.
     max_turns: calls, after which the episode is truncated. Instances tell `terminated` and `truncated`.
@@ -53,12 +56,13 @@ def trl_environment(
         def __init__(self) -> None:
             self._play: Play | None = None
 
-        def reset(self, *, scenario: str, **_: Any) -> str:
+        def reset(self, *, scenario: str, prompt: Sequence[Mapping[str, Any]], **_: Any) -> str:
             self._play = None
-            self._play = Play(
-                make_env, scenario_of(scenario), max_turns=max_turns, malformed_allowance=malformed_allowance
-            )
-            return self._play.text
+            play = Play(make_env, scenario_of(scenario), max_turns=max_turns, malformed_allowance=malformed_allowance)
+            if play.system != prompt[0]["content"]:
+                raise RuntimeError("the environment's system message is another one than its row's: make the rows anew")
+            self._play = play
+            return play.text
 
         def act(self, action: str) -> str:
             """
@@ -92,4 +96,5 @@ def trl_environment(
                 raise RuntimeError("the episode has not begun: call reset first")
             return self._play
 
+    TurnwiseEnvironment.__name__ = TurnwiseEnvironment.__qualname__ = name
     return TurnwiseEnvironment

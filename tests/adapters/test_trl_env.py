@@ -39,7 +39,7 @@ def called(env: Any, *actions: str) -> list[str]:
 def test_rows_and_class_are_what_trl_asks_for() -> None:
     rows = trl_rows(MAKE, SCENARIOS)
     assert [m["role"] for m in rows[0]["prompt"]] == ["system", "user"] and rows[0]["prompt"][1]["content"] == ""
-    made = trl_environment(MAKE, max_turns=9)
+    made = trl_environment(MAKE, "game24", max_turns=9)
     assert tools_of(made) == ["act"]
     doc, signature = inspect.getdoc(made.act) or "", inspect.signature(made.act)  # type: ignore[attr-defined]
     assert (
@@ -51,7 +51,7 @@ def test_rows_and_class_are_what_trl_asks_for() -> None:
 
 
 def test_an_episode_is_played_to_its_end_and_told_to_be_over() -> None:
-    env = trl_environment(MAKE, max_turns=9)()
+    env = trl_environment(MAKE, "game24", max_turns=9)()
     env.reset(**trl_rows(MAKE, SCENARIOS)[0])
     first, second, third = called(env, "expand 0: 1 + 1 = 99", "submit 0", "submit 0")
     assert first.startswith("Not possible") and second.endswith("You lose.") and third == "error: The episode is over."
@@ -63,17 +63,17 @@ def test_an_episode_is_played_to_its_end_and_told_to_be_over() -> None:
 def test_a_win_is_the_reward_and_the_action_takes_the_form_that_is_asked_for() -> None:
     scenario = Scenario("math", "train", "x", {"problem": "3 + 4?", "answer": "7", "level": 1})
     make = envs.make_env("math", {})
-    env = trl_environment(make, max_turns=1, form=str)()
+    env = trl_environment(make, "math", max_turns=1, form=str)()
     assert env.reset(**trl_rows(make, [scenario])[0]) == "3 + 4?"
     assert called(env, "7") == ["Right."] and env.get_reward() == 1.0
 
 
 def test_out_of_calls_is_truncated_and_too_many_unreadable_ones_are_the_policy_s_failure() -> None:
-    env = trl_environment(MAKE, max_turns=2)()
+    env = trl_environment(MAKE, "game24", max_turns=2)()
     env.reset(**trl_rows(MAKE, SCENARIOS)[0])
     called(env, "expand 0: 1 + 1 = 99", "expand 0: 1 + 1 = 99")
     assert (env.terminated, env.truncated) == (False, True)
-    env = trl_environment(MAKE, max_turns=9, malformed_allowance=1)()
+    env = trl_environment(MAKE, "game24", max_turns=9, malformed_allowance=1)()
     env.reset(**trl_rows(MAKE, SCENARIOS)[0])
     assert "use expand NODE" in called(env, "?", "?")[1]
     assert (env.terminated, env.truncated, env.get_reward()) == (True, False, 0.0)
@@ -101,14 +101,14 @@ class Down:
 def test_a_failure_that_trl_swallows_stops_the_training_at_the_reward(error: Exception) -> None:
     scenario = Scenario("down", "train", "x", {})
     row = trl_rows(lambda: Down("step", error), [scenario])[0]
-    env = trl_environment(lambda: Down("step", error), max_turns=9)()
+    env = trl_environment(lambda: Down("step", error), "down", max_turns=9)()
     env.reset(**row)
     assert called(env, "a")[0].startswith("error: ") and called(env, "b") == ["error: The episode is over."]
     with pytest.raises(RuntimeError, match=f"has no reward: {type(error).__name__}"):
         env.get_reward()
     env.reset(**row)  # the next episode is a new one
     assert env.get_reward() == 0.0
-    env = trl_environment(lambda: Down("reset", error), max_turns=9)()
+    env = trl_environment(lambda: Down("reset", error), "down", max_turns=9)()
     with pytest.raises(type(error)):
         env.reset(**row)
     with pytest.raises(RuntimeError, match="has not begun"):

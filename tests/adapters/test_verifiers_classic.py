@@ -41,7 +41,7 @@ def data() -> Any:
     return Dataset.from_list([{"question": "What is 6 times 7?", "answer": "42"}])
 
 
-class Talk(vf.MultiTurnEnv):  # type: ignore[misc]
+class Talk(vf.MultiTurnEnv):  # type: ignore[misc, name-defined]
     """Says "more" until there is an answer."""
 
     async def is_completed(self, messages: Any, state: Any, **kwargs: Any) -> bool:
@@ -114,7 +114,7 @@ def test_tools_are_told_and_called_and_counted_as_the_library_counts_them() -> N
     assert (last.reward, last.terminated) == (reward, True) == (11.5, True)
 
 
-class Halved(vf.Rubric):  # type: ignore[misc]
+class Halved(vf.Rubric):  # type: ignore[misc, name-defined]
     """Overrides what verifiers lets it override."""
 
     async def score_rollout(self, *args: Any, **kwargs: Any) -> Any:
@@ -194,7 +194,7 @@ def test_a_reward_function_that_raises_is_no_reward(rubric: Callable[[], Any]) -
         ours(Talk(dataset=data(), rubric=rubric()), [r"\boxed{42}"])
 
 
-class Ranked(vf.Rubric):  # type: ignore[misc]
+class Ranked(vf.Rubric):  # type: ignore[misc, name-defined]
     async def score_rollouts(self, *args: Any, **kwargs: Any) -> Any:
         raise AssertionError
 
