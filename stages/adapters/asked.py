@@ -16,6 +16,8 @@ from typing import Any
 
 from stages.frame.types import Message
 
+_HEAD = {"id": "turnwise", "created": 0, "model": "policy"}
+
 
 @dataclass
 class Question:
@@ -33,22 +35,50 @@ class Asked:
         self.url = url
         self.sessions: dict[str, queue.SimpleQueue[Any]] = {}
 
-    def answer(self, session: str, body: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Status and JSON, as soon as somebody has replied."""
+    def answer(self, session: str, body: Mapping[str, Any]) -> tuple[int, str, str]:
+        """Status, content type and content, as soon as somebody has replied."""
         asked = self.sessions.get(session)
-        if asked is None or body.get("stream"):
-            return 400, {"error": {"message": "no streaming here" if asked else f"nobody plays session {session!r}"}}
+        if asked is None:
+            return _refused(400, f"nobody plays session {session!r}")
         question = Question(body.get("messages") or [], body.get("tools") or [])
         asked.put(question)
         try:
             message = question.reply.result()
         except Exception as error:  # told to the one who asked, whose episode is given up
-            return 500, {"error": {"message": str(error)}}
-        ended = "tool_calls" if "tool_calls" in message else "stop"
-        usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-        choice = {"index": 0, "message": message, "finish_reason": ended}
-        told = {"id": "turnwise", "object": "chat.completion", "created": 0, "model": "policy", "usage": usage}
-        return 200, {**told, "choices": [choice]}
+            return _refused(500, str(error))
+        return _streamed(message) if body.get("stream") else _whole(message)
+
+
+def _refused(status: int, why: str) -> tuple[int, str, str]:
+    return status, "application/json", json.dumps({"error": {"message": why}})
+
+
+def _whole(message: Message) -> tuple[int, str, str]:
+    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    choice = {"index": 0, "message": message, "finish_reason": _ended(message)}
+    return (
+        200,
+        "application/json",
+        json.dumps({**_HEAD, "object": "chat.completion", "usage": usage, "choices": [choice]}),
+    )
+
+
+def _streamed(message: Message) -> tuple[int, str, str]:
+    """The same as events: the reply in one piece, then why it ended."""
+    calls = [{"index": number, **call} for number, call in enumerate(message.get("tool_calls", ()))]
+    pieces: list[tuple[Message, str | None]] = [
+        ({**message, "tool_calls": calls} if calls else message, None),
+        ({}, _ended(message)),
+    ]
+    chunks = [
+        {**_HEAD, "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta, "finish_reason": ended}]}
+        for delta, ended in pieces
+    ]
+    return 200, "text/event-stream", "".join(f"data: {one}\n\n" for one in [*map(json.dumps, chunks), "[DONE]"])
+
+
+def _ended(message: Message) -> str:
+    return "tool_calls" if "tool_calls" in message else "stop"
 
 
 @contextmanager
@@ -60,11 +90,11 @@ def asking() -> Iterator[Asked]:
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))
-            status, told = asked.answer(self.headers.get("X-Session-ID", ""), body)
-            content = json.dumps(told).encode()
+            status, kind, told = asked.answer(self.headers.get("X-Session-ID", ""), body)
+            content = told.encode()
             try:
                 self.send_response(status)
-                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)

@@ -91,6 +91,39 @@ def test_options_reach_the_environment_and_the_end_is_the_end() -> None:
         env.step(act("6"))
 
 
+def test_reset_is_given_what_the_scenario_has_and_nothing_else() -> None:
+    class Gem:
+        """Takes a seed and no options, as GEM's environments do."""
+
+        def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+            return f"seed {seed}", {}
+
+        def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+            return "", 1.0, True, False, {}
+
+    class Bare(Gem):
+        def reset(self) -> tuple[str, dict[str, Any]]:  # type: ignore[override]
+            return "no seed", {}
+
+    env = FromGymnasium(Gem(), system="s")
+    assert env.reset(Scenario("g", "train", "x", {"seed": 3}))[0]["content"] == "seed 3"
+    assert env.reset(Scenario("g", "train", "x", {}))[0]["content"] == "seed None"
+    with pytest.raises(TypeError, match="options"):  # what it cannot take is not dropped silently
+        env.reset(Scenario("g", "train", "x", {"options": {"greeting": "Hello."}}))
+    assert FromGymnasium(Bare(), system="s").reset(Scenario("g", "train", "x", {}))[0]["content"] == "no seed"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("gem") is None, reason="gem-llm is not installed: make test-adapters")
+def test_gem_itself_is_played() -> None:
+    import gem
+
+    env = FromGymnasium(gem.make("game:GuessTheNumber-v0-easy"), system="Guess.", read=lambda text: text)
+    (first,) = env.reset(Scenario("gem", "train", "1", {"seed": 1}))
+    assert "between 1 and 10" in first["content"]
+    step = env.step({"role": "assistant", "content": r"\boxed{3}"})  # what seed 1 hides
+    assert (step.reward, step.terminated, step.truncated) == (1.0, True, False)
+
+
 def test_only_errors_that_blame_the_action_are_malformed_and_they_change_nothing() -> None:
     env = start()
     for content in ("hello", "Thought: x\nAction: six"):

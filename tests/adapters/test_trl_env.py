@@ -50,6 +50,43 @@ def test_rows_and_class_are_what_trl_asks_for() -> None:
     assert env.reset(**rows[2]).startswith(f"Node 0 is {numbers}.")
 
 
+def test_its_reward_is_logged_under_its_name() -> None:
+    # TRL's column is the name of the class.
+    assert [trl_environment(MAKE, name, max_turns=9).__name__ for name in ("game24", "desk")] == ["game24", "desk"]
+
+
+class Customer:
+    """Its first line costs a call of an LLM, as tau_bench's does."""
+
+    tools: Sequence[Any] = ()
+    calls = 0
+
+    def __init__(self, system: str) -> None:
+        self.system = system
+
+    def reset(self, scenario: Scenario) -> tuple[Message, ...]:
+        Customer.calls += 1
+        self.system = self.system or f"Serve {scenario.id}."
+        return ({"role": "user", "content": "Hi."},)
+
+    def step(self, message: Message) -> Step:
+        raise NotImplementedError
+
+
+def test_rows_ask_no_customer_where_the_system_message_is_known_without() -> None:
+    Customer.calls = 0
+    rows = trl_rows(lambda: Customer("Serve."), SCENARIOS)
+    assert [row["prompt"][0]["content"] for row in rows] == ["Serve."] * 3 and Customer.calls == 0
+    rows = trl_rows(lambda: Customer(""), SCENARIOS)
+    assert rows[1]["prompt"][0]["content"] == f"Serve {SCENARIOS[1].id}." and Customer.calls == 3
+
+
+def test_a_row_of_another_system_message_is_refused() -> None:
+    env = trl_environment(lambda: Customer("Serve others."), "desk", max_turns=9)()
+    with pytest.raises(RuntimeError, match="another one than its row's"):
+        env.reset(**trl_rows(lambda: Customer("Serve."), SCENARIOS)[0])
+
+
 def test_an_episode_is_played_to_its_end_and_told_to_be_over() -> None:
     env = trl_environment(MAKE, "game24", max_turns=9)()
     env.reset(**trl_rows(MAKE, SCENARIOS)[0])

@@ -5,6 +5,7 @@ answers learns which is right. `make test-adapters` runs it, with TRL 1.16.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def taught(tokenizer: Any, conversations: list[list[Message]], tools: list[Any])
         labels[row, : len(tokenizer(text[:prompt])["input_ids"])] = -100
     labels[batch["attention_mask"] == 0] = -100
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(200):
+    for _ in range(400):
         loss = model(**{k: batch[k] for k in ("input_ids", "attention_mask")}, labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
@@ -106,10 +107,10 @@ def trainer_of(made: Any, tmp_path: Path, steps: int) -> Any:
         bf16=False,
         seed=0,
         max_steps=steps,
-        learning_rate=2e-4,
+        learning_rate=5e-4,
         lr_scheduler_type="constant",
-        per_device_train_batch_size=16,
-        num_generations=16,
+        per_device_train_batch_size=32,
+        num_generations=32,
         max_completion_length=160,
         max_tool_calling_iterations=2,
         logging_steps=1,
@@ -129,17 +130,18 @@ def trainer_of(made: Any, tmp_path: Path, steps: int) -> Any:
 
 def test_its_trainer_learns_the_right_action_from_our_reward(tmp_path: Path) -> None:
     random.seed(0)
-    trainer = trainer_of(trl_environment(MAKE, "math", max_turns=1, form=str), tmp_path, steps=16)
+    trainer = trainer_of(trl_environment(MAKE, "math", max_turns=1, form=str), tmp_path, steps=20)
     trainer.train()
     rewards = [row["rewards/math/mean"] for row in trainer.state.log_history if "rewards/math/mean" in row]
     print(rewards)
-    assert len(rewards) == 16
+    assert len(rewards) == 20
     # One answer in four is right; a model that learns says nothing else in the end.
     assert sum(rewards[:2]) / 2 < 0.5 and sum(rewards[-3:]) / 3 > 0.9
 
 
 class Down:
-    system, tools = "Down.", ()
+    system = "Down."
+    tools: Sequence[Any] = ()
 
     def reset(self, scenario: Scenario) -> tuple[Message, ...]:
         return ({"role": "user", "content": "3 + 4?"},)

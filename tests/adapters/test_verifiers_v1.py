@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -50,7 +51,7 @@ __all__ = ["Task", "Env", "Harness"]
 """
 
 # Two turns; a tool that only the tests' harness offers; mathematics by math-verify's own time limits.
-THEIRS = '''
+THEIRS = """
 import httpx, json
 import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import message_to_wire
@@ -114,7 +115,7 @@ class ToolHarness(vf.Harness[vf.HarnessConfig]):
 
 
 __all__ = ["Sums", "SumsEnv", "ToolHarness"]
-'''
+"""
 
 
 @pytest.fixture
@@ -283,5 +284,15 @@ def test_a_seat_that_is_not_trained_needs_a_model_of_its_own(module: Callable[..
         make().reset(scenarios_v1(env, "train", 1)[0])
 
 
-def told(messages: Sequence[Message]) -> str:
-    return "\n".join(str(message["content"]) for message in messages)
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which("uv") is None, reason="uv is not on the path, with which verifiers installs its program"
+)
+def test_its_own_chat_program_is_played(module: Callable[..., Any]) -> None:
+    source = THEIRS.replace(', "ToolHarness"]', "]")
+    env = module("theirs_null", source, agent={"harness": {"id": "null"}})
+    with playing(env) as make:
+        played = make()
+        assert played.reset(scenarios_v1(env, "train", 1)[0]) == ({"role": "user", "content": "What is 6 times 7? 0"},)
+        assert played.step(said("hm")).messages == ({"role": "user", "content": "Go on."},)
+        assert played.step(said(r"\boxed{42}")).reward == 1.0
