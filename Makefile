@@ -11,7 +11,7 @@ VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.ready
 
 # The libraries whose environments are adapted, each in an environment of its own that lies over the project's.
-ADAPTERS := verifiers-0.1.5 verifiers-0.1.7.post0 verifiers-0.4.0 gymnasium-1.4.0 trl-1.16.0
+ADAPTERS := verifiers-0.1.5 verifiers-0.1.7.post0 verifiers-0.4.0 gymnasium-1.4.0 openenv-0.10.0 trl-1.16.0
 ADAPTERS_VENV := .venv-adapters
 
 # uv reads none of pip's configuration, so what pip was told through the environment is passed on.
@@ -26,7 +26,7 @@ help:
 	@echo "make demo         train on the service desk and show the curve"
 	@echo "make test         run all tests"
 	@echo "make test-vllm    make an environment with a real vLLM for CPUs, and run the tests of the engines there"
-	@echo "make test-adapters  install verifiers (three versions), Gymnasium, GEM and TRL, and run the tests of the adapters with each"
+	@echo "make test-adapters  install verifiers (three versions), Gymnasium, GEM, OpenEnv and TRL, and run the tests of the adapters with each"
 	@echo "make check        format, lint, types, import rules, fresh documents"
 	@echo "make ui           MLflow's page and a Prefect server on loopback"
 	@echo "make tiny         every stage once, in seconds"
