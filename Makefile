@@ -62,18 +62,7 @@ tiny: $(STAMP)
 ui: $(STAMP)
 	$(BIN)/turnwise ui
 
-gpu-$(ADAPTERS_VENV)/%/.ready: $(STAMP)
-	$(PYTHON) -m venv --without-pip $(ADAPTERS_VENV)/$*
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(ADAPTERS_VENV)/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
-	$(BIN)/python -m pip --python $(ADAPTERS_VENV)/$*/bin/python install --quiet $(subst -,==,$*) $(if $(findstring gymnasium,$*),gem-llm==0.1.0)
-	@touch $@
-
-# One thread: the models are tiny. uv is on the path for the program that verifiers installs.
-test-adapters: $(ADAPTERS:%=$(ADAPTERS_VENV)/%/.ready)
-	@for one in $(ADAPTERS); do echo "== $$one"; \
-	    env OMP_NUM_THREADS=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(ADAPTERS_VENV)/$$one/bin/python -m pytest -rs tests/adapters || exit 1; done
-
-check: $(STAMP)
+gpu-check: $(STAMP)
 	$(BIN)/python -m benchmarks.gpu_check
 
 pretrain: $(STAMP)
@@ -100,6 +89,17 @@ $(VLLM_STAMP): pyproject.toml constraints.txt
 test-vllm: $(VLLM_STAMP)
 	env -u PYTHONDONTWRITEBYTECODE VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 \
 	    $(VLLM_VENV)/bin/python -m pytest tests/llm/test_conformance.py tests/llm/test_vllm.py -k 'vllm or server' --durations=10
+
+$(ADAPTERS_VENV)/%/.ready: $(STAMP)
+	$(PYTHON) -m venv --without-pip $(ADAPTERS_VENV)/$*
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(ADAPTERS_VENV)/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
+	$(BIN)/python -m pip --python $(ADAPTERS_VENV)/$*/bin/python install --quiet $(subst -,==,$*) $(if $(findstring gymnasium,$*),gem-llm==0.1.0)
+	@touch $@
+
+# One thread: the models are tiny. uv is on the path for the program that verifiers installs.
+test-adapters: $(ADAPTERS:%=$(ADAPTERS_VENV)/%/.ready)
+	@for one in $(ADAPTERS); do echo "== $$one"; \
+	    env OMP_NUM_THREADS=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(ADAPTERS_VENV)/$$one/bin/python -m pytest -rs tests/adapters || exit 1; done
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

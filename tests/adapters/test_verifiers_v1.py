@@ -37,7 +37,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stages import envs
-from stages.adapters.verifiers_v1 import as_v1
+from stages.adapters.verifiers_taskset import as_v1
 from stages.frame.types import SimulatorError
 
 class Silent:
