@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,7 +31,7 @@ collect = { first_episodes = 4, episodes = 4 }
 evaluate = { episodes = 4, audit_turns = 4 }
 """
 PRESETS = {
-    "nightly": "cron = '* * * * *'",
+    "nightly": "cron = '* * * * *'\ncatch_up = true",
     "by hand": "",
     "endless": "method = 'rft'\niterations = 10000",
 }
@@ -87,6 +87,14 @@ class Api:
         until(lambda: self.run(run_id)["state"]["type"] in (*types, *OVER), timeout_s)
         return self.run(run_id)
 
+    def schedule_missed(self, deployment: str, number: int) -> None:
+        """What its schedule would have left waiting: so many of its runs, long due."""
+        found = self(f"/deployments/name/{deployment}")
+        self(
+            f"/deployments/{found['id']}/schedule",
+            {"start_time": "2020-01-01T00:00:00Z", "min_runs": number, "max_runs": number},
+        )
+
     def cancel(self, run_id: str) -> None:
         """What the page's button does."""
         self(f"/flow_runs/{run_id}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
@@ -134,14 +142,17 @@ def server_of_another_command(home: Path) -> Iterator[tuple[Api, subprocess.Pope
 
 
 @contextmanager
-def serve(home: Path, url: str | None, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """`turnwise serve` of all PRESETS, once it says that it serves them; stopped with SIGTERM. url: of the server that it
-    is told to use; None = it finds one, or starts its own.
+def serve(
+    home: Path, url: str | None, *options: str, presets: Collection[str] = PRESETS, told: Mapping[str, str] = {}
+) -> Iterator[subprocess.Popen[str]]:
+    """`turnwise serve` of these presets, once it says that it serves them; stopped with SIGTERM. url: of the server that
+    it is told to use; None = it finds one, or starts its own. told: more of its environment.
     """
-    presets = [part for name in PRESETS for part in ("--preset", str(home / f"{name}.toml"))]
-    command = [sys.executable, "-m", "flows.cli", "serve", "--json", "--home", str(home), *presets, *options]
+    chosen = [part for name in presets for part in ("--preset", str(home / f"{name}.toml"))]
+    command = [sys.executable, "-m", "flows.cli", "serve", "--json", "--home", str(home), *chosen, *options]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
     env |= {"PYTHONPATH": str(ROOT), "PREFECT_RUNNER_POLL_FREQUENCY": "2"} | ({"PREFECT_API_URL": url} if url else {})
+    env |= told
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=env, cwd=home, preexec_fn=_take_interrupts
     ) as process:
@@ -160,8 +171,8 @@ def _take_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def write_presets(home: Path) -> None:
-    for name, more in PRESETS.items():
+def write_presets(home: Path, presets: Mapping[str, str] = PRESETS) -> None:
+    for name, more in presets.items():
         lines = [
             line
             for line in BASE.strip().splitlines()

@@ -1,6 +1,7 @@
 """Tells somebody that a deployment's run failed: one JSON to the address in the environment variable TURNWISE_ALERT_URL.
 
-    {"project": "...", "deployment": "turnwise/desk.nightly", "flow_run": "...", "run": "3f9c...", "stage": "critic 3", "error": "..."}
+    {"project": "desk", "flow": "turnwise", "flow_run": "nightly", "page": "http://...", "run": "3f9c...", "stage": "critic 3",
+     "error": "..."}
 
 run is that of MLflow, null where the run failed before it began. The address is written nowhere, since it often holds a
 key; whatever the receiver does, the run's result stays what it is.

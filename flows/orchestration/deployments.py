@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from prefect import flow
+from prefect import flow, runtime
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy, FlowRun, State
 from prefect.deployments.runner import RunnerDeployment
 from prefect.runner import Runner
-from prefect.runtime import flow_run
 from prefect.schedules import Cron
 from prefect.types.entrypoint import EntrypointType
+from prefect.utilities.urls import url_for
 from pydantic import Field
 
 from flows import presets
@@ -55,15 +55,19 @@ class TimedOut(KeyboardInterrupt):
 
 
 def _preset_name() -> str:
-    return Path(flow_run.parameters["preset"]).stem
+    return Path(runtime.flow_run.parameters["preset"]).stem
 
 
-def tell_failure(flow: Any, run: FlowRun, state: State[Any]) -> None:
-    """Prefect's hook of a run that failed, or whose process was killed."""
+def tell_failure(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
+    """Prefect's hook of a run that failed, or, in the process that serves, of one whose process was killed.
+
+    The names of its parameters are Prefect's: it hands them over by place here, by name there.
+    """
     workspace = open_workspace(Path.cwd())
     error = re.sub(r"^Flow run encountered an exception: ", "", state.message or state.name or "")
-    told = {"project": project_name(workspace.home), "flow": flow.name, "flow_run": run.name}
-    if said := alert.send({**told, **alert.failure(str(run.id), error, workspace)}):
+    told = {"project": project_name(workspace.home), "flow": flow.name, "flow_run": flow_run.name}
+    told["page"] = url_for("flow-run", obj_id=flow_run.id)
+    if said := alert.send({**told, **alert.failure(str(flow_run.id), error, workspace)}):
         print(said)
 
 
@@ -115,7 +119,7 @@ def pipeline(
     workspace = open_workspace(Path.cwd())
     given = {"seed": seed, "iterations": iterations}
     sets = [*sets, *(f"{key}={value}" for key, value in given.items() if value is not None)]
-    sets = next_sets(preset, sets, each_run, flow_run.scheduled_start_time, workspace)
+    sets = next_sets(preset, sets, each_run, runtime.flow_run.scheduled_start_time, workspace)
     force = each_run == "force"
     config = presets.load(preset, sets)
     how = asked(preset, config, sets)

@@ -23,7 +23,7 @@ from prefect.events.worker import EventsWorker
 from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 from prefect.logging.handlers import APILogHandler
-from prefect.runtime import flow_run
+from prefect.runtime import deployment
 from prefect.states import Cancelled, Crashed, Scheduled
 
 from stages.frame.types import EngineUnavailable, SimulatorError
@@ -37,6 +37,7 @@ FLOW_NAME = "turnwise"
 OURS = "turnwise-command"  # on flow runs that live in a command's own process, whose end no worker watches
 RETRY_DELAYS_S = [10.0, 60.0, 300.0]  # a server that is started anew loads its model for minutes
 FLUSH_TIMEOUT_S = 5.0
+MISSED = "It fell due while nothing served it."
 OPEN = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]  # that hold a slot of their deployment
 
 T = TypeVar("T")
@@ -108,18 +109,16 @@ def settle(project: str) -> None:
     # after the other.
     _cancel_missed(
         FlowRunFilter(state={"type": {"any_": [StateType.SCHEDULED]}}, tags={"all_": tags}),
-        "It fell due while nothing served it.",
+        MISSED,
     )
 
 
 def retire(project: str) -> None:
     """As `settle`, and the schedules are paused until the project is served again."""
     with get_client(sync_client=True) as client:
-        for deployment in client.read_deployments(
-            deployment_filter=DeploymentFilter(tags={"all_": serving_tags(project)})
-        ):
-            if deployment.schedules and not deployment.paused:
-                client.pause_deployment(deployment.id)
+        for served in client.read_deployments(deployment_filter=DeploymentFilter(tags={"all_": serving_tags(project)})):
+            if served.schedules and not served.paused:
+                client.pause_deployment(served.id)
     settle(project)
 
 
@@ -127,35 +126,42 @@ def stand_for_missed() -> None:
     """Within a deployment's run: cancel those that fell due by its schedule while it waited for its turn. Those that a
     person started stay.
     """
-    if flow_run.parent_deployment_id:
-        of = {"any_": [flow_run.parent_deployment_id]}
+    if deployment.id:
+        of = {"any_": [deployment.id]}
         _cancel_missed(
             FlowRunFilter(state={"type": {"any_": [StateType.SCHEDULED]}}, deployment_id=of),
             "A run that waited as long stands for it.",
         )
 
 
-def catch_up(deployment: str, cron: str, timezone: str) -> bool:
+def catch_up(name: str, cron: str, timezone: str) -> bool:
     """Start the last run of a deployment that fell due while nothing served it, as if it were that time; whether there
     was one. It stands for all that were missed before it.
     """
     with get_client(sync_client=True) as client:
         try:
-            found = client.read_deployment_by_name(deployment)
+            found = client.read_deployment_by_name(name)
         except ObjectNotFound:  # served for the first time
             return False
         due = last_due(cron, timezone, datetime.now(UTC))
         since = FlowRunFilter.model_validate(
             {"deployment_id": {"any_": [found.id]}, "expected_start_time": {"after_": due}}
         )
-        done = [run for run in client.read_flow_runs(flow_run_filter=since) if run.start_time]
-        if done or found.created is None or found.created > due:
+        seen_to = [run for run in client.read_flow_runs(flow_run_filter=since) if _seen_to(run)]
+        if seen_to or found.created is None or found.created > due:
             return False
         # The key: a server that is asked twice makes one run.
         state: State[Any] = Scheduled(scheduled_time=due)
-        key = f"catch-up {deployment} {due.isoformat()}"
+        key = f"catch-up {name} {due.isoformat()}"
         client.create_flow_run_from_deployment(found.id, state=state, idempotency_key=key)
     return True
+
+
+def _seen_to(run: FlowRun) -> bool:
+    """Whether it ran, or was cancelled by a person or by the one before it. (Its start time says nothing: one that is
+    cancelled unstarted has one.)
+    """
+    return run.run_count > 0 or (run.state is not None and run.state.is_cancelled() and run.state.message != MISSED)
 
 
 def last_due(cron: str, timezone: str, now: datetime) -> datetime:
@@ -163,7 +169,7 @@ def last_due(cron: str, timezone: str, now: datetime) -> datetime:
     from prefect.server.schemas.schedules import CronSchedule  # takes seconds
 
     schedule = CronSchedule(cron=cron, timezone=timezone)
-    for days in (1, 32, 366, 5 * 366):  # the schedule only looks ahead
+    for days in (1 / 24, 1, 32, 366, 5 * 366):  # it only looks ahead, and at a thousand dates at most
         if found := asyncio.run(schedule.get_dates(start=now - timedelta(days=days), end=now)):
             return datetime.fromisoformat(found[-1].isoformat())
     return datetime.fromtimestamp(0, UTC)

@@ -184,6 +184,7 @@ def _tell(args: Namespace, links: dict[str, str]) -> None:
     if args.json:
         emit(links)
     else:
-        print("\n".join(f"{name:<16} {link}" for name, link in links.items()))
+        width = max(map(len, links))
+        print("\n".join(f"{name:<{width}}  {link}" for name, link in links.items()))
         print("Ctrl-C stops what was started here.", file=sys.stderr)
     sys.stdout.flush()

@@ -340,4 +340,4 @@ def _close(run_id: str, status: Status, error: BaseException, workspace: Workspa
     # A full disk that stopped the stage stops this too: the run stays RUNNING, unread, until `recover` finds its
     # process gone.
     with suppress(TurnwiseError):
-        workspace.tracking.finish(run_id, status, f"{type(error).__name__}: {error}")
+        workspace.tracking.finish(run_id, status, f"{type(error).__name__}: {error}".removesuffix(": "))

@@ -91,6 +91,7 @@ def test_the_last_due_time_is_that_of_the_time_zone() -> None:
     now = datetime(2026, 11, 23, 1, 30, tzinfo=UTC)
     assert last_due("0 3 * * *", "Europe/Berlin", now) == datetime(2026, 11, 22, 2, 0, tzinfo=UTC)
     assert last_due("0 3 1 * *", "UTC", now) == datetime(2026, 11, 1, 3, 0, tzinfo=UTC)
+    assert last_due("* * * * *", "UTC", now) == now
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,14 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from commands import make_home
-from serving import Api, prefect_server, serve, server_of_another_command, until, write_presets
+from serving import OVER, Api, prefect_server, serve, server_of_another_command, until, write_presets
 
 from flows.orchestration.server import free_port, healthy
 from stages.store.runs import RunInfo
@@ -25,6 +26,8 @@ from stages.store.tracking import Tracking
 
 pytestmark = pytest.mark.slow
 ENDLESS = "turnwise/my-project.endless"
+NIGHTLY = "turnwise/my-project.nightly"
+ANY = ("SCHEDULED", "PENDING", "RUNNING", *OVER)
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,11 @@ class Served:
         return [int(info.tags["seed"]) for info in mine if len(tracking.children(info.run_id)) == 2]
 
 
+def made_up_for(run: dict[str, Any], off: str) -> bool:
+    """Whether this run stands for one that fell due while the machine was off: the schedule did not start it."""
+    return not run["auto_scheduled"] and run["expected_start_time"][:16] > off[:16]
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, empty_store: Path, base: Path) -> Path:
     home = make_home(tmp_path_factory.mktemp("serve") / "my project", empty_store, base)
@@ -80,7 +88,7 @@ def served(home: Path, api: Api) -> Iterator[Served]:
 
 
 def test_deployments_carry_the_projects_name_and_say_what_each_run_is(served: Served) -> None:
-    found = served.api("/deployments/name/turnwise/my-project.nightly")
+    found = served.api(f"/deployments/name/{NIGHTLY}")
     assert found["parameters"] == {"preset": str(served.home / "nightly.toml"), "sets": [], "each_run": "new_seed"}
     assert found["parameter_openapi_schema"]["properties"]["each_run"]["enum"] == [
         "new_seed",
@@ -131,11 +139,10 @@ def test_a_run_that_falls_due_while_another_runs_is_cancelled_and_one_cancelled_
 
 
 def test_a_cron_of_every_minute_fires_every_minute_and_each_run_does_work(served: Served) -> None:
-    nightly = "turnwise/my-project.nightly"
-    assert until(lambda: len(served.api.runs_of(nightly, "COMPLETED")) >= 2, 200), served.api.runs_of(
-        nightly, "SCHEDULED", "FAILED", "CRASHED"
+    assert until(lambda: len(served.api.runs_of(NIGHTLY, "COMPLETED")) >= 2, 200), served.api.runs_of(
+        NIGHTLY, "SCHEDULED", "FAILED", "CRASHED"
     )
-    done = served.api.runs_of(nightly, "COMPLETED")
+    done = served.api.runs_of(NIGHTLY, "COMPLETED")
     assert all(run["auto_scheduled"] for run in done)
     minutes = [run["expected_start_time"][:16] for run in done]
     assert len(set(minutes)) == len(minutes)
@@ -147,7 +154,7 @@ def test_ctrl_c_ends_the_runs_frees_their_slots_and_pauses_the_schedules(served:
     served.process.send_signal(signal.SIGINT)
     assert served.process.wait(60) == 0
     served.assert_ended(run, seed=21)
-    assert served.api("/deployments/name/turnwise/my-project.nightly")["paused"]
+    assert served.api(f"/deployments/name/{NIGHTLY}")["paused"]
 
 
 def test_a_server_that_another_command_kept_is_kept_by_serve_when_that_command_ends(home: Path) -> None:
@@ -170,6 +177,7 @@ def test_what_a_killed_serve_left_is_settled_at_the_next_start_and_its_deploymen
         for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
             one.kill()
         process.wait()
+    off = datetime.now(UTC).isoformat()
     assert api.run(left)["state"]["type"] == "RUNNING"  # nobody told the server
     # Another server on the same database: what the first one kept in memory of the slot is gone, as where the server
     # was killed as well.
@@ -177,10 +185,14 @@ def test_what_a_killed_serve_left_is_settled_at_the_next_start_and_its_deploymen
         assert fresh.slots_taken(ENDLESS) == 1
         fresh.cancel(left)
         assert fresh.run(left)["state"]["type"] == "CANCELLING"  # and so it stayed
+        assert until(lambda: datetime.now(UTC).isoformat()[:16] > off[:16], 90)  # a night is missed
         with serve(home, fresh.url) as process:
             assert fresh.run(left)["state"]["type"] == "CANCELLED"
             assert fresh.slots_taken(ENDLESS) == 0
+            (caught_up,) = [run for run in fresh.runs_of(NIGHTLY, *ANY) if made_up_for(run, off)]
+            assert fresh.reaches(caught_up["id"])["state"]["type"] == "COMPLETED", fresh.said(caught_up["id"])
             served = Served(home, fresh, process)
+            assert int(datetime.fromisoformat(caught_up["expected_start_time"]).timestamp()) in served.seeds("nightly")
             run = served.start_endless(seed=32)
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0

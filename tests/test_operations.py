@@ -1,0 +1,98 @@
+"""docs/operations.md: every command that it shows, run in the order of the page in a small project, with real servers."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, chdir, contextmanager
+from pathlib import Path
+
+import pytest
+from commands import RUN, make_home
+from documents import DOCS, FENCE, blocks, text_of
+from serving import _take_interrupts
+
+from flows import cli
+from stages.store.tracking import Tracking
+
+pytestmark = pytest.mark.slow
+BIN = Path(sys.executable).parent
+SERVING = ("serve", "ui")
+UNDER_PREFECT = ("run", "rerun")  # in processes of their own: they are told of a server, and that one ends
+
+
+def shown() -> list[str]:
+    """The commands that stand in indented blocks of the page, in order."""
+    return re.findall(r"^ {4}(\S.*)$", FENCE.sub("", text_of(DOCS / "operations.md")), re.MULTILINE)
+
+
+@pytest.fixture
+def project(tmp_path: Path, empty_store: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with two finished runs, and the page's preset on a desk that takes seconds."""
+    home = make_home(tmp_path / "desk", empty_store, base)
+    monkeypatch.chdir(home)
+    assert cli.main([*RUN]) == 0
+    assert cli.main([*RUN, "--set", "critic.lr=1e-4"]) == 0
+    keys = [item for item in RUN[RUN.index("--set") + 1 :: 2] if not item.startswith("iterations")]
+    quoted = [re.sub(r"=([a-z][\w/]*)$", r"='\1'", item) for item in keys]
+    page = blocks("operations.md", "toml")[0].replace("match_episodes = 400", "match_episodes = 8")
+    assert 'extends = "demo"' in page
+    (home / "my").mkdir()
+    (home / "my" / "small.toml").write_text("\n".join(["extends = 'tiny'", "iterations = 1", *quoted]))
+    (home / "my" / "nightly.toml").write_text(page.replace('extends = "demo"', 'extends = "small.toml"'))
+    return home
+
+
+@contextmanager
+def running(command: str, env: dict[str, str]) -> Iterator[str]:
+    """A command that serves until Ctrl-C, once it says where; it ends well. Yields the port of Prefect's page."""
+    with subprocess.Popen(
+        shlex.split(command), stdout=subprocess.PIPE, text=True, env=env, preexec_fn=_take_interrupts
+    ) as process:
+        assert process.stdout is not None
+        port = ""
+        for line in process.stdout:  # the address of Prefect's page comes first of `serve`, last of `ui`
+            found = re.match(r"prefect +http://127\.0\.0\.1:(\d+)", line)
+            port = found[1] if found else port
+            if port and (" serve " not in command or ".nightly " in line):
+                break
+        assert port, f"{command} ended before it said where it serves"
+        yield port
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == 0
+
+
+def test_every_command_of_the_page_runs(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    newest, older = (info.run_id[:8] for info in Tracking(project / "mlflow").runs("pipeline", 2))
+    words = {"RUN": older, "RUN2": newest, "PROJECT": "desk"}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
+    env |= {"PATH": f"{BIN}:{env['PATH']}"}
+    done: set[str] = set()
+    with ExitStack() as served:
+        for line in shown():
+            command = re.sub(r"\b[A-Z]+2?\b", lambda word: words.get(word[0], word[0]), line)
+            if command in done:
+                continue
+            done.add(command)
+            program, *rest = shlex.split(command)
+            if program == "export":
+                name, _, value = rest[0].partition("=")
+                env[name] = value
+            elif program == "turnwise" and rest[0] in SERVING:
+                served.pop_all().close()  # one at a time
+                words["PORT"] = served.enter_context(running(command, env))
+            elif program == "turnwise" and rest[0] not in UNDER_PREFECT:
+                with chdir(project):
+                    assert cli.main(rest) == 0, f"{line}\n{capfd.readouterr().err}"
+            else:
+                served.pop_all().close() if program == "tar" else None
+                ended = subprocess.run([program, *rest], env=env, capture_output=True, text=True, check=False)
+                assert ended.returncode == 0, f"{line}\n{ended.stdout}{ended.stderr}"
+    assert {"tar", "mkdir", "prefect"} < {line.split()[0] for line in done}
+    assert len([line for line in done if line.startswith("turnwise ")]) >= 20
+    assert (project.parent / "restored" / "mlflow" / "mlflow.db").exists()
