@@ -62,7 +62,9 @@ def _put_in_place(name: str) -> Outlet:
     stream = getattr(sys, name)
     # None: it was closed (`>&-`). What is opened instead takes its number, which a database's file would get otherwise.
     outlet = Outlet(os.devnull, "wb") if stream is None else Outlet(stream.fileno(), "wb", closefd=False)
-    encoding, by_line = ("utf-8", False) if stream is None else (stream.encoding, stream.line_buffering)
+    # Written through: as PYTHONUNBUFFERED, which containers like to set, has it in place of by line.
+    by_line = stream is not None and (stream.line_buffering or stream.write_through)
+    encoding = "utf-8" if stream is None else stream.encoding
     setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(outlet), encoding, "turnwise.ascii", line_buffering=by_line))
     return outlet
 

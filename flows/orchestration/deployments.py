@@ -41,7 +41,7 @@ from flows.orchestration.flow import FLOW_NAME, serving_tags, stand_for_missed
 from flows.orchestration.launch import Launcher, launch_rerun, launch_run
 from flows.orchestration.recurring import next_sets
 from flows.registry import STAGES
-from flows.report import Display
+from flows.report import Display, ending
 from flows.telling import asked
 from flows.workspace import open_workspace, project_name
 from stages.frame.types import TurnwiseError, UsageError
@@ -127,9 +127,12 @@ def pipeline(
     try:
         with Display(quiet=True) as display, time_limit(config.timeout_h):
             launcher = Launcher.inside_flow(workspace.home)
-            return asdict(launch_run(config, workspace, launcher, display, sets=sets, asked=how, force=force))
+            summary = launch_run(config, workspace, launcher, display, sets=sets, asked=how, force=force)
     except TimedOut as error:
         raise TurnwiseError(f"{preset}: {error}; it goes on where it stopped: {how.command}") from None
+    for line in ending(summary):
+        print(line)
+    return asdict(summary)
 
 
 @flow(name=f"{FLOW_NAME}-rerun", flow_run_name="{stage} of {of}", persist_result=False, log_prints=True, **HOOKS)
