@@ -80,6 +80,8 @@ def test_every_command_of_the_page_runs(project: Path, capfd: pytest.CaptureFixt
                 continue
             done.add(command)
             program, *rest = shlex.split(command)
+            if command.startswith(("tar ", "turnwise init")):  # as the page says: while nothing runs there
+                served.pop_all().close()
             if program == "export":
                 name, _, value = rest[0].partition("=")
                 env[name] = value
@@ -90,9 +92,7 @@ def test_every_command_of_the_page_runs(project: Path, capfd: pytest.CaptureFixt
                 with chdir(project):
                     assert cli.main(rest) == 0, f"{line}\n{capfd.readouterr().err}"
             else:
-                served.pop_all().close() if program == "tar" else None
-                ended = subprocess.run([program, *rest], env=env, capture_output=True, text=True, check=False)
+                ended = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, check=False)
                 assert ended.returncode == 0, f"{line}\n{ended.stdout}{ended.stderr}"
-    assert {"tar", "mkdir", "prefect"} < {line.split()[0] for line in done}
     assert len([line for line in done if line.startswith("turnwise ")]) >= 20
     assert (project.parent / "restored" / "mlflow" / "mlflow.db").exists()

@@ -200,7 +200,7 @@ def test_a_night_that_was_cancelled_and_then_killed_before_its_promotion_promote
     assert nights.aliases() == {"candidate": 2, "champion": 1}
     assert second.tags["champion"].startswith("kept: ") and second.tags["seed"] != first.tags["seed"]
     config = json.loads(nights.tracking.artifact(second.run_id, "config.json").read_text())
-    assert config["goes_on_from"] == f"{first.run_id}:0"
+    assert config["goes_on_from"] == f"{run.run_id}:0"  # which registered the champion, though it was killed
     # Its log says what was decided, too; the lines come in batches.
     told = second.tags["prefect_run"]
     assert until(lambda: any(line.startswith("champion    kept: ") for line in nights.api.said(told)), PATIENCE_S)
