@@ -6,6 +6,7 @@ Modules:
     pipeline   the loop over iterations, the parent run with its curves, the choice of the best adapter
     registry   which stages there are, their order in a method, and whose runs each one reads
     presets    `RunConfig`, the config of a whole run: default, then preset, then `--set`
+    misfits    what does not fit a config, in one sentence
     rerun      one stage again from its stored inputs
     garbage    which weights are still needed, and which `turnwise gc` may delete
     remake     weights that were deleted, made again where a stage needs them

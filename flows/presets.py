@@ -2,30 +2,29 @@
 
     turnwise run demo --set critic.lr=1e-4 --set roles.frozen=adapter
 
-Order: default < the preset that it `extends` < TOML < --set. A key that nobody knows is an error that names the nearest
+Order: default < the preset that it `extends`, less what it `drops` < TOML < --set. A key that nobody knows is an error that names the nearest
 right one.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic import Field, ValidationError, create_model
 
 from flows import registry
+from flows.misfits import SHOWN, quoted, sentence
 from stages.envs import nearest
 from stages.frame.contract import Config
-from stages.frame.sections import NOT_A_URL, ModelConfig, RolesConfig, TaskConfig
+from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig
 from stages.frame.types import UsageError
 
 FOLDER = Path(__file__).parent / "presets"
-SHOWN = 80  # letters of a name or value that is quoted in an error
 EachRun = Literal["new_seed", "further", "force", "champion"]
 SCHEDULING = ("cron", "timezone", "overlap", "catch_up", "timeout_h", "each_run", "match_episodes")
 """Keys that say when a preset runs and what becomes of it, and that no result of a stage depends on."""
@@ -185,20 +184,39 @@ def load(preset: str, sets: Sequence[str] = ()) -> RunConfig:
 
 def _read(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The plain values of a preset file, laid over those of the presets that it `extends`, one name or a list of them,
-    the last one on top. A path there counts from the file's own folder.
+    the last one on top, without the keys that it `drops`. A path in `extends` counts from the file's own folder.
     """
     values = read_toml(path, "preset")
-    parents, chain = values.pop("extends", []), (*above, path)
-    below: dict[str, Any] = {}
-    parents = [parents] if isinstance(parents, str) else parents
-    if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
-        raise UsageError(f"The preset {path.name}: extends wants the name of a preset, or a list of them.")
-    for parent in parents:
+    chain, below = (*above, path), dict[str, Any]()
+    for parent in _listed(values, "extends", path, "the name of a preset"):
         if (file := _file(parent, str(path.parent))) in chain:
             circle = " -> ".join(one.stem for one in (*chain, file))
             raise UsageError(f"The presets {circle} extend each other in a circle; let one of them extend nothing.")
         below = _laid_over(below, _read(file, chain))
+    for key in _listed(values, "drops", path, "a key, like task.options"):
+        _drop(below, key, path)
     return _laid_over(below, values)
+
+
+def _listed(values: dict[str, Any], key: str, path: Path, wanted: str) -> list[str]:
+    """The text or the list of texts at a key of a preset file, which is taken out."""
+    found = values.pop(key, [])
+    found = [found] if isinstance(found, str) else found
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise UsageError(f"The preset {path.name}: {key} wants {wanted}, or a list of them.")
+    return found
+
+
+def _drop(values: dict[str, Any], key: str, path: Path) -> None:
+    """Take a key, a whole section too, out of nested values. Raises UsageError where it is not there."""
+    *sections, last = key.split(".")
+    for name in sections:
+        values = values.get(name, {}) if isinstance(values, dict) else {}
+    if not isinstance(values, dict) or last not in values:
+        raise UsageError(
+            f"The preset {path.name}: drops: it inherits no {quoted(key)!r}; leave it out, or name a key that stands in what it extends."
+        )
+    del values[last]
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
@@ -246,75 +264,13 @@ def _apply(values: dict[str, Any], item: str) -> None:
     key, equals, text = item.partition("=")
     *parents, last = key.strip().split(".")
     if not equals or not last or not all(parents):
-        raise UsageError(f"--set {_shown(item)}: wanted section.key=value, for example --set critic.lr=1e-4.")
+        raise UsageError(f"--set {quoted(item)}: wanted section.key=value, for example --set critic.lr=1e-4.")
     for name in parents:
         inner = values.setdefault(name, {})
         if not isinstance(inner, dict):
-            raise UsageError(f"--set {_shown(item)}: {name!r} is a value and has no keys.")
+            raise UsageError(f"--set {quoted(item)}: {name!r} is a value and has no keys.")
         values = inner
     try:
         values[last] = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         values[last] = text
-
-
-def sentence(error: ValidationError, root: type[BaseModel]) -> str:
-    """The first problem in one sentence, an unknown key before a wrong value: it often is the reason for the latter.
-    root: the config that did not fit.
-    """
-    first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
-    path = [str(part) for part in first["loc"]]
-    key = ".".join(path)
-    if first["type"] != "extra_forbidden":
-        reason = first["msg"][:1].lower() + first["msg"][1:]
-        if first["type"] == NOT_A_URL:
-            return f"{key}: {reason}."
-        return f"{key}: {reason}; found {_shown(str(first['input']))!r}."
-    what = "section or key" if len(path) == 1 else "key"
-    same_name = [name for name in _keys(root) if name.endswith(f".{path[-1]}")]
-    meant = f"; did you mean {' or '.join(same_name)}?" if same_name else _meant(path[-1], _section(path[:-1], root))
-    return f"There is no {what} {key!r}{meant}"
-
-
-def _shown(text: str) -> str:
-    """The beginning of what a user wrote, as an error quotes it: without what may be a URL's password."""
-    return re.sub(r"//.*@", "//***@", text, flags=re.DOTALL)[:SHOWN]
-
-
-def _meant(word: str, section: type[BaseModel]) -> str:
-    """How the sentence ends: with the keys whose description says the words of this one (learning_rate: lr), the
-    nearest one, or all of them.
-    """
-    words = word.lower().split("_")
-    said = [
-        repr(key)
-        for key, info in section.model_fields.items()
-        if len(words) > 1 and " ".join(words) in (info.description or "").lower()
-    ]
-    if said:
-        return f"; did you mean {' or '.join(said)}?"
-    end = nearest(word, known := list(section.model_fields))
-    return f"; it has {', '.join(known)}." if end == "." else end
-
-
-def _section(path: Sequence[str], root: type[BaseModel]) -> type[BaseModel]:
-    """The config that a path of keys leads to; a name that the user gave, as of a table of sections, is gone past."""
-    model = root
-    for name in path:
-        if name not in model.model_fields:
-            continue
-        held = model.model_fields[name].annotation
-        inner = [one for one in (held, *get_args(held)) if isinstance(one, type) and issubclass(one, BaseModel)]
-        if not inner:
-            break
-        model = inner[0]
-    return model
-
-
-def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """All dotted keys of a config."""
-    for name, info in model.model_fields.items():
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            yield from _keys(info.annotation, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"

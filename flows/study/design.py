@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo
 
 from flows import presets
+from flows.misfits import sentence
 from stages.envs import nearest
 from stages.frame.contract import Config
 from stages.frame.types import UsageError
@@ -136,7 +137,7 @@ def read(path: Path) -> Study:
     try:
         study = Study.model_validate(values, context=path.resolve().parent)
     except ValidationError as error:
-        raise UsageError(f"{path.name}: {presets.sentence(error, Study)}") from None
+        raise UsageError(f"{path.name}: {sentence(error, Study)}") from None
     for problem in _problems(study):
         raise UsageError(f"{path.name}: {problem}")
     return study

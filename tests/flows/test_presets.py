@@ -266,6 +266,38 @@ def test_a_preset_may_extend_several_and_the_last_one_wins(tmp_path: Path) -> No
         presets.load(str(last))
 
 
+def test_a_preset_drops_what_it_inherits_and_sets_its_own_in_its_place(tmp_path: Path) -> None:
+    """Options of another environment would be refused, and a table of TOML can only add to them."""
+    file, last = tmp_path / "other.toml", tmp_path / "last.toml"
+    file.write_text(
+        'extends = "demo_math"\ndrops = ["task.options", "evaluate.win_words", "critic"]\n[task]\nenv = "game24"\n'
+    )
+    last.write_text('extends = "other.toml"\n[task.options]\nreplies = 3\n')
+    run: Any = presets.load(str(file))
+    plain: Any = presets.resolve({})
+    assert (run.task.options, run.evaluate.win_words) == ({}, plain.evaluate.win_words)
+    assert run.critic == plain.critic
+    assert run.distill == presets.load("demo_math").distill  # type: ignore[attr-defined]
+    assert presets.load(str(last)).task.options == {"replies": 3}
+    assert presets.load(str(file), ["task.options.puzzles=9"]).task.options == {"puzzles": 9}
+
+
+@pytest.mark.parametrize(
+    ("drops", "said"),
+    [
+        ('"task.optoins"', "drops: it inherits no 'task.optoins'; leave it out, or name a key"),
+        ('["task.env.name"]', "drops: it inherits no 'task.env.name'"),
+        ('""', "drops: it inherits no ''"),
+        ("3", "drops wants a key, like task.options, or a list of them."),
+    ],
+)
+def test_what_a_preset_cannot_drop_is_one_sentence(drops: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f'extends = "demo"\ndrops = {drops}\n')
+    with pytest.raises(UsageError, match=re.escape(said)):
+        presets.load(str(file))
+
+
 @pytest.mark.parametrize("name", presets.names())
 def test_a_stored_config_reads_back_equal(name: str) -> None:
     run = presets.load(name)

@@ -1,0 +1,76 @@
+"""What does not fit a config, told in one sentence: the key, what was found, and what would be right."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import get_args
+
+from pydantic import BaseModel, ValidationError
+
+from stages.envs import nearest
+from stages.frame.sections import NOT_A_URL
+
+SHOWN = 80  # letters of a name or value that is quoted in an error
+
+
+def sentence(error: ValidationError, root: type[BaseModel]) -> str:
+    """The first problem in one sentence, an unknown key before a wrong value: it often is the reason for the latter.
+    root: the config that did not fit.
+    """
+    first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    path = [str(part) for part in first["loc"]]
+    key = ".".join(path)
+    if first["type"] != "extra_forbidden":
+        reason = first["msg"][:1].lower() + first["msg"][1:]
+        if first["type"] == NOT_A_URL:
+            return f"{key}: {reason}."
+        return f"{key}: {reason}; found {quoted(str(first['input']))!r}."
+    what = "section or key" if len(path) == 1 else "key"
+    same_name = [name for name in _keys(root) if name.endswith(f".{path[-1]}")]
+    meant = f"; did you mean {' or '.join(same_name)}?" if same_name else _meant(path[-1], _section(path[:-1], root))
+    return f"There is no {what} {key!r}{meant}"
+
+
+def quoted(text: str) -> str:
+    """The beginning of what a user wrote, as an error quotes it: without what may be a URL's password."""
+    return re.sub(r"//.*@", "//***@", text, flags=re.DOTALL)[:SHOWN]
+
+
+def _meant(word: str, section: type[BaseModel]) -> str:
+    """How the sentence ends: with the keys whose description says the words of this one (learning_rate: lr), the
+    nearest one, or all of them.
+    """
+    words = word.lower().split("_")
+    said = [
+        repr(key)
+        for key, info in section.model_fields.items()
+        if len(words) > 1 and " ".join(words) in (info.description or "").lower()
+    ]
+    if said:
+        return f"; did you mean {' or '.join(said)}?"
+    end = nearest(word, known := list(section.model_fields))
+    return f"; it has {', '.join(known)}." if end == "." else end
+
+
+def _section(path: Sequence[str], root: type[BaseModel]) -> type[BaseModel]:
+    """The config that a path of keys leads to; a name that the user gave, as of a table of sections, is gone past."""
+    model = root
+    for name in path:
+        if name not in model.model_fields:
+            continue
+        held = model.model_fields[name].annotation
+        inner = [one for one in (held, *get_args(held)) if isinstance(one, type) and issubclass(one, BaseModel)]
+        if not inner:
+            break
+        model = inner[0]
+    return model
+
+
+def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """All dotted keys of a config."""
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            yield from _keys(info.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
