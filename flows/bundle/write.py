@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -109,7 +110,7 @@ def _copy_named(workspace: Workspace, runs: Sequence[str], target: Path) -> Iter
     """Copy what the configs name, and yield what is too large for it or lies elsewhere."""
     configs = [(load_stage(workspace.tracking.experiment(one)), stored_config(one, workspace)) for one in runs]
     paths = {path for stage, config in configs for path in named_paths(stage, config)}
-    for path in sorted(paths | {config.model.path for _, config in configs}):
+    for path in sorted({os.path.normpath(path) for path in paths} | {config.model.path for _, config in configs}):
         start = workspace.home / path
         files = [start] if start.is_file() else [file for file in start.rglob("*") if file.is_file()]
         size = sum(file.stat().st_size for file in files)
@@ -123,7 +124,9 @@ def _copy_named(workspace: Workspace, runs: Sequence[str], target: Path) -> Iter
 
 
 def _copy_prompts(workspace: Workspace, runs: Sequence[str], target: Path) -> None:
-    from stages.llm.roles import FOLDER
+    """Of prompts that ship with turnwise; one's own are a path that a config names."""
+    from stages.llm.roles import prompts_folder
 
     for name in sorted({stored_config(one, workspace).roles.prompts for one in runs}):
-        _copy(FOLDER / name, target / name)
+        if "/" not in name:
+            _copy(prompts_folder(name), target / name)

@@ -148,7 +148,7 @@ def check_roles(stage: Stage, inputs: Collection[str], prompts: Collection[str],
     """Raises UsageError where the stage would prompt a role that is none of `prompts`, those of the folder `where`."""
     unused = {role for upstream, roles in stage.roles_with.items() if upstream not in inputs for role in roles}
     if missing := [role for role in stage.roles if role not in prompts and role not in unused]:
-        folder = f"stages/llm/prompts/{where}"
+        folder = where if "/" in where else f"stages/llm/prompts/{where}"
         raise UsageError(
             f"roles.prompts: {stage.name} prompts the role {missing[0]}, which {folder} has no file for; add {missing[0]}.md to it"
         )

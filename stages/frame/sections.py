@@ -131,7 +131,10 @@ class ModelConfig(Config):
 class RolesConfig(Config):
     """How the roles are prompted and sampled."""
 
-    prompts: str = Field("service_desk", description="Folder of stages/llm/prompts. [ours]")
+    prompts: str = Field(
+        "service_desk",
+        description='Folder of stages/llm/prompts, or one of your own: a path with a "/", as ./prompts, from the project folder on. [ours]',
+    )
     history: History = Field(
         "chat",
         description="How a role gets the conversation: chat, as the policy saw it, with the role's message last, so that all roles of a turn share their "

@@ -13,6 +13,7 @@ conversation as the policy saw it, so that all roles of a turn know what the pol
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -175,33 +176,63 @@ def mix(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
 
 
-def load_roles(name: str, folder: Path = FOLDER, *, history: History = "chat") -> Roles:
+def prompts_folder(name: str) -> Path:
+    """Where the prompts of that name lie: a name is one of FOLDER, what has a "/" the path of one's own, which counts from
+    the project folder, in which the process works.
+    """
+    return Path(name) if "/" in name else FOLDER / name
+
+
+def load_roles(name: str, *, history: History = "chat") -> Roles:
     """Read and check the prompt files of a task. Raises UsageError naming the file that is missing, or the field that
     is wrong in one.
 
     That a role of NLAC is missing is no error here: `execute` refuses a stage that needs it before it starts.
     """
-    if not (folder / name).is_dir():
-        known = sorted(path.name for path in folder.iterdir() if path.is_dir())
-        raise UsageError(f"roles.prompts: no prompt folder named {name!r}; known are {', '.join(known)}")
+    folder = prompts_folder(name)
+    if not os.path.isdir(folder):  # not Path's, which raises where a name is too long
+        known = ", ".join(sorted(path.name for path in FOLDER.iterdir() if path.is_dir()))
+        if "/" in name:
+            raise UsageError(
+                f"roles.prompts: there is no folder {name[:200]!r} in {Path.cwd()}; make it, or name one of {known}"
+            )
+        raise UsageError(
+            f"roles.prompts: no prompt folder named {name[:200]!r}; known are {known}; one of your own is a path with a '/', like ./prompts"
+        )
     templates = {}
     for role in ROLES:
-        path = folder / name / f"{role}.md"
+        path = folder / f"{role}.md"
         if not path.is_file():
             if role in EVERYWHERE:
-                raise UsageError(f"roles.prompts: {name} lacks {role}.md; add it to {path.parent.name}/")
+                raise UsageError(f"roles.prompts: {folder.name} lacks {role}.md; add it to {folder.name}/")
             continue
-        templates[role] = path.read_text()
-        try:
-            used = {field for _, field, _, _ in Formatter().parse(templates[role]) if field is not None}
-        except ValueError as error:
-            raise UsageError(f"{name}/{role}.md: {error}; write {{{{ and }}}} for braces that are no field") from error
-        if unknown := used - FIELDS[role]:
-            raise UsageError(
-                f"{name}/{role}.md uses the field {{{sorted(unknown)[0]}}}, which is none of this role's; "
-                "the conversation stands before the role's words"
-            )
+        templates[role] = _template(path, role)
     return Roles(name, templates, history)
+
+
+def _template(path: Path, role: str) -> str:
+    """The text of a prompt file. Raises UsageError where it is no text, or has another field than its role's."""
+    where = f"{path.parent.name}/{path.name}"
+    try:
+        text = path.read_text(encoding="utf-8")
+        used = {_field(*part[1:]) for part in Formatter().parse(text) if part[1] is not None}
+    except UnicodeDecodeError:
+        raise UsageError(f"roles.prompts: {where} is not text in UTF-8; write it so") from None
+    except OSError as error:
+        raise UsageError(f"roles.prompts: {where} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}; write {{{{ and }}}} for braces that are no field") from error
+    if unknown := used - FIELDS[role]:
+        raise UsageError(
+            f"{where} uses the field {{{sorted(unknown)[0]}}}, which is none of this role's; "
+            "the conversation stands before the role's words"
+        )
+    return text
+
+
+def _field(name: str | None, spec: str | None, conversion: str | None) -> str:
+    """A field as it stands in its braces: one with a format of its own is none of a role's."""
+    return f"{name}{f'!{conversion}' if conversion else ''}{f':{spec}' if spec else ''}"
 
 
 def roles_of(config: RolesConfig) -> Roles:

@@ -57,6 +57,8 @@ def named_paths(stage: Stage, run: Any) -> set[str]:
                 if path and (not marker.used_with or getattr(one, marker.used_with)):
                     beside = str(Path(path).parent / marker.beside) if marker.beside else path
                     found |= {path, beside}
+    if "roles" in stage.shared and "/" in run.roles.prompts:  # its texts are in the fingerprint role by role
+        found.add(run.roles.prompts)
     return found
 
 

@@ -94,47 +94,77 @@ def test_a_student_prompt_with_a_privileged_field_is_refused(folder: Path, role:
     with pytest.raises(
         UsageError, match=rf"mine/{role}.md uses the field {{{field}}}, .* the conversation stands before"
     ):
-        load_roles("mine", folder)
+        load_roles(str(folder / "mine"))
 
 
-@pytest.mark.parametrize("text", ["{history.secret}", "{}", "{0}", "{evaluation!r}", "{history} {evaluation}"])
+@pytest.mark.parametrize(
+    "text",
+    ["{history.secret}", "{}", "{0}", "{evaluation!r}", "{history} {evaluation}", "{action!r}", "{action:{thought}}"],
+)
 def test_other_spellings_of_a_field_are_refused_too(folder: Path, text: str) -> None:
     (folder / "mine" / "successor.md").write_text(text)
     with pytest.raises(UsageError, match="none of this role's"):
-        load_roles("mine", folder)
+        load_roles(str(folder / "mine"))
 
 
 def test_a_role_is_not_given_what_belongs_to_another(folder: Path) -> None:
     """The combine prompt has no critique: left in, it would fail only when the first target is made."""
     (folder / "mine" / "combine.md").write_text("{observation} {evaluation}")
     with pytest.raises(UsageError, match=r"combine.md uses the field {evaluation}"):
-        load_roles("mine", folder)
+        load_roles(str(folder / "mine"))
 
 
 def test_wrong_folders_files_and_braces_are_one_sentence(folder: Path) -> None:
-    with pytest.raises(UsageError, match="no prompt folder named 'yours'; known are mine"):
-        load_roles("yours", folder)
+    with pytest.raises(UsageError, match=r"no prompt folder named 'yours'; known are .*service_desk.* path with a '/'"):
+        load_roles("yours")
+    with pytest.raises(UsageError, match=r"roles.prompts: there is no folder './yours' in .*; make it, or name one of"):
+        load_roles("./yours")
+    (folder / "mine" / "value.md").write_bytes(b"\xff")
+    with pytest.raises(UsageError, match=r"mine/value.md is not text in UTF-8"):
+        load_roles(str(folder / "mine"))
+    (folder / "mine" / "value.md").write_text("Judge.")
     (folder / "mine" / "successor.md").write_text("Answer as {json")
     with pytest.raises(UsageError, match=r"successor.md: .*write {{ and }} for braces") as caught:
-        load_roles("mine", folder)
+        load_roles(str(folder / "mine"))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("role", ROLES)
 def test_policy_and_value_are_needed_everywhere_and_no_other_role(folder: Path, role: str) -> None:
-    whole = load_roles("mine", folder)
+    whole = load_roles(str(folder / "mine"))
     (folder / "mine" / f"{role}.md").unlink()
     if role in EVERYWHERE:
         with pytest.raises(UsageError, match=rf"roles.prompts: mine lacks {role}.md; add it to mine/"):
-            load_roles("mine", folder)
+            load_roles(str(folder / "mine"))
     else:
-        assert load_roles("mine", folder).hashes() == {other: h for other, h in whole.hashes().items() if other != role}
+        assert load_roles(str(folder / "mine")).hashes() == {
+            other: h for other, h in whole.hashes().items() if other != role
+        }
 
 
 def fingerprint_of(stage: str, prompts: str, workspace: Workspace, **inputs: list[str]) -> str:
     run = presets.resolve({"roles": {"prompts": prompts}})
     there = replace(workspace, prompt_hashes=prompt_hashes)
     return stage_fingerprint(registry.load_stage(stage), run=run, inputs=inputs, iteration=0, workspace=there)
+
+
+def test_one_s_own_prompts_are_a_path_from_the_project_folder_and_in_the_fingerprint_by_their_text(
+    folder: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    assert load_roles("./mine").templates == load_roles("service_desk").templates
+
+    def made() -> dict[str, str]:
+        return {stage: fingerprint_of(stage, "./mine", workspace) for stage in ("collect", "targets")}
+
+    before = made()
+    (folder / "mine" / "combine.md").write_text("{observation} {reward} {future} {action} {thought}!")
+    after = made()
+    assert {stage for stage in before if before[stage] != after[stage]} == {
+        "targets"
+    }  # collect prompts the policy alone
+    (folder / "mine" / "combine.md").write_text(load_roles("service_desk").templates["combine"])
+    assert made() == before
 
 
 @pytest.mark.parametrize("task", sorted(set(TASKS) - set(NLAC_TASKS)))
@@ -176,10 +206,10 @@ def test_every_preset_has_the_prompts_that_its_method_needs(name: str) -> None:
 
 
 def test_hashes_change_with_a_word_of_that_role_alone(folder: Path) -> None:
-    before = load_roles("mine", folder).hashes()
+    before = load_roles(str(folder / "mine")).hashes()
     assert before == {role: hashlib.sha256((folder / "mine" / f"{role}.md").read_bytes()).hexdigest() for role in ROLES}
     (folder / "mine" / "combine.md").write_text((folder / "mine" / "combine.md").read_text().replace("Merge", "Join"))
-    after = load_roles("mine", folder).hashes()
+    after = load_roles(str(folder / "mine")).hashes()
     assert {role for role in ROLES if before[role] != after[role]} == {"combine"}
 
 
