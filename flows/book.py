@@ -77,6 +77,7 @@ def outcome(evaluated: StageRun) -> dict[str, Any]:
 
 def open_book(run: RunConfig, workspace: Workspace, asked: Asked) -> Book:
     """Start the parent run, which tells from now on what it is."""
+    from stages.store.contents import own_parts
     from stages.store.notes import code_version
 
     name, commit = telling.run_name(run, asked), code_version()
@@ -92,6 +93,7 @@ def open_book(run: RunConfig, workspace: Workspace, asked: Asked) -> Book:
         "seed": str(run.seed),
         **commit,
         **(source if asked.command else {}),
+        **{f"own.{key}": told for key, told in own_parts(run).items()},
         **asked.tags,
         NOTE: note,
     }

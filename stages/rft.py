@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from stages import envs
 from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.types import UsageError
 from stages.learn.adapter import save_adapter
@@ -105,7 +106,7 @@ def told_rows(
     Raises UsageError where the environment's module has no `lessons`.
     """
     task, config = context.run.task, context.config
-    desk: Any = importlib.import_module(f"stages.envs.{task.env}")
+    desk: Any = importlib.import_module(envs.module_name(task.env))
     if not hasattr(desk, "lessons"):
         raise UsageError(
             f'rft.labels: "told" wants an environment whose observations correct actions, and {task.env} has no function '

@@ -75,6 +75,8 @@ def add(commands: Any) -> None:
     what = "Take the runs of a bundle into this project: shown, rerun and reused as if they had been made here."
     take_in = command(commands, "import", what, "turnwise import out", module="commands.bundle")
     take_in.add_argument("folder", metavar="BUNDLE", type=Path, help="a folder that export --what bundle wrote")
+    own = "let its runs name this module, an environment of one's own that lies in this project (repeatable)"
+    take_in.add_argument("--module", action="append", default=[], metavar="NAME", help=own)
     take_in.set_defaults(function="flows.commands.bundle:take_in")
     what = (
         "Work out again what a run stored, without an engine or an environment, and name the first stage that differs."

@@ -27,12 +27,15 @@ from flows.bundle.layout import (
     stays_inside,
 )
 from flows.registry import STAGES
+from stages.frame.own import is_own
 from stages.frame.types import Row, UsageError
 from stages.store.artifacts import sha256
 from stages.store.mlflow_run import Record
 from stages.store.tables import SCHEMA_VERSION, read_parquet
 
 M = TypeVar("M", bound=BaseModel)
+OWN = (("task", "env"),)
+"""Where a config may name a module of one's own."""
 AGAIN = "Write it again: turnwise export RUN FOLDER --what bundle"
 
 
@@ -72,6 +75,19 @@ def rows(bundle: Bundle, run_id: str) -> dict[str, list[Row]]:
         except ValueError as error:
             _refuse(file, str(error))
     return found
+
+
+def own_modules(bundle: Bundle) -> list[str]:
+    """The modules that the configs of its runs name as somebody's own code, which no bundle holds (stages/frame/own.py)."""
+    found = set()
+    for record in bundle.records:
+        stored = _json(bundle.artifacts(record.run_id) / "config.json")
+        config = stored.get("config", stored) if isinstance(stored, dict) else {}
+        for section, key in OWN:
+            values = config.get(section) if isinstance(config, dict) else None
+            name = values.get(key) if isinstance(values, dict) else None
+            found |= {name} if isinstance(name, str) and is_own(name) else set()
+    return sorted(found)
 
 
 def _check_files(folder: Path) -> None:

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 def take_in(args: Namespace) -> int:
     """turnwise import BUNDLE"""
     bundle = check.read(args.folder.resolve())
+    if unnamed := [name for name in check.own_modules(bundle) if name not in args.module]:
+        raise UsageError(
+            f"import: runs of the bundle name the module {unnamed[0][:80]}, code that is not in it and would be imported from this "
+            f"project when they are run again. If you mean that: --module {unnamed[0][:80]}"
+        )
     workspace = open_workspace(find_home(args.home, to_write=True))
     taken = into.take_in(bundle, workspace, lambda text: print(f"turnwise: {text}", file=sys.stderr))
     if args.json:

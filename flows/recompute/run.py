@@ -16,7 +16,7 @@ from flows.bundle.write import stage_runs
 from flows.recompute import again, compare
 from flows.recompute.compare import Compared
 from flows.rerun import is_same, prepare, stored_summary
-from stages.frame.types import Dropped, MissingInput, Row, TurnwiseError
+from stages.frame.types import Dropped, MissingInput, Row, TurnwiseError, UsageError
 
 if TYPE_CHECKING:
     from flows.pipeline import Call
@@ -96,7 +96,7 @@ def check_stage(workspace: Workspace, run_id: str) -> Checked:
     with tempfile.TemporaryDirectory(prefix="turnwise-replay-") as scratch:
         try:
             done = check(_context(call, workspace, Path(scratch)), stored)
-        except (Dropped, MissingInput) as error:
+        except (Dropped, MissingInput, UsageError) as error:  # weights, a run, or an environment of somebody's own
             return Checked(title, run_id, NOT, Compared(), _others(stored, Compared()), same, str(error))
     done += _in_the_store(workspace, stored)
     return Checked(title, run_id, how, done, _others(stored, done), same)

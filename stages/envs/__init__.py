@@ -1,6 +1,7 @@
-"""Environments: text in, text out, reward; one module each, found by its name.
+"""Environments: text in, text out, reward; one module each, found by its name, or one's own, by a name with a dot that
+is a module of the project folder (stages/frame/own.py).
 
-A module of this package is an environment when it exports
+A module is an environment when it exports
     OPTIONS                            its frozen pydantic Config
     make(options, ask)                 -> a function that makes one Env; `ask` is the LLM inside it, or None
     scenarios(options, split, n, seed) -> the first n scenarios of a split in an order fixed by the seed; None = all
@@ -55,11 +56,14 @@ from typing import Any, Protocol, cast
 from pydantic import ValidationError
 
 from stages.frame.contract import Config
+from stages.frame.own import is_own, own_file, own_module
 from stages.frame.types import Ask, Env, Episode, Message, Scenario, UsageError
+
+EXPORTS = ("OPTIONS", "make", "scenarios")
 
 
 class EnvModule(Protocol):
-    """What a module of this package exports to be an environment."""
+    """What a module exports to be an environment."""
 
     OPTIONS: type[Config]
 
@@ -69,7 +73,7 @@ class EnvModule(Protocol):
 
 
 def environments() -> list[str]:
-    """Names of all environments, sorted. Helper modules, which make nothing, are not among them."""
+    """Names of all environments that ship, sorted. Helper modules, which make nothing, are not among them."""
     names = [module.name for module in pkgutil.iter_modules(__path__)]
     return sorted(name for name in names if _is_environment(importlib.import_module(f"{__name__}.{name}")))
 
@@ -101,7 +105,7 @@ def checked_options(name: str, options: Mapping[str, Any]) -> Config:
 def module_name(name: str) -> str:
     """Full name of an environment's module. Raises UsageError for an unknown name."""
     _module(name)
-    return f"{__name__}.{name}"
+    return name if is_own(name) else f"{__name__}.{name}"
 
 
 def describe(name: str, options: Mapping[str, Any], episodes: Sequence[Episode]) -> dict[str, float]:
@@ -129,16 +133,25 @@ def check_readable(name: str, options: Mapping[str, Any], state: Sequence[Messag
 
 
 def _is_environment(module: object) -> bool:
-    return all(hasattr(module, export) for export in ("OPTIONS", "make", "scenarios"))
+    return all(hasattr(module, export) for export in EXPORTS)
 
 
 def _module(name: str) -> EnvModule:
+    if is_own(name):
+        own = own_module("task.env", name, EXPORTS)
+        if not (isinstance(own.OPTIONS, type) and issubclass(own.OPTIONS, Config)):
+            raise UsageError(
+                f"task.env: OPTIONS of {own_file(name)} wants a class that extends Config of stages.frame.contract, found {own.OPTIONS!r}."
+            )
+        return cast(EnvModule, own)
     if name.isidentifier() and name in {module.name for module in pkgutil.iter_modules(__path__)}:
         module = importlib.import_module(f"{__name__}.{name}")
         if _is_environment(module):
             return cast(EnvModule, module)
     known = environments()
-    raise UsageError(f"task.env: there is no environment {name!r}{nearest(name, known)} Known: {', '.join(known)}.")
+    raise UsageError(
+        f"task.env: there is no environment {name!r}{nearest(name, known)} Known: {', '.join(known)}; one of your own has a dot, like my.{name}."
+    )
 
 
 def nearest(word: str, known: list[str]) -> str:

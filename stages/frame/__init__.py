@@ -5,6 +5,7 @@ Modules:
     types     the vocabulary as frozen data and Protocols; loads nothing heavy
     contract  what a stage is, what it may see, and its fingerprint
     sections  the config that stages share: task, model, roles
+    own       modules of one's own that a config names, found in the project folder
     loops     event loops in threads of their own, one a name
     react     reads a thought and an action, by words or by tags
 """

@@ -45,7 +45,10 @@ PATIENCE = {"timeout_s", "oracle_timeout_s"}
 class TaskConfig(Config):
     """What is to be solved."""
 
-    env: str = Field("service_desk", description="Environment: a module of stages/envs. [ours]")
+    env: str = Field(
+        "service_desk",
+        description="Environment: a module of stages/envs, or one of your own by a name with a dot: my.traffic is my/traffic.py of the project folder. [ours]",
+    )
     options: TaskOptions = Field(
         default_factory=dict, description="Arguments of the environment's own config; see its docstring. [ours]"
     )

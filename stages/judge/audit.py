@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from stages import envs
 from stages.frame.contract import Context
 from stages.frame.types import Episode, Malformed, Row, Turn
 from stages.judge.critique import Judgement, judge
@@ -181,7 +182,7 @@ def against_truth(context: Context, cases: Sequence[Case]) -> list[Row]:
 def truths(context: Context, cases: Sequence[Case]) -> tuple[list[Case], list[Any]]:
     """The cases of which the environment can tell the truth, and it."""
     task = context.run.task
-    truth: Any = getattr(importlib.import_module(f"stages.envs.{task.env}"), "truth", None)
+    truth: Any = getattr(importlib.import_module(envs.module_name(task.env)), "truth", None)
     read, facts = [], []
     for c in cases if truth else ():
         # An action that the environment would not understand is neither right nor wrong.

@@ -177,9 +177,7 @@ def mix(*parts: object) -> int:
 
 
 def prompts_folder(name: str) -> Path:
-    """Where the prompts of that name lie: a name is one of FOLDER, what has a "/" the path of one's own, which counts from
-    the project folder, in which the process works.
-    """
+    """Of that name in FOLDER; what has a "/" is the path of one's own, which counts from the project folder."""
     return Path(name) if "/" in name else FOLDER / name
 
 
@@ -192,12 +190,8 @@ def load_roles(name: str, *, history: History = "chat") -> Roles:
     folder = prompts_folder(name)
     if not os.path.isdir(folder):  # not Path's, which raises where a name is too long
         known = ", ".join(sorted(path.name for path in FOLDER.iterdir() if path.is_dir()))
-        if "/" in name:
-            raise UsageError(
-                f"roles.prompts: there is no folder {name[:200]!r} in {Path.cwd()}; make it, or name one of {known}"
-            )
         raise UsageError(
-            f"roles.prompts: no prompt folder named {name[:200]!r}; known are {known}; one of your own is a path with a '/', like ./prompts"
+            f"roles.prompts: no prompt folder named {name[:200]!r}; known are {known}; one of your own is a path with a '/', like ./prompts, from {Path.cwd()} on"
         )
     templates = {}
     for role in ROLES:
@@ -215,11 +209,9 @@ def _template(path: Path, role: str) -> str:
     where = f"{path.parent.name}/{path.name}"
     try:
         text = path.read_text(encoding="utf-8")
-        used = {_field(*part[1:]) for part in Formatter().parse(text) if part[1] is not None}
-    except UnicodeDecodeError:
-        raise UsageError(f"roles.prompts: {where} is not text in UTF-8; write it so") from None
-    except OSError as error:
-        raise UsageError(f"roles.prompts: {where} cannot be read: {error.strerror}") from None
+        used = {"!:".join(filter(None, part[1:])) for part in Formatter().parse(text) if part[1] is not None}
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"roles.prompts: {where} cannot be read as text in UTF-8: {error}") from None
     except ValueError as error:
         raise UsageError(f"{where}: {error}; write {{{{ and }}}} for braces that are no field") from error
     if unknown := used - FIELDS[role]:
@@ -228,11 +220,6 @@ def _template(path: Path, role: str) -> str:
             "the conversation stands before the role's words"
         )
     return text
-
-
-def _field(name: str | None, spec: str | None, conversion: str | None) -> str:
-    """A field as it stands in its braces: one with a format of its own is none of a role's."""
-    return f"{name}{f'!{conversion}' if conversion else ''}{f':{spec}' if spec else ''}"
 
 
 def roles_of(config: RolesConfig) -> Roles:

@@ -11,6 +11,7 @@ import ast
 import hashlib
 import importlib.util
 import json
+import os
 from collections.abc import Iterator
 from functools import cache
 from importlib.machinery import ModuleSpec
@@ -22,6 +23,7 @@ from pydantic.fields import FieldInfo
 
 from stages import envs
 from stages.frame.contract import FromPath, OfTask, Stage
+from stages.frame.own import is_own, own_file
 from stages.store.artifacts import sha256
 
 
@@ -62,6 +64,19 @@ def named_paths(stage: Stage, run: Any) -> set[str]:
     return found
 
 
+def own_parts(run: Any) -> dict[str, str]:
+    """What of a run is the project's own code or prompts: config key -> where it lies and the start of its hash.
+
+    run: the RunConfig. Raises UsageError as `contents` does.
+    """
+    found = {}
+    if is_own(run.task.env):
+        found["task.env"] = f"{own_file(run.task.env)} {code_hash(envs.module_name(run.task.env))[:12]}"
+    if "/" in run.roles.prompts:
+        found["roles.prompts"] = f"{os.path.normpath(run.roles.prompts)} {path_hash(run.roles.prompts)[:12]}"
+    return found
+
+
 def path_hash(path: str) -> str:
     """sha256 of a file, or of all files of a folder with their names; "" where there is none or it cannot be read,
     which its reader tells.
@@ -83,9 +98,11 @@ def path_hash(path: str) -> str:
 def code_hash(module: str) -> str:
     """sha256 of a module and of the modules of its package that it imports, at any depth, without comments and layout.
 
-    Of each with its data, the files `data/<its name>.*` beside it.
+    Of each with its data, the files `data/<its name>.*` beside it. Of a module of one's own the package is all that its
+    name begins with, down from the project folder, and what it imports of the environments that ship is followed, too.
     """
-    package = module.rpartition(".")[0] or module
+    shipped, top = f"{envs.__name__}.", module.partition(".")[0]
+    own = () if module.startswith(shipped) else (f"{top}.",)
     found: dict[str, str] = {}
     waiting = [module]
     while waiting:
@@ -94,13 +111,17 @@ def code_hash(module: str) -> str:
         if name in found or spec is None or spec.origin is None:
             continue
         file = Path(spec.origin)
+        if file.suffix != ".py":
+            found[name] = path_hash(str(file))
+            continue
         tree = ast.parse(file.read_bytes())
         data = [
             (one.name, path_hash(str(one)))
             for one in sorted((file.parent / "data").glob(f"{name.rpartition('.')[2]}.*"))
         ]
         found[name] = _digest([ast.unparse(tree), data])
-        waiting += [each for each in _imported(tree, spec) if each.startswith(f"{package}.")]
+        named = (*_imported(tree, spec), *_above(name))
+        waiting += [each for each in named if each.startswith(shipped) or f"{each}.".startswith(own)]
     return _digest(sorted(found.items()))
 
 
@@ -135,10 +156,16 @@ def _imported(tree: ast.Module, spec: ModuleSpec) -> Iterator[str]:
             yield from (f"{source}.{alias.name}" for alias in node.names)
 
 
+def _above(module: str) -> Iterator[str]:
+    """The packages that a module lies in: their code runs as it is imported."""
+    while module := module.rpartition(".")[0]:
+        yield module
+
+
 def _spec(module: str) -> ModuleSpec | None:
     try:
         return importlib.util.find_spec(module)
-    except ModuleNotFoundError:  # `from package.module import name`: the name is no module, and the module no package
+    except ImportError:  # `from package.module import name`: the name is no module, and the module no package
         return None
 
 

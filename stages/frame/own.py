@@ -1,0 +1,74 @@
+"""Modules of one's own, which a config names in place of one that ships: `task.env = "my.traffic"` is my/traffic.py of
+the project folder.
+
+Such a module is code and runs as it is imported. So it is looked for in the project folder alone, in which the process
+works, and only a config makes it be imported (SECURITY.md).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from stages.frame.types import UsageError
+
+
+def is_own(name: str) -> bool:
+    """Whether what a config says is a module of one's own: it has a dot, which the name of none that ships has."""
+    return "." in name
+
+
+def own_file(name: str) -> Path | None:
+    """The file of such a module, from the project folder on; None where there is none."""
+    parts = name.split(".")
+    if not all(part.isidentifier() for part in parts):
+        return None
+    places = (Path(*parts[:-1], f"{parts[-1]}.py"), Path(*parts, "__init__.py"))
+    return next((place for place in places if os.path.isfile(place)), None)
+
+
+def own_module(key: str, name: str, exports: Sequence[str]) -> ModuleType:
+    """The module that a config names at `key`, once a process: it stays as it was when it was first asked for.
+
+    Raises UsageError: there is none, it cannot be imported, or it lacks one of the names that it has to export.
+    """
+    return _imported(key, name, tuple(exports), os.getcwd())
+
+
+@cache
+def _imported(key: str, name: str, exports: tuple[str, ...], home: str) -> ModuleType:
+    file = own_file(name)
+    if file is None:
+        wanted = f"{name.replace('.', '/')}.py"
+        raise UsageError(f"{key}: there is no module {name[:80]!r} in {home}; wanted the file {wanted[:80]} there.")
+    if home not in sys.path:
+        sys.path.append(home)  # last, so that nothing installed is hidden
+    importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # whatever the code of a user raises: it did not become a module
+        raise UsageError(f"{key}: {file} cannot be imported: {_told(error, home)}. Mend it.") from error
+    if Path(str(module.__file__)).resolve() != Path(home, file).resolve():
+        raise UsageError(
+            f"{key}: {name} is another module already, {module.__file__}; give the folder {name.partition('.')[0]} another name."
+        )
+    if missing := [one for one in exports if not hasattr(module, one)]:
+        raise UsageError(f"{key}: {file} lacks {', '.join(missing)}; it has to export {', '.join(exports)}.")
+    return module
+
+
+def _told(error: BaseException, home: str) -> str:
+    """What an import raised, and in which line of the project's files."""
+    where = ""
+    if isinstance(error, SyntaxError):  # says it itself
+        return f"{type(error).__name__}: {error}"
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename.startswith(f"{home}{os.sep}"):
+            where = f" ({os.path.relpath(frame.filename, home)}, line {frame.lineno})"
+    return f"{type(error).__name__}: {str(error).rstrip('.')}{where}"
