@@ -13,7 +13,8 @@ from flows.report import emit
 
 def presets(args: Namespace) -> int:
     """turnwise presets"""
-    found = [{"name": name, "about": about(path), "file": str(path)} for name, path in shipped.files().items()]
+    files = {one: shipped.check_exists(one) for one in args.preset} or shipped.files()
+    found = [{"name": name, "about": about(path), "file": str(path)} for name, path in files.items()]
     if args.json:
         emit(found)
         return 0

@@ -33,7 +33,7 @@ def run(args: Namespace) -> int:
         from flows.commands.sweep import sweep
         from flows.study.sweep import is_sweep
 
-        if args.seeds is not None or is_sweep(args.preset, args.set):
+        if args.seeds is not None or is_sweep(args.preset, args.set, home):
             return sweep(args, home)
     if args.jobs is not None:
         raise UsageError("--jobs: this is one run; leave it out, or make a sweep by --seeds or a list in --set.")

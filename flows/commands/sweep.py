@@ -37,7 +37,7 @@ def sweep(args: Namespace, home: Path) -> int:
     if args.due:
         raise UsageError("--due: a sweep is no run of a schedule; leave it out.")
     command = command_of(args.preset, args.set, *(["--seeds", str(args.seeds)] if args.seeds is not None else []))
-    text = sweeps.study_text(args.preset, args.set, args.seeds)
+    text = sweeps.study_text(args.preset, args.set, args.seeds, home)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "sweep.toml"
         file.write_text(text, encoding="utf-8")

@@ -13,6 +13,7 @@ import json
 import statistics
 import tomllib
 from collections.abc import Sequence
+from contextlib import chdir
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -26,19 +27,20 @@ from stages import envs
 from stages.frame.types import UsageError
 
 
-def is_sweep(preset: str, sets: Sequence[str]) -> bool:
+def is_sweep(preset: str, sets: Sequence[str], home: Path = Path()) -> bool:
     """Whether a change lists several values for a key that takes one."""
-    return any(_listed(item, preset, sets) is not None for item in sets)
+    return any(_listed(item, preset, sets, home) is not None for item in sets)
 
 
-def study_text(preset: str, sets: Sequence[str], seeds: int | None) -> str:
-    """The sweep as a study's file, by which `turnwise study` repeats it. seeds: how many, from the preset's on.
+def study_text(preset: str, sets: Sequence[str], seeds: int | None, home: Path = Path()) -> str:
+    """The sweep as a study's file, by which `turnwise study` repeats it. seeds: how many, from the preset's on. home: the
+    project folder, where an environment of one's own lies.
 
     Raises UsageError: a list without a value, seeds that are named twice, what `presets.load` refuses.
     """
     fixed, axes, named = list[str](), list[list[str]](), list[int]()
     for item in sets:
-        values = _listed(item, preset, sets)
+        values = _listed(item, preset, sets, home)
         if values == []:
             raise UsageError(f"--set {item}: wanted at least one value in the list.")
         if values is None:
@@ -95,25 +97,27 @@ def _key(item: str) -> str:
     return item.partition("=")[0].strip()
 
 
-def _listed(item: str, preset: str, sets: Sequence[str]) -> list[str] | None:
+def _listed(item: str, preset: str, sets: Sequence[str], home: Path) -> list[str] | None:
     """The changes, one an element, that a list stands for; None where it is one value, or no list."""
     key, (_, _, text) = _key(item), item.partition("=")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return None
-    if not isinstance(value, list) or (kind := _type_of(key, preset, sets)) is None or _takes_list(kind):
+    if not isinstance(value, list) or (kind := _type_of(key, preset, sets, home)) is None or _takes_list(kind):
         return None
     return [f"{key}={json.dumps(one, ensure_ascii=False, default=str)}" for one in value]
 
 
-def _type_of(key: str, preset: str, sets: Sequence[str]) -> Any:
+def _type_of(key: str, preset: str, sets: Sequence[str], home: Path) -> Any:
     """The type of a config key, of one of the environment's options as well; None where there is no such key."""
     *sections, last = key.split(".")
     model: Any = presets.run_config()
     if sections in (["task", "options"], ["evaluate", "test_options"]):
         env = next((one.partition("=")[2] for one in reversed(sets) if _key(one) == "task.env"), "")
-        model = envs.options_of(env.strip("\"'") or presets.load(preset).task.env)
+        env = env.strip("\"'") or presets.load(preset).task.env
+        with chdir(home):
+            model = envs.options_of(env)
     else:
         for name in sections:
             known = getattr(model, "model_fields", {})

@@ -53,6 +53,17 @@ def test_every_preset_has_a_line_that_says_what_it_is(turnwise: Turnwise) -> Non
     assert found["tiny"].startswith("Every stage twice on next to nothing")
 
 
+def test_presets_of_one_s_own_are_told_by_their_path(home: Path, turnwise: Turnwise) -> None:
+    (home / "mine.toml").write_text("# Ours: nothing. And more.\n")
+    found = turnwise("presets", "tiny", "mine.toml")
+    assert [(one["name"], one["about"][:14]) for one in found] == [
+        ("tiny", "Every stage tw"),
+        ("mine.toml", "Ours: nothing."),
+    ]
+    status, _, err = turnwise("presets", "none.toml", raw=True)
+    assert (status, "There is no preset file none.toml" in err) == (2, True)
+
+
 def test_a_dry_run_says_first_what_differs_from_preset_and_defaults(turnwise: Turnwise) -> None:
     command = ("run", "preset.toml", "--set", "critic.lr=0.5", "--dry-run")
     _, out, _ = turnwise(*command, raw=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import RUN, Commands, Done, stage_runs
 
+from flows.study.sweep import is_sweep, study_text
 from stages.llm.roles import FOLDER
 from stages.store.tracking import Tracking
 
@@ -94,6 +96,20 @@ def test_a_bundle_brings_its_prompts_and_never_makes_a_module_be_imported(
     gone = command(other, "rerun", "collect", "--of", stage, "--plain")
     assert gone.status == 2
     assert "task.env: there is no module 'mine.desk'" in gone.err
+
+
+def test_options_of_an_own_environment_are_typed_from_wherever_the_command_is_given(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = DESK.replace("mine.words", "ours.words").replace('open("imported", "a").write(GREETING)', "GREETING")
+    (project / "mine" / "desk.py").write_text(text)
+    (project / "mine").rename(project / "ours")  # another name, since this process keeps what it imports
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    sets = ["task.env=ours.desk", "task.options.tiers=[1, 2]"]
+    assert is_sweep("tiny", sets, project)
+    assert study_text("tiny", sets, None, project).count("[methods.") == 2
+    assert not is_sweep("tiny", ["task.env=ours.desk", "task.options.tiers=2"], project)
 
 
 def test_an_environment_that_cannot_be_used_ends_the_command_in_one_sentence(command: Commands, project: Path) -> None:
