@@ -1,5 +1,5 @@
-"""Make a small base model that ships with the project: of words, for the roles on the desk, in 20 Questions or in
-arithmetic, or of bytes, for agents in math, game24 and wiki_search.
+"""Make a small base model: of words, for the roles on the desk, in 20 Questions, in arithmetic or in a corpus of one's
+own (stages/corpora/own.py), or of bytes, for agents in math, game24 and wiki_search.
 
     turnwise pretrain --set pretrain.steps=2000
     turnwise pretrain --set pretrain.corpus=twenty --set roles.prompts=twenty --out data/base_twenty
@@ -18,15 +18,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from stages.corpora import Example, agents, desk, maths, twenty, twenty_marks
+from stages.corpora import Example, agents, desk, maths, own, twenty, twenty_marks
 from stages.corpora.encoding import Ids, encode_episode, encode_reply, encode_thoughts, encode_turns
-from stages.corpora.held_out import agents_card, desk_card, maths_card, play_scores, role_scores, twenty_card
+from stages.corpora.held_out import agents_card, desk_card, maths_card, own_card, play_scores, role_scores, twenty_card
 from stages.corpora.tokenizers import byte_tokenizer, word_tokenizer
-from stages.frame.contract import Config, Context, Outputs, Stage
+from stages.frame.contract import Config, Context, ModuleName, Outputs, Stage
+from stages.frame.own import is_own
 from stages.llm.roles import Roles, roles_of
 
 if TYPE_CHECKING:
@@ -66,10 +67,10 @@ MARKS = {
 class PretrainConfig(Config):
     """Shape and schedule of the base model. Some defaults are others for agents, twenty and maths: see each."""
 
-    corpus: Literal["desk", "twenty", "maths", "agents"] = Field(
+    corpus: ModuleName = Field(
         "desk",
-        description="What it is taught: the roles on the desk, those in 20 Questions (with roles.prompts = twenty) or in arithmetic (maths), or to act in "
-        "three environments. [ours]",
+        description="What it is taught: the roles on the desk, those in 20 Questions (twenty, with roles.prompts = twenty) or in arithmetic (maths), to act in "
+        "three environments (agents); or a module of your own with a dot, my.words. [ours]",
     )
     width: int = Field(128, ge=16, description="Hidden size; 96 for maths. [ours]")
     layers: int = Field(3, ge=1, description="Decoder layers; 4 for agents. [ours]")
@@ -110,6 +111,13 @@ class PretrainConfig(Config):
     def _defaults_of_the_corpus(cls, values: Any) -> Any:
         return {**OTHERS.get(str(values.get("corpus")), {}), **values} if isinstance(values, Mapping) else values
 
+    @field_validator("corpus")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in (known := (*ROLE_PLAY, "agents")) and not is_own(name):
+            raise ValueError(f"wanted {', '.join(known)}, or a module of your own with a dot, like my.words")
+        return name
+
 
 @dataclass(frozen=True)
 class Material:
@@ -122,7 +130,13 @@ class Material:
 
 def roles_material(corpus: Any, roles: Roles) -> Material:
     encode = encode_thoughts if corpus is twenty else encode_turns
-    return Material(word_tokenizer(corpus.words(roles)), lambda rng: corpus.example(rng, roles), encode)
+    words = corpus.words(roles) if hasattr(corpus, "words") else own.words(corpus, roles)
+    return Material(word_tokenizer(words), lambda rng: corpus.example(rng, roles, None), encode)
+
+
+def role_play(name: str) -> Any:
+    """The module of a corpus of all roles; None for agents, which is none."""
+    return own.load(name) if is_own(name) else ROLE_PLAY.get(name)
 
 
 def agents_material(prompts: Mapping[str, Roles], vocabulary: int) -> Material:
@@ -238,7 +252,7 @@ def run(context: Context) -> Outputs:
     config: PretrainConfig = context.config
     roles, seed = roles_of(context.run.roles), context.run.seed
     prompts = agents.prompts() if config.corpus == "agents" else {}
-    corpus = ROLE_PLAY.get(config.corpus)
+    corpus = role_play(config.corpus)
     material = roles_material(corpus, roles) if corpus else agents_material(prompts, config.vocabulary)
     model = make_model(config, material.tokenizer, seed)
     bar = context.progress("pretrain", config.steps)
@@ -253,8 +267,8 @@ def run(context: Context) -> Outputs:
         f"{config.steps} steps of {config.batch}"
     )
     if corpus:
-        right, told = MARKS[config.corpus]
-        scores = role_scores(folder, write_rows(folder, config, roles, seed), right)
+        right, told = MARKS.get(config.corpus, (getattr(corpus, "right", own.readable), own_card))
+        scores = role_scores(folder, write_rows(folder, config, corpus, roles, seed), right)
         card = told(made, config.probe_rows, scores)
     else:
         scores = play_scores(folder, prompts, config.probe_rows)
@@ -264,9 +278,9 @@ def run(context: Context) -> Outputs:
     return Outputs(metrics, {}, {"model": folder}, {"pretrain/step_loss": losses})
 
 
-def write_rows(folder: Path, config: PretrainConfig, roles: Roles, seed: int) -> list[dict[str, Any]]:
+def write_rows(folder: Path, config: PretrainConfig, corpus: Any, roles: Roles, seed: int) -> list[dict[str, Any]]:
     """Leave general.jsonl and probe.jsonl; returns the rows of the latter."""
-    corpus, rng = ROLE_PLAY[config.corpus], random.Random(f"held out {seed}")
+    rng = random.Random(f"held out {seed}")
     probe = [row for role in corpus.SHARE for row in probe_rows(corpus, config.probe_rows, rng, roles, role)]
     for name, content in (("probe", probe), ("general", probe_rows(corpus, config.general_rows, rng, roles))):
         if content:

@@ -34,7 +34,7 @@ from stages.store.mlflow_run import Record
 from stages.store.tables import SCHEMA_VERSION, read_parquet
 
 M = TypeVar("M", bound=BaseModel)
-OWN = (("task", "env"),)
+OWN = (("task", "env"), ("pretrain", "corpus"))
 """Where a config may name a module of one's own."""
 AGAIN = "Write it again: turnwise export RUN FOLDER --what bundle"
 

@@ -158,6 +158,22 @@ the problem and whose results are all within one of the right ones. refiner: of 
 """
 
 
+def own_card(made: str, n_probe: int, scores: Mapping[str, float]) -> str:
+    """made: model and schedule, in a line."""
+    return f"""# A base model for a task of one's own
+
+A word-level Llama-shaped decoder, {made} examples of the project's own corpus. Made only to try the pipeline; it can do nothing else.
+
+| role, on {n_probe} held-out prompts each | right |
+|---|---|
+{lines(scores)}
+
+Right is what the corpus calls so (`right`); where it has no such function, a reply that can be read.
+
+`general.jsonl`: role rows for mixing into training. `probe.jsonl`: held-out role rows, the forgetting probe of `evaluate`.
+"""
+
+
 def agents_card(made: str, n_episodes: int, scores: Mapping[str, float]) -> str:
     """made: model and schedule, in a line."""
     return f"""# A base model that can act in math, game24 and wiki_search

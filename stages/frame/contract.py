@@ -44,7 +44,15 @@ class OfTask:
     """Marks a config field with options of the task's environment, laid over `task.options`."""
 
 
+@dataclass(frozen=True)
+class OfModule:
+    """Marks a config field that may name a module of one's own (stages/frame/own.py), whose code is then part of the
+    fingerprint.
+    """
+
+
 DataPath = Annotated[str, FromPath()]
+ModuleName = Annotated[str, OfModule()]
 TaskOptions = Annotated[dict[str, Any], OfTask()]
 
 

@@ -22,8 +22,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from stages import envs
-from stages.frame.contract import FromPath, OfTask, Stage
-from stages.frame.own import is_own, own_file
+from stages.frame.contract import FromPath, OfModule, OfTask, Stage
+from stages.frame.own import is_own, own_file, own_module
 from stages.store.artifacts import sha256
 
 
@@ -36,6 +36,9 @@ def contents(stage: Stage, run: Any) -> dict[str, str]:
     for name in {stage.name, *stage.shared}:
         section: BaseModel = getattr(run, name)
         found |= _named(section, name)
+        for key, _ in _marked(section, OfModule):
+            if is_own(module := getattr(section, key)):
+                found[f"{name}.{key}"] = code_hash(own_module(f"{name}.{key}", module, ()).__name__)
         for key, _ in _marked(section, OfTask):
             options = envs.checked_options(run.task.env, {**run.task.options, **getattr(section, key)})
             found |= _named(options, f"{name}.{key}")
