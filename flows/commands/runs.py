@@ -226,7 +226,7 @@ def pretrain(args: Namespace) -> int:
         emit({**asdict(done), "out": str(out)})
     else:
         print("\n".join(f"{key:<32}{value:>12.5g}" for key, value in sorted(done.metrics.items())))
-        print(f"model of run {done.run_id[:8]} in {out}. Try it: turnwise run demo")
+        print(f"model of run {done.run_id[:8]} in {out}. A preset names it as model.path.")
     return 0
 
 

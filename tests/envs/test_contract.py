@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import random
 import string
@@ -287,7 +286,7 @@ def test_held_out_splits_share_no_scenario_with_train(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_option_has_a_default_and_a_sentence(name: str) -> None:
-    config: type[BaseModel] = importlib.import_module(f"stages.envs.{name}").OPTIONS
+    config: type[BaseModel] = envs.options_of(name)
     config()
     for key, field in config.model_fields.items():
         assert field.description, key
@@ -296,7 +295,7 @@ def test_every_option_has_a_default_and_a_sentence(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_unknown_option_names_the_nearest_right_one(name: str) -> None:
-    key = next(iter(importlib.import_module(f"stages.envs.{name}").OPTIONS.model_fields))
+    key = next(iter(envs.options_of(name).model_fields))
     for call in (lambda o: envs.make_env(name, o), lambda o: envs.scenarios(name, o, "train", 1, 0)):
         with pytest.raises(UsageError, match=rf"did you mean '{key}'\? Options: "):
             call({key[:-1] + "x": 1})
