@@ -20,6 +20,7 @@ import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
 import pyarrow.parquet  # noqa: F401
 import toys
 
+from stages.store import duckdb_file
 from stages.store.execute import orphans, recover
 from stages.store.replay import Replay
 from stages.store.tracking import Tracking
@@ -62,7 +63,7 @@ def kill_in_run(stage: str) -> None:
 
 def kill_in_transaction(stage: str, statement: str) -> None:
     """Die inside DuckDB's transaction, before `statement`, with the rows inserted and not committed."""
-    commit, connect = Replay.commit, Replay._connect
+    commit, attach = Replay.commit, duckdb_file.attach
     writing: list[str] = []
 
     class Deadly:
@@ -82,11 +83,11 @@ def kill_in_transaction(stage: str, statement: str) -> None:
             writing.append(run_id)
         commit(self, run_id, name, tables)
 
-    def deadly_connect(self: Replay, write: bool) -> Any:
-        return Deadly(connect(self, write))
+    def deadly_attach(path: Path, write: bool, wait_s: float) -> Any:
+        return Deadly(attach(path, write, wait_s))
 
     Replay.commit = deadly_commit  # type: ignore[method-assign,assignment]
-    Replay._connect = deadly_connect  # type: ignore[method-assign]
+    duckdb_file.attach = deadly_attach
 
 
 POINTS: dict[str, Callable[[str], None]] = {

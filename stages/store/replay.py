@@ -1,25 +1,24 @@
-"""Rows of all runs: the only module that imports DuckDB.
+"""Rows of all runs, in DuckDB.
 
 Append-only. Every row carries the id of the run that wrote it, and a run's rows appear in one transaction together
 with its row in `commits`; readers ask for the rows of given (finished) runs, so a dead run's rows are never seen.
-DuckDB lets one process write at a time: a connection is opened late, closed early, and waited for with a bound.
+DuckDB lets one process write at a time: the file is opened late, closed early, and waited for with a bound
+(stages/store/duckdb_file.py).
 """
 
 from __future__ import annotations
 
 import json
-import re
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stages.frame.types import MissingInput, Row, TurnwiseError, UsageError
-from stages.store.machine import disk_full, first_line
-from stages.store.sqlite import exclusive
-from stages.store.tables import PRODUCERS, SCHEMA_VERSION, TABLES, arrow, columns_of, compact, schema_sql, write_parquet
+from stages.frame.types import MissingInput, Row, UsageError
+from stages.store.duckdb_file import let_go, opened
+from stages.store.machine import first_line
+from stages.store.tables import PRODUCERS, TABLES, arrow, columns_of, compact, write_parquet
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -137,7 +136,7 @@ class Replay:
             try:
                 if (found := connection.sql(sql)) is None:
                     raise UsageError("sql: wanted a query that answers with rows, such as one that begins with select.")
-                return found.to_arrow_table()
+                rows = found.to_arrow_table()
             except (
                 duckdb.ProgrammingError,
                 duckdb.DataError,
@@ -145,6 +144,8 @@ class Replay:
                 duckdb.PermissionException,
             ) as error:
                 raise UsageError(f"sql: {first_line(error)}") from None
+        let_go()  # what was set holds for all that this DuckDB is asked later
+        return rows
 
     def verify(self, finished_run_ids: Sequence[str]) -> list[str]:
         """Run ids that have rows but are not among the finished runs: left by a kill between the commit and the run's
@@ -211,73 +212,8 @@ class Replay:
             f"rows of {table} were wanted from run {missing[0]}, but it never committed any to {self.path}. Run: {advice}"
         )
 
-    @contextmanager
-    def _open(self, *, write: bool) -> Iterator[DuckDBPyConnection]:
-        import duckdb
-
-        try:
-            connection = self._connect(write)
-            try:
-                if _is_older(connection, self.path, create=write):
-                    connection.close()
-                    self._upgrade()
-                    connection = self._connect(write)
-                yield connection
-            finally:
-                connection.close()  # an open transaction is rolled back
-        except (duckdb.Error, OSError) as error:
-            raise _sentence(error, self.path) from error
-        except RuntimeError as error:
-            if str(error) != "Query interrupted":
-                raise
-            # DuckDB looks for signals while it works, and makes this of whatever a handler raised: Ctrl-C, or a flow
-            # that is being cancelled.
-            raise KeyboardInterrupt from error
-
-    def _create(self) -> None:
-        """Make the file under another name first: one that a kill or a full disk left half-made never opens again."""
-        import duckdb
-
-        with exclusive(self.path, self.wait_s):
-            if self.path.exists():
-                return
-            unfinished = self.path.with_suffix(".part")
-            for leftover in self.path.parent.glob(f"{unfinished.name}*"):
-                leftover.unlink()
-            connection = duckdb.connect(str(unfinished))
-            try:
-                connection.execute(schema_sql())
-            finally:
-                connection.close()  # takes the write-ahead log into the file
-            unfinished.replace(self.path)
-
-    def _upgrade(self) -> None:
-        """Give a file of an older turnwise the tables that it lacks. A reader does so, too: it may ask for any of them."""
-        with exclusive(self.path, self.wait_s):
-            connection = self._connect(write=True)
-            try:
-                if _is_older(connection, self.path, create=True):  # nobody else has meanwhile
-                    connection.execute(schema_sql())
-            finally:
-                connection.close()
-
-    def _connect(self, write: bool) -> DuckDBPyConnection:
-        """Open the file, waiting 20 ms and then longer while another process, or another mode of this one, holds it."""
-        import duckdb
-
-        if write and not self.path.exists():
-            self._create()
-        deadline = time.monotonic() + self.wait_s
-        pause_s = 0.02
-        while True:
-            try:
-                return duckdb.connect(str(self.path), read_only=not write)
-            except (duckdb.IOException, duckdb.ConnectionException) as error:
-                held = "onflicting lock" in str(error) or "different configuration" in str(error)
-                if not held or time.monotonic() + pause_s > deadline:
-                    raise
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, 0.2)
+    def _open(self, *, write: bool) -> AbstractContextManager[DuckDBPyConnection]:
+        return opened(self.path, write=write, wait_s=self.wait_s)
 
 
 def _selection(table: str, run_ids: Sequence[str], where: str) -> tuple[str, list[list[str]]]:
@@ -299,48 +235,3 @@ def _narrow(
     lists = ", ".join(f"unnest(${i + 2})" for i in range(len(by)))
     key = f"({', '.join(by)})" if len(by) > 1 else by[0]
     return f"{query} and {key} in (select {lists})", [*values, *(list(one) for one in zip(*among, strict=True))]
-
-
-def _is_older(connection: DuckDBPyConnection, path: Path, *, create: bool) -> bool:
-    """Whether the file was made by an older turnwise; with create=True one without any table is given them. Raises
-    UsageError for a newer one.
-    """
-    import duckdb
-
-    try:
-        # Asked straight away: a look into DuckDB's own list of tables costs more than opening the file.
-        ((version,),) = connection.execute("select max(version) from schema_version").fetchall()
-    except duckdb.CatalogException as error:
-        if not create:
-            raise TurnwiseError(
-                f"{path} was wanted as a replay, but it has none of its tables. Move it away and start again"
-            ) from error
-        connection.execute(schema_sql())
-        return False
-    if version > SCHEMA_VERSION:
-        found = f"has schema {version}, but this turnwise reads only up to {SCHEMA_VERSION}"
-        raise UsageError(f"the replay {path} {found}. Update turnwise, or use another folder")
-    return bool(version < SCHEMA_VERSION)
-
-
-def _sentence(error: Exception, path: Path) -> Exception:
-    """The error as one sentence where the disk, the file or a lock is the cause; otherwise the error itself."""
-    text = str(error)
-    if full := disk_full(error, path):
-        return full
-    if "onflicting lock" in text:
-        found = re.search(r"held in (.*?PID \d+\))", text)
-        holder = found[1] if found else "another process"
-        return TurnwiseError(
-            f"the replay {path} was wanted, but {holder} holds it. Wait for it or stop it, then run the same command again"
-        )
-    if re.search(r"Permission denied|not permitted|Read-only file system", text):
-        # Also of one who only reads: the file of an older turnwise is given the tables that it lacks.
-        return TurnwiseError(
-            f"the replay {path} was wanted, but it cannot be opened for writing. Check who owns the file, or work on a copy of it"
-        )
-    if re.search(r"not a valid DuckDB|Could not read enough bytes|corrupt|checksum|serializ", text, re.IGNORECASE):
-        return TurnwiseError(
-            f"the replay {path} was wanted, but the file is damaged ({first_line(error)}). Restore it, or move it away and start again"
-        )
-    return error

@@ -15,6 +15,7 @@ import pytest
 from toys import turn_row
 
 from stages.frame.types import TurnwiseError
+from stages.store import duckdb_file
 from stages.store.replay import Replay
 from stages.store.tables import schema_sql
 
@@ -66,7 +67,7 @@ def test_an_upgrade_that_fails_leaves_the_file_as_it_was(replay: Replay, monkeyp
     older(replay)
     whole = schema_sql()
     monkeypatch.setattr(
-        "stages.store.replay.schema_sql", lambda: whole.removesuffix("commit") + "select * from nowhere"
+        "stages.store.duckdb_file.schema_sql", lambda: whole.removesuffix("commit") + "select * from nowhere"
     )
     with pytest.raises(duckdb.CatalogException):
         replay.rows("turns", ["r1"])
@@ -81,14 +82,14 @@ def test_an_older_file_that_must_not_be_written_to_is_one_sentence(
     replay: Replay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older(replay)
-    real = duckdb.connect
+    real = duckdb_file.attach
 
-    def read_only_disk(path: str, read_only: bool) -> Any:
-        if not read_only:
+    def read_only_disk(path: Path, write: bool, wait_s: float) -> Any:
+        if write:
             raise duckdb.IOException(f'IO Error: Cannot open file "{path}": Read-only file system')
-        return real(path, read_only=read_only)
+        return real(path, write, wait_s)
 
-    monkeypatch.setattr(duckdb, "connect", read_only_disk)
+    monkeypatch.setattr(duckdb_file, "attach", read_only_disk)
     with pytest.raises(
         TurnwiseError, match=r"replay.duckdb was wanted, but it cannot be opened for writing\. .* work on a copy of it$"
     ):
