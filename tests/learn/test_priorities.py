@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import permutations
+
 import numpy as np
 import pytest
 
-from stages.learn.priorities import importance_weights, priorities, sample_without_replacement
+from stages.learn import priorities as rules
+from stages.learn.priorities import (
+    by_clocks,
+    few_of_many,
+    importance_weights,
+    priorities,
+    sample_without_replacement,
+)
+
+Draw = Callable[[np.random.Generator, np.ndarray, int], np.ndarray]
 
 
 def test_priorities_follow_the_equation() -> None:
@@ -44,8 +56,9 @@ def _ordered_probability(p: np.ndarray, order: tuple[int, ...]) -> float:
     return chance
 
 
+@pytest.mark.parametrize("draw", [by_clocks, few_of_many])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_draws_are_one_after_the_other_in_proportion_to_p(seed: int) -> None:
+def test_draws_are_one_after_the_other_in_proportion_to_p(seed: int, draw: Draw) -> None:
     """Every ordered pair comes as often as the loop says: chi-square of 12 cells, 11 degrees: mean 11, above 44.6 once
     in 1e5.
     Without priorities (uniform draws, same numbers): over 1000.
@@ -56,7 +69,7 @@ def test_draws_are_one_after_the_other_in_proportion_to_p(seed: int) -> None:
     def chi_square(weights: np.ndarray) -> float:
         counts: dict[tuple[int, ...], int] = {}
         for _ in range(8000):
-            pair = tuple(int(i) for i in sample_without_replacement(rng, weights, 2))
+            pair = tuple(int(i) for i in draw(rng, weights, 2))
             counts[pair] = counts.get(pair, 0) + 1
         pairs = [(i, j) for i in range(4) for j in range(4) if i != j]
         expected = {pair: 8000 * _ordered_probability(p, pair) for pair in pairs}
@@ -66,11 +79,41 @@ def test_draws_are_one_after_the_other_in_proportion_to_p(seed: int) -> None:
     assert chi_square(np.ones(4)) > 1000
 
 
-def test_a_batch_holds_no_index_twice_and_none_of_probability_0() -> None:
+@pytest.mark.parametrize("tries", [0, 1, 3])
+def test_draws_that_the_clocks_end_have_the_same_chances(tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All orders of three of four, one of which has nearly all of p: chi-square of 24 cells, above 57.6 once in 1e4."""
+    monkeypatch.setattr(rules, "TRIES", tries)
+    p, rng, counts = np.array([0.94, 0.01, 0.02, 0.03]), np.random.default_rng(0), dict[tuple[int, ...], int]()
+    for _ in range(20000):
+        order = tuple(int(i) for i in few_of_many(rng, p, 3))
+        counts[order] = counts.get(order, 0) + 1
+    expected = {order: 20000 * _ordered_probability(p, order) for order in permutations(range(4), 3)}
+    assert sum((counts.get(order, 0) - n) ** 2 / n for order, n in expected.items()) < 57.6
+
+
+def test_a_place_in_the_sum_is_that_of_a_linear_search() -> None:
+    """Entries of probability 0 and a last block that is not full among them."""
+    rng = np.random.default_rng(0)
+    p = np.where(rng.random(3 * rules.BLOCK + 17) < 0.5, 0.0, rng.integers(1, 9, 3 * rules.BLOCK + 17)).astype(float)
+    ends = np.cumsum(np.add.reduceat(p, np.arange(0, p.size, rules.BLOCK)))
+    places = np.arange(0, p.sum(), 0.5)  # whole numbers: nothing is rounded
+    assert rules._at(places, p, ends).tolist() == [int(i) for i in np.repeat(np.arange(p.size), (2 * p).astype(int))]
+    assert rules._at(np.array([p.sum()]), p, ends).size == 0
+
+
+def test_few_of_many_are_drawn_by_one_sum_and_fewer_or_more_by_clocks() -> None:
+    p = np.random.default_rng(0).random(rules.MANY)
+    for draw, entries, n in ((few_of_many, p, 1000), (by_clocks, p, 1001), (by_clocks, p[1:], 256)):
+        first, second = np.random.default_rng(1), np.random.default_rng(1)
+        assert np.array_equal(sample_without_replacement(first, entries, n), draw(second, entries, n))
+
+
+@pytest.mark.parametrize("draw", [by_clocks, few_of_many, sample_without_replacement])
+def test_a_batch_holds_no_index_twice_and_none_of_probability_0(draw: Draw) -> None:
     p = np.array([0.0, 1.0, 1e-12, 5.0, 0.0, 2.0])
-    drawn = sample_without_replacement(np.random.default_rng(0), p, 4)
+    drawn = draw(np.random.default_rng(0), p, 4)
     assert sorted(drawn) == [1, 2, 3, 5]
-    assert sample_without_replacement(np.random.default_rng(0), p, 0).size == 0
+    assert draw(np.random.default_rng(0), p, 0).size == 0
 
 
 def test_the_same_seed_draws_the_same_batch() -> None:
