@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -360,51 +359,3 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(replay: Replay) -> None:
     assert replay.count("commits", ["r1", "r2"]) == replay.count("priorities", ["r1"]) == 1
     replay.commit("r2", "collect", {"turns": [turn_row(0, [1], [2], [-0.5])]})
     assert replay.verify([]) == ["r1", "r2"]
-
-
-def test_between_two_uses_the_file_is_held_by_nobody_and_threads_wait_for_each_other(replay: Replay) -> None:
-    """The DuckDB to which it is attached is kept: another one of the same process can open the file all the same."""
-    replay.commit("r0", "critic", {"priorities": [priority(0)]})
-    with duckdb.connect(str(replay.path)) as raw:
-        raw.execute("insert into commits values ('r1', 'critic', '', '{}')")
-    with ThreadPoolExecutor(4) as pool:
-        writes = [pool.submit(replay.commit, f"t{i}", "critic", {"priorities": [priority(i)]}) for i in range(8)]
-        counts = [pool.submit(replay.count, "commits", ["r0", "r1"]) for _ in range(8)]
-        assert [one.result() for one in counts] == [2] * 8
-        assert [one.result() for one in writes] == [None] * 8
-    assert replay.count("priorities", ["r0", *(f"t{i}" for i in range(8))]) == 9
-
-
-FORKED = """
-import os, sys
-from pathlib import Path
-from stages.store.replay import Replay
-replay = Replay(Path(sys.argv[1]))
-replay.commit("r0", "critic", {})
-child = os.fork()
-if child == 0:
-    replay.commit("r1", "critic", {})
-    sys.exit(7)
-print(os.waitpid(child, 0)[1] >> 8, replay.count("commits", ["r0", "r1"]))
-"""
-
-
-def test_a_forked_process_has_a_duckdb_of_its_own(replay: Replay) -> None:
-    """With its parent's, whose threads it does not have, it would crash when it ends."""
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED, str(replay.path)], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert (done.stdout, done.stderr) == ("7 2\n", "")
-
-
-def test_a_use_that_fails_leaves_nothing_behind_and_the_next_one_works(replay: Replay) -> None:
-    replay.commit("r0", "critic", {"priorities": [priority(0)]})
-    with pytest.raises(RuntimeError, match="of the caller"), replay._open(write=True) as connection:
-        connection.execute("begin")
-        connection.execute("delete from priorities")
-        raise RuntimeError("of the caller")
-    assert replay.count("priorities", ["r0"]) == 1
-    with pytest.raises(UsageError, match="sql: "):
-        replay.query("select nonsense", {})
-    assert replay.query("select count(*) as n from priorities", {}).to_pylist() == [{"n": 1}]
-    replay.commit("r1", "critic", {})  # also after a query, for which DuckDB was forbidden to open files
