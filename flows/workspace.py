@@ -73,9 +73,9 @@ def project_name(home: Path) -> str:
 
 def open_workspace(home: Path) -> Workspace:
     """The stores of `home`, and engines that load on first use. The process works in `home` from here on."""
-    from stages.store.execute import recover
     from stages.store.replay import Replay
     from stages.store.tracking import Tracking
+    from stages.store.upkeep import recover
     from stages.store.workspace import Workspace
 
     os.chdir(home)

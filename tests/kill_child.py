@@ -21,9 +21,9 @@ import pyarrow.parquet  # noqa: F401
 import toys
 
 from stages.store import duckdb_file
-from stages.store.execute import orphans, recover
 from stages.store.replay import Replay
 from stages.store.tracking import Tracking
+from stages.store.upkeep import orphans, recover
 
 RUN_IDS: dict[str, str] = {}  # run id -> stage, of the runs this process started
 

@@ -81,17 +81,9 @@ def _line(row: Row) -> str:
 
 def runs_about(workspace: Workspace, run_id: str, stages: tuple[str, ...]) -> list[str]:
     """Finished runs of these stages that are, or that read, the run which made the episode."""
-    from stages.store.execute import lineage_inputs
+    from stages.store.execute import readers
 
-    found = []
-    for stage in stages:
-        for info in workspace.tracking.runs(stage, 10_000):
-            if info.run_id == run_id or (
-                info.status == "FINISHED" and _reads(lineage_inputs(workspace, info.run_id), run_id)
-            ):
-                found.append(info.run_id)
-    return found
-
-
-def _reads(inputs: Mapping[str, list[str]], run_id: str) -> bool:
-    return any(run_id in runs for runs in inputs.values())
+    own = workspace.tracking.experiment(run_id)
+    return [
+        one for stage in stages for one in [*([run_id] if stage == own else []), *readers(workspace, run_id, stage)]
+    ]

@@ -250,7 +250,7 @@ def export(args: Namespace) -> int:
 
 def verify(args: Namespace) -> int:
     """turnwise verify"""
-    from stages.store.execute import changed_runs, mend, orphans
+    from stages.store.upkeep import changed_runs, mend, orphans
 
     workspace = open_workspace(find_home(args.home))
     found, changed = orphans(workspace), changed_runs(workspace)

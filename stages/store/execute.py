@@ -9,21 +9,21 @@ half-done run, nor the rows of one that committed them but was not finished (doc
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stages.frame.contract import Context, Outputs, Stage, check_roles, fingerprint, ingredients
+from stages.frame.contract import Outputs, Stage, check_roles, fingerprint, ingredients
 from stages.frame.sections import PATIENCE
-from stages.frame.types import Engine, MissingInput, Row, TurnwiseError
+from stages.frame.types import MissingInput, TurnwiseError
 from stages.llm.metered import Metered
 from stages.store.contents import contents
+from stages.store.context import context_of
 from stages.store.equal_work import held
 from stages.store.machine import disk_full
 from stages.store.notes import code_version, stage_note
@@ -128,109 +128,20 @@ def stage_ingredients(
     )
 
 
-def stage_seed(seed: int, stage: str, iteration: int) -> int:
-    """Seed of a stage's Context, 32 bits: the same everywhere, unlike `hash`, and unrelated between stages and
-    iterations.
-    """
-    return int.from_bytes(hashlib.sha256(f"{seed}/{stage}/{iteration}".encode()).digest()[:4], "big")
-
-
 def lineage_inputs(workspace: Workspace, run_id: str) -> dict[str, list[str]]:
     """The inputs that a stored run had: upstream stage -> run ids."""
     stored = workspace.tracking.read_json(run_id, "inputs.json")
     return {str(name): [str(each) for each in runs] for name, runs in stored.items()}
 
 
-def recover(workspace: Workspace) -> list[str]:
-    """Clean up after processes that died: their runs are marked KILLED, their scratch folders removed. Returns the run
-    ids.
+def readers(workspace: Workspace, run_id: str, stage: str) -> list[str]:
+    """Finished runs of the stage that read this run, newest first."""
 
-    To be called once as a command starts; a run of a living process is left alone.
-    """
-    dead = workspace.tracking.reap()
-    scratch = workspace.workdir("x").parent
-    if scratch.exists() and (left := list(scratch.iterdir())):
-        alive = {info.run_id for info in workspace.tracking.running()}
-        for folder in left:
-            if folder.name not in alive:
-                shutil.rmtree(folder, ignore_errors=True)
-    return dead
+    def read(one: str) -> bool:
+        return any(run_id in runs for runs in lineage_inputs(workspace, one).values())
 
-
-def orphans(workspace: Workspace) -> list[str]:
-    """Runs that committed rows and never finished; nobody reads them."""
-    return workspace.replay.verify(workspace.tracking.finished_runs())
-
-
-def changed_runs(workspace: Workspace) -> dict[str, list[str]]:
-    """Finished runs with an artifact that is not what was written: run -> its names."""
-    found = {run_id: workspace.tracking.changed(run_id) for run_id in workspace.tracking.finished_runs()}
-    return {run_id: names for run_id, names in found.items() if names}
-
-
-def mend(workspace: Workspace, run_id: str, names: Sequence[str]) -> None:
-    """What cannot be read any more is made again by the next command that needs it: weights are dropped, as by gc; a run
-    that lost anything else is FAILED, so that nobody reuses it.
-    """
-    if all(name.endswith(".safetensors") for name in names):
-        workspace.tracking.drop(run_id, lambda: False)
-    else:
-        workspace.tracking.finish(run_id, "FAILED", f"{names[0]} is not what was written")
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """The replay and the artifacts as one stage may see them: of its declared inputs only, for those alone are in its
-    fingerprint.
-    """
-
-    stage: str
-    run_ids: frozenset[str]
-    workspace: Workspace
-
-    def read(
-        self,
-        table: str,
-        run_ids: Sequence[str],
-        columns: Sequence[str],
-        *,
-        by: Sequence[str] = (),
-        among: Collection[tuple[Any, ...]] = (),
-    ) -> list[Row]:
-        self._check(run_ids)
-        return self.workspace.replay.read(table, run_ids, columns, by=by, among=among)
-
-    def artifact(self, run_id: str, path: str) -> Path:
-        self._check([run_id])
-        return self.workspace.tracking.artifact(run_id, path)
-
-    def _check(self, run_ids: Sequence[str]) -> None:
-        for run_id in run_ids:
-            if run_id not in self.run_ids:
-                raise ValueError(
-                    f"{self.stage} reads run {run_id}, which is not among its inputs and so not in its fingerprint"
-                )
-
-
-def context_of(
-    stage: Stage, *, run: Any, inputs: Mapping[str, Sequence[str]], iteration: int, workspace: Workspace, engine: Engine, workdir: Path,
-    checkpoints: Path, progress: Bar,
-) -> Context:  # fmt: skip
-    """What the stage's function sees: of the stores its inputs alone."""
-    readable = _Inputs(stage.name, frozenset(each for runs in inputs.values() for each in runs), workspace)
-    return Context(
-        config=getattr(run, stage.name),
-        run=run,
-        iteration=iteration,
-        seed=stage_seed(run.seed, stage.name, iteration),
-        inputs=inputs,
-        replay=readable,
-        engine=engine,
-        artifact=readable.artifact,
-        workdir=workdir,
-        checkpoints=checkpoints,
-        progress=progress,
-    )
+    known = workspace.tracking.reading(run_id, stage)
+    return [one for one, says in known if says or (says is None and read(one))]
 
 
 def _run(

@@ -6,6 +6,7 @@ MLflow gives a new run an id of its own; so a row is put into its table of runs,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,6 +15,7 @@ from stages.store.machine import process_tags
 from stages.store.runs import hidden, shown
 
 if TYPE_CHECKING:
+    from mlflow.entities import Metric, Param
     from mlflow.tracking import MlflowClient
 
 BATCH = 900  # points at once: MLflow takes 1000 entities, 100 of them params
@@ -106,22 +108,37 @@ def put_row(client: MlflowClient, record: Record, experiment_id: str, artifacts:
 
 def put_record(client: MlflowClient, record: Record, sequence: str) -> None:
     """Tags, params, metrics and sets of an open run. What is there already is not doubled."""
-    from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+    from mlflow.entities import Metric, Param, RunTag
 
     tags = {**record.tags, **hidden(process_tags()), "mlflow.runName": record.name, "sequence": sequence}
     client.log_batch(record.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
-    points = [Metric(*point) for point in record.metrics]
-    pairs = [Param(key, value) for key, value in record.params.items()]
-    while points or pairs:
-        client.log_batch(record.run_id, metrics=points[:BATCH], params=pairs[:100])
-        points, pairs = points[BATCH:], pairs[100:]
-    client.log_inputs(
+    put_values(
+        client,
         record.run_id,
+        [Metric(*point) for point in record.metrics],
+        [Param(*one) for one in record.params.items()],
+    )
+    put_sets(client, record.run_id, record.reads)
+
+
+def put_values(client: MlflowClient, run_id: str, points: list[Metric], pairs: list[Param]) -> None:
+    """Metrics and params of an open run, in one transaction where MLflow's limits of a batch allow it."""
+    while points or pairs:
+        client.log_batch(run_id, metrics=points[:BATCH], params=pairs[:100])
+        points, pairs = points[BATCH:], pairs[100:]
+
+
+def put_sets(client: MlflowClient, run_id: str, sets: Sequence[ReadSet]) -> None:
+    """The scenarios that an open run reads, as its datasets."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    client.log_inputs(
+        run_id,
         [
             DatasetInput(
                 Dataset(one.name, one.digest, one.source_type, one.source, profile=one.profile),
                 [InputTag(CONTEXT, one.role)],
             )
-            for one in record.reads
+            for one in sets
         ],
     )

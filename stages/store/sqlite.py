@@ -59,7 +59,7 @@ def told(db: Path) -> Iterator[None]:
 
 
 def _sentence(text: str, db: Path, quoted: str) -> TurnwiseError | None:
-    if "file is not a database" in text or "disk image is malformed" in text:
+    if any(said in text for said in ("file is not a database", "disk image is malformed", "no such table")):
         return TurnwiseError(
             f"the store {db} was wanted, but the file is damaged ({quoted}). Restore it, or move it away"
         )

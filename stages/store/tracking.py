@@ -1,9 +1,11 @@
-"""Runs, their metrics and their artifacts: the only module that imports MLflow.
+"""Runs, their metrics and their artifacts, in MLflow's store.
 
 One run a stage execution, one experiment a stage, a parent run a pipeline. The store is SQLite in WAL mode, so that
 readers never wait for a writer; artifacts are plain files under `root/artifacts/<experiment>/<run id>/artifacts`.
 A moved project folder still resumes and reruns; only MLflow's page then misses the artifacts of older runs, because it
 holds absolute locations (stages/store/artifacts.py).
+
+MLflow is imported by what writes; what is read comes from its tables as they are (stages/store/search.py).
 """
 
 from __future__ import annotations
@@ -17,24 +19,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stages.frame.types import Dropped, MissingInput, UsageError
-from stages.store import artifacts, models, sqlite
+from stages.store import artifacts, models, search, sqlite
 from stages.store.machine import is_dead, process_tags
 from stages.store.mlflow_db import connect, experiment_of
-from stages.store.mlflow_run import Record, put_record, put_row, read_record
-from stages.store.runs import NOTE, STANDS_FOR, RunInfo, ScenarioSet, clip, clipped, hidden, run_info, shown
+from stages.store.mlflow_run import ReadSet, Record, put_record, put_row, put_sets, put_values, read_record
+from stages.store.runs import NOTE, STANDS_FOR, RunInfo, ScenarioSet, clip, clipped, hidden, run_info
 from stages.store.sqlite import told
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 STORE_LOCK_TIMEOUT_S = 600.0  # a first creation takes up to a minute on a busy machine, and others may queue before us
-PAGE = 1000  # runs asked for at once
-# A clock may be set back, so runs are numbered as they start; runs of an older turnwise have no number and come last,
-# by their clock.
-NEWEST_FIRST = ["tags.sequence DESC", "attributes.start_time DESC"]
 
 
 class Tracking:
@@ -70,21 +67,16 @@ class Tracking:
         """
         own = hidden(process_tags()) | ({"mlflow.parentRunId": parent} if parent else {})
         with told(self.db):
-            own["sequence"] = f"{self._last_sequence() + 1:012d}"
-            return self._noted(
-                self._client.create_run(self.experiment_id(experiment), tags=clipped({**tags, **own}), run_name=name)
-            )
+            client, number = self._client, search.last_number(self.db) + 1
+            kept = clipped({**tags, **own, "sequence": f"{number:012d}"})
+            run = client.create_run(self.experiment_id(experiment), tags=kept, run_name=name)
+            return self._noted(run_info(run), str(run.info.artifact_uri)).run_id
 
-    def finished(self, fingerprint: str, experiment: str | None = None) -> str | None:
-        """Newest FINISHED run with that fingerprint, in one experiment (quicker) or in all."""
-        wanted = f"attributes.status = 'FINISHED' and tags.fingerprint = '{fingerprint}'"
-        if not self.db.exists():
-            return None
-        with told(self.db):
-            ids = [self.experiment_id(experiment)] if experiment else self._all_experiments()
-            found = self._client.search_runs(ids, wanted, max_results=PAGE, order_by=NEWEST_FIRST)
+    def finished(self, fingerprint: str, experiment: str = "") -> str | None:
+        """Newest FINISHED run with that fingerprint, in one experiment or in all."""
+        found = self._search(experiment=experiment, status="FINISHED", tags={"fingerprint": fingerprint})
         # One that stands in for another has the other's results under a new id: what follows would be made again.
-        return next((self._noted(run) for run in found if STANDS_FOR not in run.data.tags), None)
+        return next((info.run_id for info in found if STANDS_FOR not in info.tags), None)
 
     def is_finished(self, run_id: str) -> bool:
         """Whether the run ended well, which alone makes its rows and artifacts readable. False for an unknown id."""
@@ -118,11 +110,8 @@ class Tracking:
         points += [
             Metric(key, float(value), now, at) for key, values in curves.items() for at, value in enumerate(values)
         ]
-        pairs = [Param(key, value) for key, value in clipped(params).items()]
         with told(self.db):
-            while points or pairs:
-                self._client.log_batch(run_id, metrics=points[:900], params=pairs[:100])
-                points, pairs = points[900:], pairs[100:]
+            put_values(self._client, run_id, points, [Param(key, value) for key, value in clipped(params).items()])
 
     def log(self, run_id: str, metrics: Mapping[str, float], step: int = 0) -> None:
         """One value of each metric at `step`."""
@@ -145,23 +134,10 @@ class Tracking:
 
     def reads(self, run_id: str, sets: Sequence[ScenarioSet]) -> None:
         """Name the scenarios that a run reads, as its datasets."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-
-        inputs = [
-            DatasetInput(
-                Dataset(
-                    one.name,
-                    one.digest,
-                    "code",
-                    clip(json.dumps({"tags": one.source})),
-                    profile=json.dumps({"num_rows": one.rows}),
-                ),
-                [InputTag("mlflow.data.context", one.role)],
-            )
-            for one in sets
-        ]
+        read = [ReadSet(role=one.role, name=one.name, digest=one.digest, source_type="code", source=clip(json.dumps({"tags": one.source})),
+                        profile=json.dumps({"num_rows": one.rows})) for one in sets]  # fmt: skip
         with told(self.db):
-            self._client.log_inputs(run_id, inputs)
+            put_sets(self._client, run_id, read)
 
     def register(
         self, name: str, run_id: str, adapter: tuple[str, str], *, figures: Mapping[str, Any], note: str = ""
@@ -245,16 +221,16 @@ class Tracking:
         with told(self.db):
             folder = self.root / "artifacts" / record.experiment / record.run_id / "artifacts"
             put_row(self._client, record, self.experiment_id(record.experiment), str(folder))
-            put_record(self._client, record, f"{self._last_sequence() + 1:012d}")
+            put_record(self._client, record, f"{search.last_number(self.db) + 1:012d}")
             fill()
             self._client.set_terminated(record.run_id, record.status, end_time=record.ended_ms)
         return True
 
     def stand_ins(self, run_id: str) -> list[str]:
         """Finished runs with the same fingerprint that were made to take the place of this one, newest first."""
-        same = f"attributes.status = 'FINISHED' and tags.{STANDS_FOR} = '{run_id}' and tags.fingerprint = "
-        mine = self._run(run_id).data.tags.get("fingerprint")
-        return [info.run_id for info in self._search(None, f"{same}'{mine}'", None)] if mine else []
+        mine = self._run(run_id).tags.get("fingerprint")
+        same = {STANDS_FOR: run_id, "fingerprint": mine or ""}
+        return [info.run_id for info in self._search(status="FINISHED", tags=same)] if mine else []
 
     def seal(self, run_id: str) -> None:
         """Keep the hash of each of the run's artifacts: what is read later is held against it."""
@@ -286,19 +262,19 @@ class Tracking:
         with told(self.db):
             return models.sources(self._client)
 
-    def tags(self, run_id: str) -> dict[str, str]:
-        return shown(self._run(run_id).data.tags)
+    def tags(self, run_id: str) -> Mapping[str, str]:
+        return self._run(run_id).tags
 
-    def metrics(self, run_id: str) -> dict[str, float]:
+    def metrics(self, run_id: str) -> Mapping[str, float]:
         """Last value of each metric."""
-        return dict(self._run(run_id).data.metrics)
+        return self._run(run_id).metrics
 
     def status(self, run_id: str) -> str:
         """RUNNING, FINISHED, FAILED or KILLED."""
-        return str(self._run(run_id).info.status)
+        return self._run(run_id).status
 
     def info(self, run_id: str) -> RunInfo:
-        return run_info(self._run(run_id))
+        return self._run(run_id)
 
     def experiment(self, run_id: str) -> str:
         """Name of the run's experiment, which is its stage."""
@@ -306,25 +282,27 @@ class Tracking:
 
     def runs(self, experiment: str, limit: int) -> list[RunInfo]:
         """The newest runs of an experiment, newest first; empty where there is no such experiment."""
-        if not self.db.exists():
-            return []
-        with told(self.db):
-            known = self._client.get_experiment_by_name(experiment)
-        return [] if known is None else self._search([known.experiment_id], "", limit)
+        return self._search(experiment=experiment, limit=limit)
 
     def children(self, parent: str) -> list[RunInfo]:
         """Runs nested under a pipeline run, newest first."""
-        return self._search(None, f"tags.mlflow.parentRunId = '{parent}'", None)
+        return self._search(tags={"mlflow.parentRunId": parent})
 
     def finished_runs(self) -> list[str]:
         """Ids of all finished runs, for `Replay.verify`."""
-        return [info.run_id for info in self._search(None, "attributes.status = 'FINISHED'", None)]
+        return search.run_ids(self.db, status="FINISHED")
+
+    def reading(self, run_id: str, experiment: str) -> list[tuple[str, bool | None]]:
+        """Finished runs of the experiment, newest first, and whether this run was among their inputs; None where their
+        file of inputs alone says it.
+        """
+        return search.reading(self.db, run_id, experiment)
 
     def find(self, prefix: str) -> str:
         """The one run whose id starts with `prefix`. Raises UsageError where there is none, or several."""
         if not prefix or not prefix.isalnum():
             raise UsageError(f"a run id or the start of one was wanted, found {prefix!r}. See: turnwise runs")
-        found = [info.run_id for info in self._search(None, f"attributes.run_id LIKE '{prefix.lower()}%'", 3)]
+        found = [info.run_id for info in self._search(prefix=prefix.lower(), limit=3)]
         if not found:
             raise UsageError(f"no run starts with {prefix!r} in {self.root}. See: turnwise runs")
         if len(found) > 1:
@@ -335,12 +313,12 @@ class Tracking:
 
     def running(self) -> list[RunInfo]:
         """Open runs, newest first; a run stays open after its process died, until `reap`."""
-        return self._search(None, "attributes.status = 'RUNNING'", None)
+        return self._search(status="RUNNING")
 
     def working(self, fingerprint: str, experiment: str) -> RunInfo | None:
         """The newest open run with that fingerprint."""
-        wanted = f"attributes.status = 'RUNNING' and tags.fingerprint = '{fingerprint}'"
-        return next(iter(self._search([self.experiment_id(experiment)], wanted, 1)), None)
+        same = self._search(experiment=experiment, status="RUNNING", tags={"fingerprint": fingerprint}, limit=1)
+        return next(iter(same), None)
 
     def reap(self) -> list[str]:
         """Mark as KILLED the RUNNING runs of this host whose process is gone; returns their ids."""
@@ -349,60 +327,28 @@ class Tracking:
             self.finish(run_id, "KILLED", "its process is gone")
         return dead
 
-    def _search(self, experiments: list[str] | None, wanted: str, limit: int | None) -> list[RunInfo]:
-        found: list[RunInfo] = []
-        token: str | None = None
-        if not self.db.exists():
-            return found
-        with told(self.db):
-            ids = self._all_experiments() if experiments is None else experiments
-            while limit is None or len(found) < limit:
-                size = PAGE if limit is None else min(PAGE, limit - len(found))
-                page = self._client.search_runs(ids, wanted, max_results=size, order_by=NEWEST_FIRST, page_token=token)
-                found += [run_info(run) for run in page]
-                token = page.token
-                if not token:
-                    break
-        return found
-
-    def _last_sequence(self) -> int:
-        """Number of the newest run; 0 where there is none."""
-        newest = self._client.search_runs(self._all_experiments(), "", max_results=1, order_by=NEWEST_FIRST)
-        return int(newest[0].data.tags.get("sequence", 0)) if newest else 0
-
-    def _all_experiments(self) -> list[str]:
-        return [str(experiment.experiment_id) for experiment in self._client.search_experiments()]
+    def _search(self, **wanted: Any) -> list[RunInfo]:
+        """As `search.search`."""
+        return [self._noted(*found) for found in search.search(self.db, **wanted)]
 
     def experiment_id(self, name: str) -> str:
         if name not in self._experiments:
             self._experiments[name] = experiment_of(self._client, name, self.root / "artifacts" / name)
         return self._experiments[name]
 
-    def _run(self, run_id: str) -> Run:
-        from mlflow.exceptions import MlflowException
-
-        missing = MissingInput(f"run {run_id} was wanted, but {self.db} has no such run. See: turnwise runs")
-        if not self.db.exists():
-            raise missing
-        with told(self.db):
-            try:
-                run = self._client.get_run(run_id)
-            except MlflowException as error:
-                if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-                    raise missing from error
-                raise
-        self._noted(run)
-        return run
+    def _run(self, run_id: str) -> RunInfo:
+        if not (found := search.load(self.db, [run_id])):
+            raise MissingInput(f"run {run_id} was wanted, but {self.db} has no such run. See: turnwise runs")
+        return self._noted(*found[0])
 
     def _folder(self, run_id: str) -> Path:
         if run_id not in self._folders:
             self._run(run_id)
         return self._folders[run_id]
 
-    def _noted(self, run: Run) -> str:
-        """Remember what never changes of a run; returns its id."""
-        run_id = str(run.info.run_id)
-        self._folders[run_id] = artifacts.folder_of(self.root / "artifacts", str(run.info.artifact_uri))
-        if run.info.status == "FINISHED":
-            self._finished.add(run_id)
-        return run_id
+    def _noted(self, info: RunInfo, uri: str) -> RunInfo:
+        """Remember what never changes of a run."""
+        self._folders[info.run_id] = artifacts.folder_of(self.root / "artifacts", uri)
+        if info.status == "FINISHED":
+            self._finished.add(info.run_id)
+        return info

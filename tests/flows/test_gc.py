@@ -18,7 +18,7 @@ from flows.registry import METHODS, READS, WIRING
 from flows.report import Display
 from flows.rerun import prepare
 from stages.frame.types import Dropped
-from stages.store.execute import _Inputs
+from stages.store.context import Inputs
 from stages.store.workspace import Workspace
 
 RATES = {-1: 0.1, 0: 0.3, 1: 0.9, 2: 0.5, 3: 0.5, 4: 0.5, 5: 0.5}
@@ -182,14 +182,14 @@ def test_reads_are_inputs_and_every_stage_of_a_method_has_them() -> None:
 @pytest.mark.slow
 def test_the_real_stages_read_the_weights_that_the_table_names(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: set[tuple[str, str]] = set()
-    real = _Inputs.artifact
+    real = Inputs.artifact
 
-    def artifact(self: _Inputs, run_id: str, path: str) -> Path:
+    def artifact(self: Inputs, run_id: str, path: str) -> Path:
         found = real(self, run_id, path)
         read.add((self.stage, self.workspace.tracking.experiment(run_id)))
         return found
 
-    monkeypatch.setattr(_Inputs, "artifact", artifact)
+    monkeypatch.setattr(Inputs, "artifact", artifact)
     assert cli.main([*RUN, "--quiet", "--home", str(fresh)]) == 0
     said = {
         (stage, name)

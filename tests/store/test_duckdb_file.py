@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,10 @@ def test_a_forked_process_has_a_duckdb_of_its_own(replay: Replay) -> None:
 
 def test_a_use_that_fails_leaves_nothing_behind_and_the_next_one_works(replay: Replay) -> None:
     replay.commit("r0", "critic", {"priorities": [priority(0)]})
-    with pytest.raises(RuntimeError, match="of the caller"), replay._open(write=True) as connection:
+    with suppress(KeyError), replay._open(write=True) as connection:
         connection.execute("begin")
         connection.execute("delete from priorities")
-        raise RuntimeError("of the caller")
+        raise KeyError
     assert replay.count("priorities", ["r0"]) == 1
     with pytest.raises(UsageError, match="sql: "):
         replay.query("select nonsense", {})

@@ -16,7 +16,7 @@ import pytest
 from toys import toy_workspace
 
 from stages.store.equal_work import held
-from stages.store.execute import recover
+from stages.store.upkeep import recover
 
 HERE = Path(__file__).parents[1]
 LIMIT_S = 60.0  # far more than any of these waits takes

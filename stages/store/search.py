@@ -1,0 +1,139 @@
+"""Which runs there are, read from MLflow's tables in SQLite, without MLflow; where there is no store, there are none.
+
+Its own search of 10,000 runs takes seconds, and so does its import, which a command that only reads would pay for
+(`benchmarks/store.py`; docs/results.md, "The store at 10,000 stage runs"). What is asked here are a few plain questions;
+their answers are held against MLflow's own in tests/store/test_store_search.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from stages.store.runs import RunInfo, shown
+from stages.store.sqlite import told
+
+Found = tuple[RunInfo, str]
+"""A run, and where MLflow says that its artifacts are."""
+
+# A clock may be set back, so runs are numbered as they start; runs of an older turnwise have no number and come last,
+# by their clock.
+_NEWEST_FIRST = "order by number.value is null, number.value desc, runs.start_time desc, runs.run_uuid"
+_INPUTS = " left join tags inputs on inputs.run_uuid = runs.run_uuid and inputs.key = 'inputs'"
+_LISTED = "with listed as (select value as run_uuid from json_each(?))"
+
+
+def search(
+    db: Path, *, experiment: str = "", status: str = "", tags: Mapping[str, str] = {}, prefix: str = "", limit: int = -1
+) -> list[Found]:
+    """Runs that nobody deleted and that have all of this, newest first. prefix: the start of their id; limit: -1 = all."""
+    if not db.exists():
+        return []
+    query, values = _query("runs.run_uuid", experiment, status, tags, prefix)
+    with _opened(db) as raw:
+        return _load(raw, [run_id for (run_id,) in raw.execute(f"{query} {_NEWEST_FIRST} limit ?", [*values, limit])])
+
+
+def run_ids(db: Path, *, status: str) -> list[str]:
+    """Ids of all runs with that status, newest first."""
+    if not db.exists():
+        return []
+    query, values = _query("runs.run_uuid", "", status, {}, "")
+    with _opened(db) as raw:
+        return [run_id for (run_id,) in raw.execute(f"{query} {_NEWEST_FIRST}", values)]
+
+
+def last_number(db: Path) -> int:
+    """The highest number that a run was given as it started; 0 where there is none."""
+    with _opened(db) as raw:
+        ((number,),) = raw.execute("select max(value) from tags where key = 'sequence'")
+    return int(number or 0)
+
+
+def reading(db: Path, run_id: str, experiment: str) -> list[tuple[str, bool | None]]:
+    """Finished runs of the experiment, newest first, and whether their tag `inputs` names the run; None where it was too
+    long for a tag, or was never set.
+    """
+    if not db.exists():
+        return []
+    query, values = _query("runs.run_uuid, inputs.value", experiment, "FINISHED", {}, "", _INPUTS)
+    with _opened(db) as raw:
+        rows = raw.execute(f"{query} {_NEWEST_FIRST}", values).fetchall()
+    return [(found, f'"{run_id}"' in text if text and text.endswith("}") else None) for found, text in rows]
+
+
+def load(db: Path, ids: Sequence[str]) -> list[Found]:
+    """These runs, deleted ones too, in this order; an id that there is not is left out."""
+    if not db.exists():
+        return []
+    with _opened(db) as raw:
+        return _load(raw, ids)
+
+
+def _load(raw: sqlite3.Connection, ids: Sequence[str]) -> list[Found]:
+    listed = [json.dumps(list(ids))]
+    # A cross join is done in this order, by the index of the runs: else a whole table might be gone through.
+    what = "run_uuid, name, status, start_time, end_time, artifact_uri"
+    rows = {
+        row[0]: row
+        for row in raw.execute(f"{_LISTED} select {what} from listed cross join runs using (run_uuid)", listed)
+    }
+
+    def by_run(table: str, value: str = "value") -> dict[str, dict[str, Any]]:
+        query = f"{_LISTED} select run_uuid, key, {value} from listed cross join {table} using (run_uuid)"
+        found: dict[str, dict[str, Any]] = {}
+        for run_id, key, one in raw.execute(query, listed):
+            found.setdefault(run_id, {})[key] = one
+        return found
+
+    tags, params = by_run("tags"), by_run("params")
+    metrics = by_run("latest_metrics", "case when is_nan then null else value end")
+    found = []
+    for run_id in (one for one in ids if one in rows):
+        _, name, status, started, ended, uri = rows[run_id]
+        own = tags.get(run_id, {})
+        numbers = {key: math.nan if value is None else value for key, value in metrics.get(run_id, {}).items()}
+        info = RunInfo(
+            run_id=run_id,
+            name=name or own.get("mlflow.runName", ""),
+            status=status,
+            started=started / 1000,
+            ended=None if ended is None else ended / 1000,
+            tags=shown(own),
+            metrics=numbers,
+            params=params.get(run_id, {}),
+        )
+        found.append((info, uri))
+    return found
+
+
+def _query(
+    what: str, experiment: str, status: str, tags: Mapping[str, str], prefix: str, joins: str = ""
+) -> tuple[str, list[Any]]:
+    values = list[Any]()
+    for at, (key, value) in enumerate(tags.items()):
+        joins += f" join tags t{at} on t{at}.run_uuid = runs.run_uuid and t{at}.key = ? and t{at}.value = ?"
+        values += [key, value]
+    joins += " left join tags number on number.run_uuid = runs.run_uuid and number.key = 'sequence'"
+    where = "runs.lifecycle_stage = 'active'"
+    for condition, value in (
+        ("runs.experiment_id = (select experiment_id from experiments where name = ?)", experiment),
+        ("runs.status = ?", status),
+        ("substr(runs.run_uuid, 1, length(?)) = ?", prefix),
+    ):
+        if value:
+            where += f" and {condition}"
+            values += [value] * condition.count("?")
+    return f"select {what} from runs{joins} where {where}", values
+
+
+@contextmanager
+def _opened(db: Path) -> Iterator[sqlite3.Connection]:
+    """The database. Raises TurnwiseError where it cannot be read."""
+    with told(db), closing(sqlite3.connect(db, timeout=20)) as raw:
+        yield raw

@@ -1,0 +1,45 @@
+"""What is done about runs whose process died, and about artifacts that are not what was written."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+
+from stages.store.workspace import Workspace
+
+
+def recover(workspace: Workspace) -> list[str]:
+    """Clean up after processes that died: their runs are marked KILLED, their scratch folders removed. Returns the run
+    ids.
+
+    To be called once as a command starts; a run of a living process is left alone.
+    """
+    dead = workspace.tracking.reap()
+    scratch = workspace.workdir("x").parent
+    if scratch.exists() and (left := list(scratch.iterdir())):
+        alive = {info.run_id for info in workspace.tracking.running()}
+        for folder in left:
+            if folder.name not in alive:
+                shutil.rmtree(folder, ignore_errors=True)
+    return dead
+
+
+def orphans(workspace: Workspace) -> list[str]:
+    """Runs that committed rows and never finished; nobody reads them."""
+    return workspace.replay.verify(workspace.tracking.finished_runs())
+
+
+def changed_runs(workspace: Workspace) -> dict[str, list[str]]:
+    """Finished runs with an artifact that is not what was written: run -> its names."""
+    found = {run_id: workspace.tracking.changed(run_id) for run_id in workspace.tracking.finished_runs()}
+    return {run_id: names for run_id, names in found.items() if names}
+
+
+def mend(workspace: Workspace, run_id: str, names: Sequence[str]) -> None:
+    """What cannot be read any more is made again by the next command that needs it: weights are dropped, as by gc; a run
+    that lost anything else is FAILED, so that nobody reuses it.
+    """
+    if all(name.endswith(".safetensors") for name in names):
+        workspace.tracking.drop(run_id, lambda: False)
+    else:
+        workspace.tracking.finish(run_id, "FAILED", f"{names[0]} is not what was written")
