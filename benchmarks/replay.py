@@ -3,9 +3,8 @@
     python -m benchmarks.replay                            # about three minutes and 300 MB of disk on two cores
     python -m benchmarks.replay --transitions 20000 --turns 1000 --repeats 3
 
-Each line beside the obvious way to the same end, in the same process and on the same file. The median of the repeats,
-the fastest in brackets, and the median of processor time, to which other work on the machine adds least; the ratio is of
-processor time. Targets: 256 of a million in 5 ms, 256 new priorities in 20 ms, 20,000 turns a second. A turn has a prompt
+Each line beside the obvious way to the same end, in the same process and on the same file. Medians, the fastest in
+brackets; the ratio is of processor time, and "a second" of the median. Targets: 256 of a million in 5 ms, 256 new priorities in 20 ms, 20,000 turns a second. A turn has a prompt
 of 200 to 340 ids and a reply of 30.
 """
 
@@ -14,8 +13,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from typing import Any
 import duckdb
 import numpy as np
 
+from benchmarks.timed import Times, cells, ratio, timed
 from stages.frame.types import Row
 from stages.learn.priorities import by_clocks, sample_without_replacement
 from stages.play.chains import DrawConfig, draw, read_in_full, usable
@@ -33,10 +31,6 @@ from stages.store.replay import Replay
 DRAWN, TURNS, A_RUN = 256, 8, 10_000  # transitions drawn; turns of an episode; turns of a run
 PROMPT, GROWTH, REPLY = 200, 20, 30  # ids
 SEED = 0
-
-
-Times = list[tuple[float, float]]
-"""Seconds of wall time and of processor time, a call."""
 
 
 def fill(path: Path, n: int) -> tuple[list[str], list[str]]:
@@ -80,16 +74,6 @@ def priority_rows(i: int) -> list[Row]:
     return [{"episode_id": f"e{j}", "turn": i % TURNS, "loss": 0.5, "step": i} for j in range(DRAWN)]
 
 
-def seconds(work: Callable[[int], object], repeats: int) -> Times:
-    """Of each call, after one that does not count; it is told which one it is."""
-    found = []
-    for i in range(repeats + 1):
-        began, cpu_began = time.perf_counter(), time.process_time()
-        work(i)
-        found.append((time.perf_counter() - began, time.process_time() - cpu_began))
-    return found[1:]
-
-
 @contextmanager
 def alone(path: Path) -> Any:
     """The file opened as anybody would: a DuckDB of its own for each use."""
@@ -104,9 +88,9 @@ def draws(path: Path, n: int, repeats: int) -> list[tuple[str, str, Times]]:
         rng = np.random.default_rng(SEED)
         query = f"select episode_id, turn from priorities order by -ln(random()) / loss limit {DRAWN}"
         return [
-            (f"draw {DRAWN} of {n:,}", "one sum over p", seconds(lambda i: sample_without_replacement(rng, p, DRAWN), repeats)),
-            ("", "a clock for each", seconds(lambda i: by_clocks(rng, p, DRAWN), repeats)),
-            ("", "SQL, order by the clocks", seconds(lambda i: raw.execute(query).fetchall(), repeats)),
+            (f"draw {DRAWN} of {n:,}", "one sum over p", timed(lambda i: sample_without_replacement(rng, p, DRAWN), repeats)[1]),
+            ("", "a clock for each", timed(lambda i: by_clocks(rng, p, DRAWN), repeats)[1]),
+            ("", "SQL, order by the clocks", timed(lambda i: raw.execute(query).fetchall(), repeats)[1]),
         ]  # fmt: skip
 
 
@@ -129,9 +113,9 @@ def updates(path: Path, repeats: int) -> list[tuple[str, str, Times]]:
             )
 
     return [
-        (f"{DRAWN} new priorities", "commit", seconds(lambda i: replay.commit(f"new{i}", "critic", {"priorities": priority_rows(i)}), repeats)),
-        ("", "SQL, row by row", seconds(by_row, repeats)),
-        ("", "SQL, changed in place", seconds(in_place, repeats)),
+        (f"{DRAWN} new priorities", "commit", timed(lambda i: replay.commit(f"new{i}", "critic", {"priorities": priority_rows(i)}), repeats)[1]),
+        ("", "SQL, row by row", timed(by_row, repeats)[1]),
+        ("", "SQL, changed in place", timed(in_place, repeats)[1]),
     ]  # fmt: skip
 
 
@@ -144,9 +128,9 @@ def appends(path: Path, n: int, repeats: int) -> list[tuple[str, str, Times]]:
             marks = ", ".join("?" * (1 + len(few[0])))
             raw.executemany(f"insert into turns values ({marks})", [[f"slow{i}", *row.values()] for row in few])
 
-    slow = [(wall * n / len(few), cpu * n / len(few)) for wall, cpu in seconds(by_row, repeats)]
+    slow = Times(*([one * n / len(few) for one in kind] for kind in timed(by_row, repeats)[1]))
     return [
-        (f"{n:,} new turns", "commit", seconds(lambda i: replay.commit(f"turns{i}", "collect", {"turns": rows}), repeats)),
+        (f"{n:,} new turns", "commit", timed(lambda i: replay.commit(f"turns{i}", "collect", {"turns": rows}), repeats)[1]),
         ("", f"SQL, row by row (of {len(few)})", slow),
     ]  # fmt: skip
 
@@ -159,7 +143,7 @@ def whole_way(path: Path, collects: list[str], critics: list[str]) -> list[tuple
         drawn = draw(pool, known_losses(replay, critics), DrawConfig(transitions=DRAWN), np.random.default_rng(SEED))
         assert len(read_in_full(replay, drawn)) == DRAWN
 
-    kept, reopened = seconds(lambda i: go(Replay(path)), 1), seconds(lambda i: go(Reopening(path)), 1)
+    kept, reopened = (timed(lambda i, kind=kind: go(kind(path)), 1)[1] for kind in (Replay, Reopening))
     return [(f"from the file to {DRAWN} in full", "one DuckDB is kept", kept), ("", "a DuckDB for each use", reopened)]
 
 
@@ -173,22 +157,11 @@ class Reopening(Replay):
             yield connection
 
 
-def told(times: list[float]) -> str:
-    """Median and fastest, in the unit that fits."""
-    unit, name = (1e3, "ms") if statistics.median(times) < 1 else (1, "s")
-    return f"{statistics.median(times) * unit:.1f} {name} ({min(times) * unit:.1f})"
-
-
 def table(lines: list[tuple[str, str, Times]], count: int) -> None:
     """count: what a call draws or writes."""
-    first = statistics.median(cpu for _, cpu in lines[0][2])
     for what, how, times in lines:
-        walls, cpus = ([one[i] for one in times] for i in (0, 1))
-        cpu = statistics.median(cpus)
-        print(
-            f"| {what} | {how} | {told(walls)} | {told(cpus)} | {cpu / first:.1f} | {count / statistics.median(walls):,.0f} |",
-            flush=True,
-        )
+        a_second = count / statistics.median(times.wall)
+        print(f"| {what} | {how} | {cells(times)} | {ratio(times, lines[0][2]):.1f} | {a_second:,.0f} |", flush=True)
 
 
 def main() -> None:

@@ -5,8 +5,8 @@
 
 A pipeline run of the preset tiny is multiplied under new ids: its rows in MLflow's tables, and the JSON among its
 artifacts. The first table asks what turnwise asks beside the obvious way to the same answer, MLflow's own search, which
-the answers are compared with. The second has whole commands, each a process of its own, before and after. Medians, and the
-fastest in brackets: other work on the machine only ever adds.
+the answers are compared with. The second has whole commands, each a process of its own, before and after. Medians, the
+fastest in brackets; ratios are of processor time.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ import os
 import re
 import shutil
 import sqlite3
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from benchmarks.timed import Times, cells, ratio, timed
 from flows import presets
 from flows.book import EXPERIMENT
 from flows.workspace import open_workspace
@@ -35,10 +34,9 @@ from stages.store.execute import lineage_inputs, readers
 from stages.store.workspace import Workspace
 
 COMMAND = [sys.executable, "-m", "flows.cli"]
-TABLES = ("tags", "params", "latest_metrics", "metrics")
+NUMBERS = ("params", "latest_metrics", "metrics")  # tables that name no run but their own
 ORDER = ["tags.sequence DESC", "attributes.start_time DESC"]
 STAGE = "critic"
-REPEATS = 5
 
 
 def pipeline_of(raw: sqlite3.Connection) -> list[str]:
@@ -54,41 +52,51 @@ def pipeline_of(raw: sqlite3.Connection) -> list[str]:
 
 def copies(raw: sqlite3.Connection, root: Path, ids: Sequence[str], n: int) -> None:
     """Put n further pipeline runs beside the one that these ids are of."""
-    marks, number = ", ".join("?" * len(ids)), 10**6
-    rows = {name: _rows(raw, f"select * from {name} where run_uuid in ({marks})", ids) for name in ("runs", *TABLES)}
-    folders = {row["run_uuid"]: artifacts.folder_of(root, row["artifact_uri"]) for row in rows["runs"]}
-    texts = {
-        run_id: {file.name: file.read_text() for file in folder.glob("*.json")} for run_id, folder in folders.items()
-    }
+    marks = ", ".join("?" * len(ids))
+    rows = {name: _rows(raw, f"select * from {name} where run_uuid in ({marks})", ids) for name in ("runs", "tags")}
+    folders = [artifacts.folder_of(root, row["artifact_uri"]) for row in rows["runs"]]
+    texts = [
+        (file, file.read_text()) for folder in folders for file in folder.glob("*.json") if file.name != artifacts.SEAL
+    ]
     pattern = re.compile("|".join(ids))
     for c in range(1, n + 1):
-        new = {one: f"{c:08x}{one[8:]}" for one in ids}
 
-        def renamed(value: Any, new: dict[str, str] = new) -> Any:
-            return pattern.sub(lambda found: new[found[0]], value) if isinstance(value, str) else value
+        def renamed(value: Any, c: int = c) -> Any:
+            return pattern.sub(lambda hit: _new(hit[0], c), value) if isinstance(value, str) else value
 
-        for name in ("runs", *TABLES):
-            made = [{key: renamed(value) for key, value in row.items()} for row in rows[name]]
-            for row in made:
-                if name == "runs":
-                    row["start_time"] += 60_000 * c
-                elif name == "tags" and row["key"] == "fingerprint":
-                    row["value"] = hashlib.sha256(f"{c}{row['value']}".encode()).hexdigest()
-                elif name == "tags" and row["key"].endswith("sequence"):
-                    row["value"] = f"{number + c * len(ids) + int(row['value']):012d}"
-            keys = list(made[0]) if made else []
-            raw.executemany(
-                f"insert into {name} ({', '.join(keys)}) values ({', '.join('?' * len(keys))})",
-                [list(row.values()) for row in made],
-            ) if made else None
-        for run_id, folder in folders.items():
-            place = folder.parent.parent / new[run_id] / folder.name
-            place.mkdir(parents=True)
-            for name, text in texts[run_id].items():
-                if name != artifacts.SEAL:
-                    (place / name).write_text(renamed(text))
-            artifacts.seal(place)
+        for name, found in rows.items():
+            for row in found:
+                own = [renamed(value) for value in _further(name, row, c, len(ids)).values()]
+                raw.execute(f"insert into {name} ({', '.join(row)}) values ({', '.join('?' * len(row))})", own)
+        for name in NUMBERS:
+            columns = [row["name"] for row in _rows(raw, f"select name from pragma_table_info('{name}')", [])]
+            own = [f"'{c:08x}' || substr(run_uuid, 9)" if one == "run_uuid" else one for one in columns]
+            raw.execute(
+                f"insert into {name} ({', '.join(columns)}) select {', '.join(own)} from {name} where run_uuid in ({marks})",
+                ids,
+            )
+        for file, text in texts:
+            place = file.parent.parent.with_name(_new(file.parts[-3], c)) / file.parent.name
+            place.mkdir(parents=True, exist_ok=True)
+            (place / file.name).write_text(renamed(text))
+        for folder in folders:
+            artifacts.seal(folder.parent.with_name(_new(folder.parts[-2], c)) / folder.name)
     raw.commit()
+
+
+def _new(run_id: str, c: int) -> str:
+    return f"{c:08x}{run_id[8:]}"
+
+
+def _further(table: str, row: dict[str, Any], c: int, n_runs: int) -> dict[str, Any]:
+    """The row in copy c, which started later, has fingerprints of its own, and goes on numbering."""
+    if table == "runs":
+        return {**row, "start_time": row["start_time"] + 60_000 * c}
+    if table == "tags" and row["key"] == "fingerprint":
+        return {**row, "value": hashlib.sha256(f"{c}{row['value']}".encode()).hexdigest()}
+    if table == "tags" and row["key"] == "sequence":
+        return {**row, "value": f"{10**6 + c * n_runs + int(row['value']):012d}"}
+    return row
 
 
 def _rows(raw: sqlite3.Connection, query: str, values: Sequence[Any]) -> list[dict[str, Any]]:
@@ -96,17 +104,7 @@ def _rows(raw: sqlite3.Connection, query: str, values: Sequence[Any]) -> list[di
     return [dict(zip([one[0] for one in found.description], row, strict=True)) for row in found.fetchall()]
 
 
-def seconds(work: Callable[[], Any], repeats: int = REPEATS) -> tuple[Any, list[float]]:
-    """What it gives, and the seconds of each call but the first."""
-    times = []
-    for _ in range(repeats + 1):
-        began = time.perf_counter()
-        found = work()
-        times.append(time.perf_counter() - began)
-    return found, times[1:]
-
-
-def questions(workspace: Workspace, of: str) -> Iterator[tuple[str, Callable[[], Any], Callable[[], Any]]]:
+def questions(workspace: Workspace, of: str) -> Iterator[tuple[str, Callable[[int], Any], Callable[[int], Any]]]:
     """What, by turnwise and by MLflow's search. of: a run of critic."""
     from mlflow.tracking import MlflowClient
 
@@ -135,46 +133,44 @@ def questions(workspace: Workspace, of: str) -> Iterator[tuple[str, Callable[[],
     collect = lineage_inputs(workspace, of)["collect"][0]
     yield (
         "fingerprint that is there",
-        lambda: tracking.finished(key, STAGE),
-        lambda: ids(search(same.format(key), 1000, [STAGE]))[0],
+        lambda _: tracking.finished(key, STAGE),
+        lambda _: ids(search(same.format(key), 1000, [STAGE]))[0],
     )
     yield (
         "fingerprint that is not",
-        lambda: tracking.finished(none, STAGE),
-        lambda: next(iter(ids(search(same.format(none), 1000, [STAGE]))), None),
+        lambda _: tracking.finished(none, STAGE),
+        lambda _: next(iter(ids(search(same.format(none), 1000, [STAGE]))), None),
     )
     yield (
         "newest 20 pipeline runs",
-        lambda: [one.run_id for one in tracking.runs(EXPERIMENT, 20)],
-        lambda: ids(search("", 20, [EXPERIMENT])),
+        lambda _: [one.run_id for one in tracking.runs(EXPERIMENT, 20)],
+        lambda _: ids(search("", 20, [EXPERIMENT])),
     )
     yield (
         "runs that are open",
-        lambda: [one.run_id for one in tracking.running()],
-        lambda: ids(search("attributes.status = 'RUNNING'", 10**9)),
+        lambda _: [one.run_id for one in tracking.running()],
+        lambda _: ids(search("attributes.status = 'RUNNING'", 10**9)),
     )
     yield (
         "all finished runs",
-        lambda: tracking.finished_runs(),
-        lambda: ids(search("attributes.status = 'FINISHED'", 10**9)),
+        lambda _: tracking.finished_runs(),
+        lambda _: ids(search("attributes.status = 'FINISHED'", 10**9)),
     )
     yield (
         f"runs of {STAGE} that read a run of collect",
-        lambda: readers(workspace, collect, STAGE),
-        lambda: slowly_read(collect, STAGE),
+        lambda _: readers(workspace, collect, STAGE),
+        lambda _: slowly_read(collect, STAGE),
     )
 
 
-def commands(home: Path, ids: Sequence[str], stage_run: str) -> dict[str, list[float]]:
-    """Seconds of commands, each a process of its own."""
+def commands(home: Path, ids: Sequence[str], stage_run: str) -> dict[str, Times]:
+    """Times of commands, each a process of its own."""
     argvs = {
         "turnwise --help": ["--help"],
         "turnwise runs": ["runs"],
-        f"turnwise runs --stage {STAGE}": ["runs", "--stage", STAGE],
         "turnwise show, of a pipeline run": ["show", ids[0]],
         "turnwise show, of a stage run": ["show", stage_run],
         "turnwise lineage": ["lineage", ids[0]],
-        f"turnwise explain {STAGE}": ["explain", STAGE, "--of", ids[0]],
         "turnwise verify": ["verify"],
     }
 
@@ -182,12 +178,7 @@ def commands(home: Path, ids: Sequence[str], stage_run: str) -> dict[str, list[f
         where = [] if argv[0] == "--help" else ["--home", str(home)]
         subprocess.run([*COMMAND, *argv, *where], check=True, stdout=subprocess.DEVNULL)
 
-    return {name: seconds(lambda argv=argv: go(argv), 3)[1] for name, argv in argvs.items()}  # type: ignore[misc]
-
-
-def told(times: list[float]) -> str:
-    unit, name = (1e3, "ms") if statistics.median(times) < 1 else (1, "s")
-    return f"{statistics.median(times) * unit:.1f} {name} ({min(times) * unit:.1f})"
+    return {name: timed(lambda i, argv=argv: go(argv), 2)[1] for name, argv in argvs.items()}  # type: ignore[misc]
 
 
 def tiny(home: Path) -> None:
@@ -209,18 +200,16 @@ def measure(home: Path, n: int) -> None:
     here = os.getcwd()
     workspace = open_workspace(home)
     print(f"{size} in {n_copies + 1:,} pipeline runs, {db.stat().st_size / 1e6:,.0f} MB\n")
-    print("| what is asked | turnwise | MLflow's search | ratio |\n|---|---|---|---|")
+    print("| what is asked | turnwise | processor | MLflow's search | processor | ratio |\n|---|---|---|---|---|---|")
     for what, mine, theirs in questions(workspace, stage_run):
-        (found, fast), (wanted, slow) = seconds(mine), seconds(theirs, 2)
+        (found, fast), (wanted, slow) = timed(mine, 5), timed(theirs, 1, first=0)
         if found != wanted:
             raise SystemExit(f"{what}: turnwise answers {str(found)[:200]}, MLflow {str(wanted)[:200]}")
-        ratio = statistics.median(slow) / statistics.median(fast)
-        print(f"| {what} | {told(fast)} | {told(slow)} | {ratio:.0f} |", flush=True)
+        print(f"| {what} | {cells(fast)} | {cells(slow)} | {ratio(slow, fast):.0f} |", flush=True)
     os.chdir(here)
-    print(f"\n| command | one pipeline run | {size} | ratio |\n|---|---|---|---|")
+    print(f"\n| command | one pipeline run | processor | {size} | processor | ratio |\n|---|---|---|---|---|---|")
     for name, times in commands(home, ids, stage_run).items():
-        ratio = statistics.median(times) / statistics.median(before[name])
-        print(f"| {name} | {told(before[name])} | {told(times)} | {ratio:.2f} |", flush=True)
+        print(f"| {name} | {cells(before[name])} | {cells(times)} | {ratio(times, before[name]):.2f} |", flush=True)
 
 
 def _folder(raw: sqlite3.Connection, home: Path, run_id: str) -> Path:

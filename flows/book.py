@@ -122,8 +122,12 @@ class Book:
         final, run_id = self.summary.final, self.summary.run_id
         text = f"The adapter of {run_link(METHODS[self.run.method][-1], final['adapter'], self._tracking.link)}, chosen by {run_link(EXPERIMENT, run_id, self._tracking.link)}."
         figures = telling.figures(self.run, self.asked, self.commit, self.summary)
-        self._model = self._tracking.register(
-            self.run.preset or EXPERIMENT, run_id, (final["adapter"], "adapter"), figures=figures, note=text
+        self._model = self._tracking.models.register(
+            self.run.preset or EXPERIMENT,
+            run_id,
+            self._tracking.artifact(final["adapter"], "adapter"),
+            figures=figures,
+            note=text,
         )
         return self._model
 

@@ -79,11 +79,11 @@ def judge(run: RunConfig, workspace: Workspace) -> Judge:
     """How a run ends whose each_run is "champion"."""
 
     def judged(step: Step, candidate: Version, best: Iteration) -> dict[str, Any]:
-        workspace.tracking.candidate(candidate)
-        if before := workspace.tracking.decide(candidate, None, None):
+        workspace.tracking.models.candidate(candidate)
+        if before := workspace.tracking.models.decide(candidate, None, None):
             return before
         while True:  # again only where another run was promoted meanwhile
-            champion = workspace.tracking.champion(candidate.name)
+            champion = workspace.tracking.models.champion(candidate.name)
             against = champion.number if champion else None
             played = {
                 part: step(_match(run, version, part, best.iteration, workspace))
@@ -91,7 +91,7 @@ def judge(run: RunConfig, workspace: Workspace) -> Judge:
             }
             rates = {part: _won_by_scenario(done.run_id, workspace) for part, done in played.items()}
             verdict = {"against": against, **compared(rates["champion"], rates["candidate"])}
-            if decided := workspace.tracking.decide(candidate, against, verdict):
+            if decided := workspace.tracking.models.decide(candidate, against, verdict):
                 return decided
 
     return judged

@@ -74,7 +74,7 @@ def survey(workspace: Workspace, newest: int) -> list[Weights]:
 def kept(workspace: Workspace, newest: int, learners: Sequence[RunInfo]) -> dict[str, str]:
     """Run id -> why the weights of that run are kept."""
     tracking = workspace.tracking
-    found = dict.fromkeys(tracking.registered(), "a registered model")
+    found = dict.fromkeys(tracking.models.sources(), "a registered model")
     members: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for one in learners:
         if pipeline := one.tags.get("pipeline"):

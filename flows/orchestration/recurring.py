@@ -48,7 +48,7 @@ def next_sets(
 
 
 def _after_champion(run: presets.RunConfig, workspace: Workspace) -> list[str]:
-    champion = workspace.tracking.champion(run.preset)
+    champion = workspace.tracking.models.champion(run.preset)
     if champion is None:
         return []
     last = int(champion.tags["iteration"])

@@ -5,6 +5,10 @@ Modules:
     execute    runs one stage, or reuses the finished run with the same fingerprint
     tracking   runs, metrics and artifacts (MLflow)
     replay     rows of all runs (DuckDB)
+    search     which runs there are, read from MLflow's tables
+    duckdb_file  the replay's file: made once, upgraded once, attached for as long as it is used
+    context    what a stage's function may see
+    upkeep     what is done about runs that died, and about artifacts that are not what was written
     tables     the columns of every table, and rows as Arrow and Parquet
     artifacts  artifacts as plain files
     runs       one run as the store knows it
@@ -13,7 +17,8 @@ Modules:
     contents    the code and files that a config names, as hashes for the fingerprint
     equal_work  equal work at once: one process works, the others wait for it
     notes       descriptions and links of stage runs, for MLflow's page
-    models      adapters as versions of registered models
+    models      adapters as versions of registered models, through MLflow's client
+    registered  the registered models of a store: champion, candidates, what was decided
     workspace   what a stage run needs, and what comes of it
     mlflow_db   MLflow's database: made whole or not at all, upgraded once
     mlflow_run  a run as a value, which moves from one store to another under its id

@@ -10,6 +10,8 @@ from pathlib import Path
 from stages.frame.types import TurnwiseError
 from stages.store.machine import disk_full, first_line
 
+STORE_LOCK_TIMEOUT_S = 600.0  # a first creation takes up to a minute on a busy machine, and others may queue before us
+
 
 @contextmanager
 def exclusive(db: Path, timeout_s: float) -> Iterator[None]:

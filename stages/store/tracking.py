@@ -19,19 +19,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stages.frame.types import Dropped, MissingInput, UsageError
-from stages.store import artifacts, models, search, sqlite
+from stages.store import artifacts, search, sqlite
 from stages.store.machine import is_dead, process_tags
 from stages.store.mlflow_db import connect, experiment_of
 from stages.store.mlflow_run import ReadSet, Record, put_record, put_row, put_sets, put_values, read_record
+from stages.store.registered import RegisteredModels
 from stages.store.runs import NOTE, STANDS_FOR, RunInfo, ScenarioSet, clip, clipped, hidden, run_info
-from stages.store.sqlite import told
+from stages.store.sqlite import STORE_LOCK_TIMEOUT_S, told
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
-
-STORE_LOCK_TIMEOUT_S = 600.0  # a first creation takes up to a minute on a busy machine, and others may queue before us
 
 
 class Tracking:
@@ -56,6 +55,11 @@ class Tracking:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing leaves the machine unasked
         with told(self.db), sqlite.exclusive(self.db, STORE_LOCK_TIMEOUT_S):
             return connect(self.db)
+
+    @cached_property
+    def models(self) -> RegisteredModels:
+        """Adapters as versions of registered models, with their aliases."""
+        return RegisteredModels(self.db, lambda: self._client)
 
     def initialise(self) -> None:
         """Create the store, or upgrade one of an older MLflow; safe when several processes start at once."""
@@ -139,42 +143,6 @@ class Tracking:
         with told(self.db):
             put_sets(self._client, run_id, read)
 
-    def register(
-        self, name: str, run_id: str, adapter: tuple[str, str], *, figures: Mapping[str, Any], note: str = ""
-    ) -> models.Version:
-        """A version of the registered model `name`: the adapter that is an artifact (run id, path), found by the run
-        `run_id`.
-        """
-        source = str(self.artifact(*adapter))
-        with told(self.db), sqlite.exclusive(self.db, STORE_LOCK_TIMEOUT_S):
-            return models.register(self._client, name, source, run_id, clipped(figures), clip(note))
-
-    def champion(self, name: str) -> models.Version | None:
-        """The champion among the versions of the registered model; None where there is none. Raises UsageError where no
-        run of turnwise registered it.
-        """
-        if not self.db.exists():
-            return None
-        with told(self.db):
-            found = models.aliased(self._client, name, models.CHAMPION)
-        if found and not {"run", "pipeline", "iteration"} <= found.tags.keys():
-            raise UsageError(
-                f"The champion of {name}, version {found.number}, was not registered by a run; give the alias champion to another version."
-            )
-        return found
-
-    def candidate(self, version: models.Version) -> None:
-        """Name the version the candidate of its model."""
-        with told(self.db):
-            models.name_alias(self._client, version, models.CANDIDATE)
-
-    def decide(
-        self, candidate: models.Version, against: int | None, verdict: Mapping[str, Any] | None
-    ) -> dict[str, Any] | None:
-        """What is decided of a candidate, once: `models.decide`."""
-        with told(self.db), sqlite.exclusive(self.db, STORE_LOCK_TIMEOUT_S):
-            return models.decide(self._client, candidate, against, verdict)
-
     def save(self, run_id: str, local: Path, artifact_path: str) -> None:
         """Copy a file or folder to be the run's artifact of that name."""
         artifacts.save(self._folder(run_id), local, artifact_path)
@@ -254,13 +222,6 @@ class Tracking:
             if done:
                 self._client.set_tag(run_id, "dropped", "weights")  # for MLflow's page: the file beside them decides
         return done
-
-    def registered(self) -> set[str]:
-        """Ids of the runs whose adapter is a version of a registered model."""
-        if not self.db.exists():
-            return set()
-        with told(self.db):
-            return models.sources(self._client)
 
     def tags(self, run_id: str) -> Mapping[str, str]:
         return self._run(run_id).tags
