@@ -3,8 +3,8 @@
     python -m benchmarks.store                             # runs tiny once, and takes some ten minutes on two cores
     python -m benchmarks.store --runs 500 --home FOLDER    # multiplies the newest pipeline run of FOLDER, which grows
 
-A pipeline run of the preset tiny is multiplied under new ids: its rows in MLflow's tables, and the JSON among its
-artifacts. The first table asks what turnwise asks beside the obvious way to the same answer, MLflow's own search, which
+A pipeline run of the preset tiny is multiplied under new ids: its rows in MLflow's tables, and of its artifacts the
+inputs of critic and the summary. The first table asks what turnwise asks beside the obvious way to the same answer, MLflow's own search, which
 the answers are compared with. The second has whole commands, each a process of its own, before and after. Medians, the
 fastest in brackets; ratios are of processor time.
 """
@@ -34,9 +34,11 @@ from stages.store.execute import lineage_inputs, readers
 from stages.store.workspace import Workspace
 
 COMMAND = [sys.executable, "-m", "flows.cli"]
+FILES = ("inputs.json", "summary.json")
 NUMBERS = ("params", "latest_metrics", "metrics")  # tables that name no run but their own
 ORDER = ["tags.sequence DESC", "attributes.start_time DESC"]
 STAGE = "critic"
+RUN_ID = re.compile("[0-9a-f]{32}")
 
 
 def pipeline_of(raw: sqlite3.Connection) -> list[str]:
@@ -51,57 +53,47 @@ def pipeline_of(raw: sqlite3.Connection) -> list[str]:
 
 
 def copies(raw: sqlite3.Connection, root: Path, ids: Sequence[str], n: int) -> None:
-    """Put n further pipeline runs beside the one that these ids are of."""
-    marks = ", ".join("?" * len(ids))
-    rows = {name: _rows(raw, f"select * from {name} where run_uuid in ({marks})", ids) for name in ("runs", "tags")}
-    folders = [artifacts.folder_of(root, row["artifact_uri"]) for row in rows["runs"]]
-    texts = [
-        (file, file.read_text()) for folder in folders for file in folder.glob("*.json") if file.name != artifacts.SEAL
-    ]
-    pattern = re.compile("|".join(ids))
-    for c in range(1, n + 1):
-
-        def renamed(value: Any, c: int = c) -> Any:
-            return pattern.sub(lambda hit: _new(hit[0], c), value) if isinstance(value, str) else value
-
-        for name, found in rows.items():
-            for row in found:
-                own = [renamed(value) for value in _further(name, row, c, len(ids)).values()]
-                raw.execute(f"insert into {name} ({', '.join(row)}) values ({', '.join('?' * len(row))})", own)
-        for name in NUMBERS:
-            columns = [row["name"] for row in _rows(raw, f"select name from pragma_table_info('{name}')", [])]
-            own = [f"'{c:08x}' || substr(run_uuid, 9)" if one == "run_uuid" else one for one in columns]
-            raw.execute(
-                f"insert into {name} ({', '.join(columns)}) select {', '.join(own)} from {name} where run_uuid in ({marks})",
-                ids,
-            )
-        for file, text in texts:
-            place = file.parent.parent.with_name(_new(file.parts[-3], c)) / file.parent.name
-            place.mkdir(parents=True, exist_ok=True)
-            (place / file.name).write_text(renamed(text))
-        for folder in folders:
-            artifacts.seal(folder.parent.with_name(_new(folder.parts[-2], c)) / folder.name)
+    """Put n further pipeline runs beside the one that these ids are of: they started later, have fingerprints of their
+    own, and go on numbering.
+    """
+    raw.create_function("renamed", 2, renamed(ids), deterministic=True)
+    raw.create_function("hashed", 1, lambda text: hashlib.sha256(text.encode()).hexdigest(), deterministic=True)
+    further = {
+        "runs.start_time": "start_time + 60000 * c",
+        "tags.value": f"case key when 'fingerprint' then hashed(c || value) when 'sequence' then printf('%012d', 1000000 + {len(ids)} * c + value) "
+        "else renamed(value, c) end",
+    }
+    numbers = f"(with recursive n(c) as (select 1 union all select c + 1 from n where c < {n}) select c from n)"
+    for table in ("runs", "tags", "params", "latest_metrics", "metrics"):
+        columns = [name for (name,) in raw.execute(f"select name from pragma_table_info('{table}')")]
+        own = {"run_uuid": "renamed(run_uuid, c)", "artifact_uri": "renamed(artifact_uri, c)"}
+        values = ", ".join(further.get(f"{table}.{one}") or own.get(one, one) for one in columns)
+        marks = ", ".join("?" * len(ids))
+        raw.execute(
+            f"insert into {table} ({', '.join(columns)}) select {values} from {table}, {numbers} where run_uuid in ({marks})",
+            ids,
+        )
     raw.commit()
+    folders = [root / EXPERIMENT / ids[0], *((root / STAGE / one) for one in ids if (root / STAGE / one).is_dir())]
+    files = [file for folder in folders for file in (folder / "artifacts").glob("*.json") if file.name in FILES]
+    texts, rename = {file: file.read_text() for file in files}, renamed(ids)
+    for c in range(1, n + 1):
+        for file, text in texts.items():
+            place = Path(rename(str(file), c))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(rename(text, c))
 
 
-def _new(run_id: str, c: int) -> str:
-    return f"{c:08x}{run_id[8:]}"
+def renamed(ids: Sequence[str]) -> Callable[[Any, int], Any]:
+    """A function of a text and c: the text with these ids as they are in copy c."""
+    known = frozenset(ids)
 
+    def of(text: Any, c: int) -> Any:
+        if not isinstance(text, str):
+            return text
+        return RUN_ID.sub(lambda hit: f"{c:08x}{hit[0][8:]}" if hit[0] in known else hit[0], text)
 
-def _further(table: str, row: dict[str, Any], c: int, n_runs: int) -> dict[str, Any]:
-    """The row in copy c, which started later, has fingerprints of its own, and goes on numbering."""
-    if table == "runs":
-        return {**row, "start_time": row["start_time"] + 60_000 * c}
-    if table == "tags" and row["key"] == "fingerprint":
-        return {**row, "value": hashlib.sha256(f"{c}{row['value']}".encode()).hexdigest()}
-    if table == "tags" and row["key"] == "sequence":
-        return {**row, "value": f"{10**6 + c * n_runs + int(row['value']):012d}"}
-    return row
-
-
-def _rows(raw: sqlite3.Connection, query: str, values: Sequence[Any]) -> list[dict[str, Any]]:
-    found = raw.execute(query, values)
-    return [dict(zip([one[0] for one in found.description], row, strict=True)) for row in found.fetchall()]
+    return of
 
 
 def questions(workspace: Workspace, of: str) -> Iterator[tuple[str, Callable[[int], Any], Callable[[int], Any]]]:
@@ -128,7 +120,7 @@ def questions(workspace: Workspace, of: str) -> Iterator[tuple[str, Callable[[in
         finished = ids(search("attributes.status = 'FINISHED'", 10**9, [stage]))
         return [one for one in finished if any(of in runs for runs in lineage_inputs(workspace, one).values())]
 
-    key, none = tracking.tags(of)["fingerprint"], "0" * 64
+    key, none, parent = tracking.tags(of)["fingerprint"], "0" * 64, tracking.tags(of)["pipeline"]
     same = "attributes.status = 'FINISHED' and tags.fingerprint = '{}'"
     collect = lineage_inputs(workspace, of)["collect"][0]
     yield (
@@ -152,9 +144,9 @@ def questions(workspace: Workspace, of: str) -> Iterator[tuple[str, Callable[[in
         lambda _: ids(search("attributes.status = 'RUNNING'", 10**9)),
     )
     yield (
-        "all finished runs",
-        lambda _: tracking.finished_runs(),
-        lambda _: ids(search("attributes.status = 'FINISHED'", 10**9)),
+        "stage runs of a pipeline run",
+        lambda _: [one.run_id for one in tracking.children(parent)],
+        lambda _: ids(search(f"tags.mlflow.parentRunId = '{parent}'", 10**9)),
     )
     yield (
         f"runs of {STAGE} that read a run of collect",
@@ -166,19 +158,16 @@ def questions(workspace: Workspace, of: str) -> Iterator[tuple[str, Callable[[in
 def commands(home: Path, ids: Sequence[str], stage_run: str) -> dict[str, Times]:
     """Times of commands, each a process of its own."""
     argvs = {
-        "turnwise --help": ["--help"],
         "turnwise runs": ["runs"],
         "turnwise show, of a pipeline run": ["show", ids[0]],
         "turnwise show, of a stage run": ["show", stage_run],
         "turnwise lineage": ["lineage", ids[0]],
-        "turnwise verify": ["verify"],
     }
 
     def go(argv: Sequence[str]) -> None:
-        where = [] if argv[0] == "--help" else ["--home", str(home)]
-        subprocess.run([*COMMAND, *argv, *where], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*COMMAND, *argv, "--home", str(home)], check=True, stdout=subprocess.DEVNULL)
 
-    return {name: timed(lambda i, argv=argv: go(argv), 2)[1] for name, argv in argvs.items()}  # type: ignore[misc]
+    return {name: timed(lambda i, argv=argv: go(argv), 2, first=0)[1] for name, argv in argvs.items()}  # type: ignore[misc]
 
 
 def tiny(home: Path) -> None:
