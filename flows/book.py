@@ -186,6 +186,7 @@ class Book:
             yield
             self.draw()
             self.put(status="FINISHED")
+            self._tracking.seal(run_id)
             self._tracking.note(run_id, self.note)
             self._tracking.finish(run_id)
         except BaseException as error:

@@ -12,12 +12,13 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from flows.registry import STAGES
 from stages.store import sqlite
 from stages.store.artifacts import SEAL
 from stages.store.execute import INGREDIENTS
@@ -58,6 +59,7 @@ class Done:
     status: int
     out: str
     err: str
+    cpu_s: float = 0.0  # processor time of its process
 
     @property
     def json(self) -> Any:
@@ -93,6 +95,23 @@ class Ended:
     seen: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Job:
+    """A command, and what is done to it: `act` at `moment` of the stage run `title`; `signal` once it has had `after_s` of
+    processor time, which a busy machine does not move; `clock_s`: how far its clock is ahead; `closed`: of its stdout and
+    stderr, those that nobody reads.
+    """
+
+    argv: Sequence[str]
+    title: str = ""
+    moment: str = ""
+    act: str = ""
+    signal: int = 0
+    after_s: float = 0.0
+    clock_s: float = 0.0
+    closed: Sequence[int] = ()
+
+
 class Commands:
     """Runs `turnwise` commands, each in a process of its own; with an act, disturbed by it."""
 
@@ -100,17 +119,22 @@ class Commands:
         self._child = child
 
     def __call__(self, home: Path, *argv: str, title: str = "", moment: str = "", act: str = "") -> Done:
+        return self.at_once(home, Job(argv, title, moment, act))[0]
+
+    def at_once(self, home: Path, *jobs: Job) -> list[Done]:
+        """Commands in one folder that begin together; how each of them ended."""
         assert self._child.stdin is not None
         assert self._child.stdout is not None
-        job = {"argv": argv, "home": str(home), "title": title, "moment": moment, "act": act}
-        self._child.stdin.write(json.dumps(job) + "\n")
+        self._child.stdin.write(json.dumps([{**asdict(job), "home": str(home)} for job in jobs]) + "\n")
         self._child.stdin.flush()
-        return Done(**json.loads(self._child.stdout.readline()))
+        return [Done(**one) for one in json.loads(self._child.stdout.readline())]
 
 
 @contextmanager
-def commands() -> Iterator[Commands]:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])}
+def commands(env: Mapping[str, str] = {}) -> Iterator[Commands]:
+    """env: beside this process's own; where PREFECT_API_URL is in it, Prefect is imported before the commands."""
+    path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, **env}
     script = [sys.executable, str(HERE / "command_child.py")]
     with subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as child:
         yield Commands(child)
@@ -141,15 +165,17 @@ def seen(home: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "pipeline": {"summary": _timeless(summary), "metrics": _metrics(tracking, summary["run_id"], curves="")}
     }
+    tables = {table: replay.rows(table, list(runs.values())) for table in TABLES}
     for title, run_id in runs.items():
         folder = tracking.artifact(run_id, ".")
-        rows = {table: [_timeless(row) for row in replay.rows(table, [run_id])] for table in TABLES}
-        inputs = json.loads((folder / "inputs.json").read_text())
         found[title] = {
-            "rows": rows,
+            "rows": {
+                name: [_timeless(row) for row in rows if row["run_id"] == run_id] for name, rows in tables.items()
+            },
             "metrics": _metrics(tracking, run_id, curves="/step_"),
             "files": _files(folder),
-            "inputs": inputs,
+            "inputs": json.loads((folder / "inputs.json").read_text()),
+            "made_of": json.loads((folder / INGREDIENTS).read_text()),
         }
     text = json.dumps(found, sort_keys=True)
     for title, run_id in {"pipeline": summary["run_id"], **runs}.items():
@@ -168,9 +194,10 @@ def assert_same_result(home: Path, done: Done, expected: Ended) -> None:
 def titles_by_status(home: Path) -> dict[str, Counter[str]]:
     """Status -> how many stage runs of each title ended so; pipeline runs count as "pipeline"."""
     found: dict[str, Counter[str]] = {}
-    for name in ("pipeline", *NLAC):
-        for info in Tracking(home / "mlflow").runs(name, 1000):
-            found.setdefault(info.status, Counter())[title_of(info.tags) if name in NLAC else name] += 1
+    tracking = Tracking(home / "mlflow")
+    for name in ("pipeline", *STAGES):
+        for info in tracking.runs(name, 1000):
+            found.setdefault(info.status, Counter())[title_of(info.tags) if name in STAGES else name] += 1
     return found
 
 

@@ -80,6 +80,18 @@ def save_base(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
+def save_lettered(folder: Path, seed: int = 0) -> Path:
+    """As `save_base`, with a tokenizer from whose ids any text comes back."""
+    from stages.corpora.tokenizers import byte_tokenizer
+    from stages.llm.roles import load_roles
+
+    tokenizer = byte_tokenizer([str(load_roles("service_desk"))], 1000)
+    model = tiny_llama(len(tokenizer), seed, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 class Memory:
     """`contract.Reader` over dicts, for stages that are run one after the other by hand."""
 

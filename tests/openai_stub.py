@@ -18,7 +18,7 @@ Answer = tuple[int, object]  # status, body: JSON, or text as it is
 class Stub:
     """A server that keeps what it was asked, and answers by a function (path, body) -> (status, reply)."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.asked: list[tuple[str, dict[str, Any], str]] = []
         self.answer: Callable[[str, dict[str, Any]], Answer] = lambda path, body: (200, good(body))
         self.content_type = "application/json"
@@ -44,7 +44,7 @@ class Stub:
             daemon_threads = True
             request_queue_size = 128  # else connections beyond the fifth wait for a second
 
-        self.server = Server(("127.0.0.1", 0), Handler)
+        self.server = Server(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 

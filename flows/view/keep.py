@@ -25,5 +25,6 @@ def keep_page(workspace: Workspace, run_id: str, say: Callable[[str], None]) -> 
             file = Path(folder) / FILE
             file.write_text(page.html, encoding="utf-8")
             workspace.tracking.save(run_id, file, FILE)
+        workspace.tracking.seal(run_id)  # anew: now with this file
     except Exception as error:  # the run is finished and stored: what only shows it must not make it fail
         say(f"{FILE} was not written ({type(error).__name__}: {first_line(error)}). Run: turnwise view {run_id[:8]}")

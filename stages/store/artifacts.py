@@ -55,13 +55,17 @@ def write_json(folder: Path, path: str, value: Any) -> None:
 
 def seal(folder: Path) -> None:
     """Keep the hash of every file."""
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != SEAL]
-    write_json(folder, SEAL, {str(file.relative_to(folder)): sha256(file) for file in files})
+    write_json(folder, SEAL, {name: sha256(folder / name) for name in sorted(_names(folder) - {SEAL})})
+
+
+def _names(folder: Path) -> set[str]:
+    return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
 
 
 def changed(folder: Path, path: str = "") -> list[str]:
     """Names of the sealed files, of all or of those that are or are below `path`, that are not what they were. One that
-    was dropped, or is not there, is none of them. Of a run without a seal: those that should be JSON and are not.
+    was dropped, or is not there, is none of them. The seal itself, where it lacks a file and names one that
+    is not there. Of a run without a seal: those that should be JSON and are not.
     """
     note = folder / SEAL
     try:
@@ -75,6 +79,9 @@ def changed(folder: Path, path: str = "") -> list[str]:
     if not note.is_file():
         files = [folder / path] if path else sorted(folder.glob("*.json"))
         return [file.name for file in files if file.suffix == ".json" and file.is_file() and _value(file) is None]
+    there = _names(folder) - {DROPPED, SEAL}
+    if there - sealed.keys() and sealed.keys() - there - gone:  # a name in it is not what it was
+        return [SEAL]
     wanted = [name for name in sealed if not path or name == path or name.startswith(f"{path}/")]
     return [
         name

@@ -61,6 +61,20 @@ def test_a_seal_that_cannot_be_read_seals_nothing_and_is_told(folder: Path) -> N
         artifacts.existing(folder, "adapter")
 
 
+def test_a_name_that_changed_in_the_seal_hides_no_file(folder: Path) -> None:
+    seal = folder / artifacts.SEAL
+    seal.write_text(seal.read_text().replace("adapter_model", "adapter_nodel"))
+    assert artifacts.changed(folder) == [artifacts.SEAL]
+    with pytest.raises(Changed, match=artifacts.SEAL):
+        artifacts.existing(folder, "adapter")
+
+
+def test_a_file_that_came_after_the_seal_is_no_change(folder: Path) -> None:
+    """A kill between a pipeline run's end and the seal of its page leaves one."""
+    (folder / "view.html").write_text("<html>")
+    assert artifacts.changed(folder) == []
+
+
 def test_a_run_of_before_there_were_seals_is_read(folder: Path) -> None:
     (folder / artifacts.SEAL).unlink()
     flipped(folder / "adapter" / "adapter_model.safetensors")
@@ -106,6 +120,17 @@ def test_a_changed_artifact_stops_the_run_that_reads_it_and_mended_it_is_what_it
     for weights in ("adapter/adapter_model.safetensors", "target/adapter_model.safetensors"):
         made = hashlib.sha256(tracking.artifact(again_run, weights).read_bytes()).hexdigest()
         assert made == undisturbed.seen[stage]["files"][weights]
+    assert command(finished.home, "verify", "--json").status == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["summary.json", "config.json", "view.html", "lineage.svg"])
+def test_what_a_pipeline_run_keeps_of_its_own_is_sealed(name: str, finished: Ended, command: Commands) -> None:
+    run_id = finished.done.json["run_id"]
+    flipped(Tracking(finished.home / "mlflow").artifact(run_id, name))
+    told = command(finished.home, "verify", "--json")
+    assert (told.status, told.json["changed"]) == (1, {run_id: [name]})
+    assert command(finished.home, "verify", "--mend").status == command(finished.home, *RUN).status == 0
     assert command(finished.home, "verify", "--json").status == 0
 
 
