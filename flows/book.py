@@ -195,6 +195,7 @@ class Book:
             # gone.
             with suppress(TurnwiseError, OSError):
                 self.put(status=status)
+                self._tracking.seal(run_id)
                 self._tracking.note(run_id, self.note)
                 self._tracking.finish(run_id, status, f"{type(error).__name__}: {error}")
             raise

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from openai_stub import Answer, Stub
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer  # transformers would take seconds at every start
 
 from stages.frame.types import Request
 from stages.llm.scripted import play
@@ -29,7 +29,7 @@ LASTING = ("cut JSON", "wrong counts", "NaN", "above 0", "other ids", "no choice
 class Engine(Stub):
     def __init__(self, model: str, port: int, fault: str, every: int) -> None:
         super().__init__(port)
-        self.tokenizer = AutoTokenizer.from_pretrained(model)
+        self.tokenizer = Tokenizer.from_file(f"{model}/tokenizer.json")
         self.fault, self.every = fault, every
         self.adapters: set[str] = set()
         self.count = 0
@@ -52,8 +52,8 @@ class Engine(Stub):
         shown = self.tokenizer.decode(body["prompt"], skip_special_tokens=False).replace("<|end|>", "")
         prompt = re.sub(r"<\|(system|user|assistant)\|>", r"\n<\1>\n", shown)
         request = Request(tuple(body["prompt"]), body["max_tokens"], body["seed"], body["temperature"])
-        said = self.tokenizer.encode(play(prompt, request), add_special_tokens=False)
-        ids = [*said, self.tokenizer.eos_token_id][: body["max_tokens"]]
+        said = self.tokenizer.encode(play(prompt, request), add_special_tokens=False).ids
+        ids = [*said, self.tokenizer.token_to_id("<|end|>")][: body["max_tokens"]]
         return {
             "model": body["model"],
             "choices": [

@@ -13,13 +13,13 @@ from commands import TITLES, Commands, Job, titles_by_status
 from injuries.bench import SETS, Bench, Count, command_of, disturbed, ends_whole
 
 DAY_S = 86400.0
-MOST_KILLS = 9
+MOST_KILLS = 12
 START_S = 0.6  # processor time before the first stage that is not finished
 MOMENTS = ("started", "inside", "rows", "committed")
 
 
 def killed(bench: Bench, rng: random.Random) -> Count:
-    """kill -9, one to nine times, at random moments of any method."""
+    """kill -9, one to twelve times, at random moments of any method."""
     return struck(bench, rng, bench.run, command_of(rng.choice(list(SETS))), signal.SIGKILL, rng.randint(1, MOST_KILLS))
 
 
