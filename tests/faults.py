@@ -1,7 +1,8 @@
 """The fault suite: runs are disturbed, the same command is given again, and what readers see is compared with an
 undisturbed run: rows, fingerprints, metrics, files.
 
-    python tests/faults.py --tries 300 --seed 0
+    python tests/faults.py --tries 120 --seed 0
+    python tests/faults.py --only kill --tries 50 --methods nlac rft
 
 It stands among the tests because it is made of what they use (`commands.py`, `command_child.py`, `openai_stub.py`);
 `tests/test_faults.py` is its short form. The seed decides what is tried; where a signal falls, the machine decides, too.
@@ -24,7 +25,7 @@ from pathlib import Path
 
 from commands import commands
 from injuries import bits, endpoints, ends, others
-from injuries.bench import Bench, Count, Kind
+from injuries.bench import SETS, Bench, Count, Kind
 
 KINDS: dict[str, Kind] = {
     "kill": ends.killed,
@@ -87,7 +88,7 @@ def _line(kind: str, count: Count) -> str:
 
 
 @contextmanager
-def a_bench(folder: Path, *, prefect: bool) -> Iterator[Bench]:
+def a_bench(folder: Path, methods: Sequence[str], *, prefect: bool) -> Iterator[Bench]:
     from models import save_base
 
     from flows.orchestration.server import start_server
@@ -102,7 +103,7 @@ def a_bench(folder: Path, *, prefect: bool) -> Iterator[Bench]:
             stack.callback(server.stop)
             flows = stack.enter_context(commands({"PREFECT_API_URL": server.wait()}))
         run, whole = stack.enter_context(commands()), stack.enter_context(commands())
-        yield Bench(folder, folder / "mlflow" / "mlflow.db", base, run, whole, flows)
+        yield Bench(folder, folder / "mlflow" / "mlflow.db", base, run, whole, flows, methods=methods)
 
 
 def main() -> int:
@@ -110,12 +111,13 @@ def main() -> int:
     parser.add_argument("--tries", type=int, default=60, help="about so many in all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=list(KINDS), nargs="+", help="kinds; then --tries is of each")
+    parser.add_argument("--methods", choices=list(SETS), nargs="+", default=list(SETS))
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further try after so long")
     args = parser.parse_args()
     wanted = {kind: args.tries if args.only else tries_of(kind, args.tries) for kind in args.only or KINDS}
     counts, started = {kind: Count() for kind in wanted}, time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="turnwise-faults-"))
-    with a_bench(folder, prefect="kill-prefect" in wanted) as bench:
+    with a_bench(folder, args.methods, prefect="kill-prefect" in wanted) as bench:
         # Kind by kind in turn, so that one that is stopped early has tried them all.
         order = sorted((number / wanted[kind], kind, number) for kind in wanted for number in range(wanted[kind]))
         for _, kind, number in order:

@@ -1,4 +1,4 @@
-"""The fault suite in short: some tries of each kind; `python tests/faults.py --tries 300` is the long form.
+"""The fault suite in short: some tries of each kind; `python tests/faults.py --tries 120` is the long form.
 
 Left to that one: Prefect, whose server takes its time, and stores that others hold, which are waited for.
 """
@@ -12,13 +12,13 @@ import pytest
 from commands import Commands
 from injuries.bench import Bench, Count
 
-SHORT = {"kill": 2, "signal": 1, "at-once": 1, "disk-full": 1, "engine": 1, "pipe": 1, "bits": 2}
-SEED = 0
+SHORT = {"kill": 2, "signal": 1, "at-once": 1, "disk-full": 1, "engine": 1, "bits": 1}
+SEED = 11  # two methods, Ctrl-C, equal and other seeds at once, a wrong answer
 
 
 @pytest.fixture(scope="module")
 def bench(command: Commands, empty_store: Path, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return Bench(tmp_path_factory.mktemp("faults"), empty_store, base, command, command)
+    return Bench(tmp_path_factory.mktemp("faults"), empty_store, base, command, command, methods=("nlac", "rft"))
 
 
 @pytest.mark.slow

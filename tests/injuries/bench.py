@@ -95,6 +95,7 @@ class Bench:
     run: Commands
     whole: Commands
     prefect: Commands | None = None
+    methods: Sequence[str] = tuple(SETS)  # that are tried
     port: int = field(default_factory=free_port)  # of the engine; it stands in configs, so it stays the same
     known: dict[tuple[str, ...], Ended] = field(default_factory=dict)
     made: int = 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from commands import TITLES, Commands, Job, titles_by_status
 
-from injuries.bench import SETS, Bench, Count, command_of, disturbed, ends_whole
+from injuries.bench import Bench, Count, command_of, disturbed, ends_whole
 
 DAY_S = 86400.0
 MOST_KILLS = 12
@@ -20,26 +20,28 @@ MOMENTS = ("started", "inside", "rows", "committed")
 
 def killed(bench: Bench, rng: random.Random) -> Count:
     """kill -9, one to twelve times, at random moments of any method."""
-    return struck(bench, rng, bench.run, command_of(rng.choice(list(SETS))), signal.SIGKILL, rng.randint(1, MOST_KILLS))
+    return struck(
+        bench, rng, bench.run, command_of(rng.choice(bench.methods)), signal.SIGKILL, rng.randint(1, MOST_KILLS)
+    )
 
 
 def killed_under_prefect(bench: Bench, rng: random.Random) -> Count:
     """The same, as flow runs of a Prefect server."""
     assert bench.prefect is not None
-    argv = command_of(rng.choice(list(SETS)))
+    argv = command_of(rng.choice(bench.methods))
     return struck(bench, rng, bench.prefect, argv, signal.SIGKILL, rng.randint(1, MOST_KILLS), plain=False)
 
 
 def signalled(bench: Bench, rng: random.Random) -> Count:
     """The terminal is closed, Ctrl-C, or what a supervisor sends."""
     number = rng.choice([signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
-    return struck(bench, rng, bench.run, command_of(rng.choice(list(SETS))), number, 1)
+    return struck(bench, rng, bench.run, command_of(rng.choice(bench.methods)), number, 1)
 
 
 def clock_back(bench: Bench, rng: random.Random) -> Count:
     """What was begun while the clock was a day ahead is killed, and goes on with the right time."""
     return struck(
-        bench, rng, bench.run, command_of(rng.choice(list(SETS))), signal.SIGKILL, 1, clock_s=rng.uniform(60, DAY_S)
+        bench, rng, bench.run, command_of(rng.choice(bench.methods)), signal.SIGKILL, 1, clock_s=rng.uniform(60, DAY_S)
     )
 
 

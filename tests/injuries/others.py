@@ -7,22 +7,25 @@ import signal
 import sqlite3
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import duckdb
 from commands import Job
 
-from injuries.bench import SETS, Bench, Count, command_of, disturbed, ends_whole
+from injuries.bench import Bench, Count, command_of, disturbed, ends_whole
 
 SHORT_S = (0.5, 2.0)  # a store is held so long, again and again, and the command waits
 LONG_S = 45.0  # longer than anybody waits for a store
+Hold = Callable[[Path, threading.Event, float], None]
+"""Keep the store of a folder for so many seconds, or until it is over."""
 
 
 def at_once(bench: Bench, rng: random.Random) -> Count:
     """Two to four pipelines begin together, with one seed or with several; in half of the tries one is killed."""
     count, home = Count(1), bench.home()
-    method = rng.choice(list(SETS))
+    method = rng.choice(bench.methods)
     seeds = rng.choice([(0, 0), (0, 0, 0), (0, 1), (0, 1, 0), (0, 1, 0, 1)])
     commands = [command_of(method, f"seed={seed}") for seed in seeds]
     expected = [bench.expected(argv) for argv in commands]
@@ -52,7 +55,7 @@ def sqlite_held(bench: Bench, rng: random.Random) -> Count:
     return held(bench, rng, hold_sqlite)
 
 
-def held(bench: Bench, rng: random.Random, hold: object) -> Count:
+def held(bench: Bench, rng: random.Random, hold: Hold) -> Count:
     count, home, argv = Count(1, 1), bench.home(), command_of("rft")
     expected = bench.expected(argv)
     long = rng.random() < 0.25
@@ -69,10 +72,10 @@ def held(bench: Bench, rng: random.Random, hold: object) -> Count:
     return count
 
 
-def _again_and_again(hold: object, home: Path, over: threading.Event, long: bool, rng: random.Random) -> None:
+def _again_and_again(hold: Hold, home: Path, over: threading.Event, long: bool, rng: random.Random) -> None:
     over.wait(rng.uniform(0.3, 3.0))
     while not over.is_set():
-        hold(home, over, LONG_S if long else rng.uniform(*SHORT_S))  # type: ignore[operator]
+        hold(home, over, LONG_S if long else rng.uniform(*SHORT_S))
         over.wait(rng.uniform(0.2, 1.5))
 
 
