@@ -7,6 +7,8 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -92,6 +94,19 @@ def test_the_last_due_time_is_that_of_the_time_zone() -> None:
     assert last_due("0 3 * * *", "Europe/Berlin", now) == datetime(2026, 11, 22, 2, 0, tzinfo=UTC)
     assert last_due("0 3 1 * *", "UTC", now) == datetime(2026, 11, 1, 3, 0, tzinfo=UTC)
     assert last_due("* * * * *", "UTC", now) == now
+
+
+def test_a_night_that_a_person_or_the_one_before_it_cancelled_is_not_made_up_for() -> None:
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.states import Cancelled, Crashed, Scheduled
+
+    from flows.orchestration.flow import MISSED, _seen_to
+
+    def run(state: Any, run_count: int = 0) -> FlowRun:
+        return FlowRun(flow_id=uuid4(), state=state, run_count=run_count, start_time=datetime.now(UTC))
+
+    assert _seen_to(run(Crashed(), 1)) and _seen_to(run(Cancelled(message="Deployment concurrency limit reached.")))
+    assert not any(map(_seen_to, (run(Cancelled(message=MISSED)), run(Scheduled()), run(Crashed()))))
 
 
 @pytest.mark.parametrize(
