@@ -124,7 +124,7 @@ def main() -> int:
             if time.monotonic() - started < 60 * args.minutes:
                 counts[kind].add(suffer(bench, kind, [number], args.seed))
                 print(f"{kind} {number}: {counts[kind].faults} faults so far", file=sys.stderr, flush=True)
-    print(table(counts))
+        print(table(counts), flush=True)
     if clean := all(count.is_clean for count in counts.values()):
         shutil.rmtree(folder)
     else:

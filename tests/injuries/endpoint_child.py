@@ -53,7 +53,8 @@ class Engine(Stub):
         prompt = re.sub(r"<\|(system|user|assistant)\|>", r"\n<\1>\n", shown)
         request = Request(tuple(body["prompt"]), body["max_tokens"], body["seed"], body["temperature"])
         said = self.tokenizer.encode(play(prompt, request), add_special_tokens=False).ids
-        ids = [*said, self.tokenizer.token_to_id("<|end|>")][: body["max_tokens"]]
+        end = self.tokenizer.encode("<|end|>", add_special_tokens=False).ids
+        ids = [*said, *end][: body["max_tokens"]]
         return {
             "model": body["model"],
             "choices": [
