@@ -160,7 +160,7 @@ def _check_of(stage: str) -> tuple[Callable[[Context, Stored], Compared] | None,
 
 def _context(call: Call, workspace: Workspace, scratch: Path) -> Context:
     from flows.recompute.mute import mute
-    from stages.store.context import context_of
+    from stages.store.stage_context import context_of
     from stages.store.workspace import silent
 
     (scratch / "work").mkdir()

@@ -7,7 +7,7 @@ Modules:
     replay     rows of all runs (DuckDB)
     search     which runs there are, read from MLflow's tables
     duckdb_file  the replay's file: made once, upgraded once, attached for as long as it is used
-    context    what a stage's function may see
+    stage_context  what a stage's function may see
     upkeep     what is done about runs that died, and about artifacts that are not what was written
     tables     the columns of every table, and rows as Arrow and Parquet
     artifacts  artifacts as plain files

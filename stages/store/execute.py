@@ -23,11 +23,11 @@ from stages.frame.sections import PATIENCE
 from stages.frame.types import MissingInput, TurnwiseError
 from stages.llm.metered import Metered
 from stages.store.contents import contents
-from stages.store.context import context_of
 from stages.store.equal_work import held
 from stages.store.machine import disk_full
 from stages.store.notes import code_version, stage_note
 from stages.store.runs import NOTE, flat
+from stages.store.stage_context import context_of
 from stages.store.tables import export_rows
 from stages.store.tracking import Status, Tracking
 from stages.store.workspace import Bar, StageRun, Workspace, silent

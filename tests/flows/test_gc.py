@@ -18,7 +18,7 @@ from flows.registry import METHODS, READS, WIRING
 from flows.report import Display
 from flows.rerun import prepare
 from stages.frame.types import Dropped
-from stages.store.context import Inputs
+from stages.store.stage_context import Inputs
 from stages.store.workspace import Workspace
 
 RATES = {-1: 0.1, 0: 0.3, 1: 0.9, 2: 0.5, 3: 0.5, 4: 0.5, 5: 0.5}

@@ -11,8 +11,8 @@ from pydantic import Field
 from toys import ToyConfig, ToyRun
 
 from stages.frame.contract import Config, Outputs, Stage, fingerprint, ingredients
-from stages.store.context import stage_seed
 from stages.store.execute import stage_fingerprint
+from stages.store.stage_context import stage_seed
 from stages.store.workspace import Workspace
 
 

@@ -14,9 +14,9 @@ from toys import DOUBLE, SOURCE, TOTAL, ToyConfig, ToyRun, run_chain, toy_worksp
 
 from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.types import EngineUnavailable, MissingInput, TurnwiseError
-from stages.store.context import stage_seed
 from stages.store.execute import execute, lineage_inputs
 from stages.store.replay import Replay
+from stages.store.stage_context import stage_seed
 from stages.store.tracking import Tracking
 from stages.store.upkeep import orphans, recover
 from stages.store.workspace import Workspace
