@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
+import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,34 +147,37 @@ def test_every_default_of_the_paper_is_in_the_paper_map() -> None:
 
 
 @pytest.fixture
-def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The environment of extending.md, lying beside the others."""
-    from stages import envs
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The environment of extending.md, in a project folder of its own, and its name."""
+    from stages.frame import own
 
-    file = tmp_path / "higher_lower.py"
-    file.write_text(blocks("extending.md", "python")[0], encoding="utf-8")
-    monkeypatch.setattr(envs, "__path__", [*envs.__path__, str(tmp_path)])
-    yield file
-    sys.modules.pop("stages.envs.higher_lower", None)
-    vars(envs).pop("higher_lower", None)
+    (tmp_path / "my").mkdir()
+    (tmp_path / "my" / "crossing.py").write_text(blocks("extending.md", "python")[0], encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield "my.crossing"
+    for name in ("my.crossing", "my"):
+        sys.modules.pop(name, None)
+    own._imported.cache_clear()
 
 
-def test_the_environment_of_the_page_keeps_the_contract(example: Path) -> None:
+def test_the_environment_of_the_page_keeps_the_contract(example: str) -> None:
     contract = load_file(ROOT / "tests" / "envs" / "test_contract.py", "contract_of_the_example")
-    contract.ACTIONS["higher_lower"] = ["1"]
+    contract.ACTIONS[example] = ["stop"]
+    contract.MADE[example], contract.FIRST[example] = contract.maker(example)(), contract.first(example)
     ran = 0
     for name, test in vars(contract).items():
         parameters = [*inspect.signature(test).parameters] if name.startswith("test_") else []
         if parameters == ["name"]:
-            test("higher_lower")
+            test(example)
         elif parameters == ["name", "split"]:
             for split in contract.SPLITS:
-                test("higher_lower", split)
+                test(example, split)
         ran += parameters[:1] == ["name"]
     assert ran >= 8
 
 
-def test_the_environment_of_the_page_is_won_by_halving_and_lost_by_guessing_blindly(example: Path) -> None:
+def test_the_environment_of_the_page_is_won_by_its_rules_and_by_nobody_who_always_stops(example: str) -> None:
     from stages import envs
     from stages.frame.types import Request
     from stages.llm.roles import load_roles
@@ -179,36 +185,77 @@ def test_the_environment_of_the_page_is_won_by_halving_and_lost_by_guessing_blin
     from stages.play.rollout import RolloutSettings, rollout
     from stages.play.tally import summary
 
-    def halve(prompt: str, request: Request) -> str:
-        low, high = 1, 100
-        for guess, hint in re.findall(r"Action: (\d+).*?(Higher|Lower)", prompt, re.DOTALL):
-            low, high = (int(guess) + 1, high) if hint == "Higher" else (low, int(guess) - 1)
-        return f"Thought: between {low} and {high}.\nAction: {(low + high) // 2}"
+    rules = {
+        "red": "stop",
+        "yellow": "wait",
+        "green": "go",
+        "tram": "wait",
+        "bike": "go",
+        "bus": "stop",
+        "lorry": "wait",
+    }
 
-    scenarios = envs.scenarios("higher_lower", {}, "train", 40, 0)
-    settings = RolloutSettings(None, 1.0, 100, 12, 0, 16, 1, 0)
+    def by_rules(prompt: str, request: Request) -> str:
+        seen = re.findall(r"You see a (\w+)", prompt)[-1]
+        return f"Thought: a rule.\nAction: {rules[seen]}"
+
+    scenarios = envs.scenarios(example, {}, "train", 80, 0)
+    settings = RolloutSettings(None, 1.0, 100, 3, 0, 16, 1, 0)
     rates = []
-    for reply in (halve, lambda prompt, request: "Action: 1"):
+    for reply in (by_rules, lambda prompt, request: "Action: stop"):
         episodes = rollout(
-            ScriptedEngine(reply), envs.make_env("higher_lower", {}), scenarios, load_roles("service_desk"), settings
+            ScriptedEngine(reply), envs.make_env(example, {}), scenarios, load_roles("service_desk"), settings
         )
         rates.append(summary(episodes, "x")["x/win_rate"])
-    assert rates[0] == 1.0  # 7 guesses are enough for 100 numbers
-    assert rates[1] <= 1 / 40
+    assert rates[0] == 1.0
+    assert rates[1] < 0.2  # a red light and a bus: one drive in twelve
 
 
 def test_the_presets_of_the_page_are_read(tmp_path: Path) -> None:
     from flows import presets
 
-    game, ablation = tmp_path / "game.toml", tmp_path / "ablation.toml"
-    for file, text in zip((game, ablation), blocks("extending.md", "toml"), strict=True):
+    game, ablation, small = (tmp_path / f"{name}.toml" for name in ("game", "ablation", "small"))
+    for file, text in zip((game, ablation, small), blocks("extending.md", "toml"), strict=True):
         file.write_text(text, encoding="utf-8")
-    assert presets.load(str(game)).task.env == "higher_lower"
+    assert presets.load(str(game)).task.env == presets.load(str(small)).task.env == "my.crossing"
     demo = presets.load("demo").model_dump()
     assert presets.load(str(ablation)).model_dump() == demo | {
         "preset": "ablation",
         "refine": demo["refine"] | {"critique": "none"},
     }
+
+
+@pytest.mark.slow
+def test_the_small_model_of_the_page_can_be_read_and_its_run_learns(home: Path) -> None:
+    """The page's own commands in a project folder with the page's own files.
+
+    Actions at random win one drive in 9, and the base model knows no rule.
+    """
+    game, words = blocks("extending.md", "python")[:2]
+    (home / "my").mkdir()
+    files = {"crossing.py": game, "words.py": words, "game.toml": blocks("extending.md", "toml")[2]}
+    for name, text in files.items():
+        (home / "my" / name).write_text(text, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    found = []
+    for line in (line for line in commands(DOCS / "extending.md") if re.search(r"[= ]my[./]\w+ ?", line)):
+        words_of = [
+            *shlex.split(line)[1:],
+            "--json",
+            "--quiet",
+            *(["--plain"] if line.startswith("turnwise run") else []),
+        ]
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.cli", *words_of], cwd=home, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout))
+    made, run = found
+    assert all(made["metrics"][f"pretrain/{role}"] > 0.95 for role in ("policy", "successor", "evaluator", "refiner"))
+    rates = [one["win_rate"] for one in run["iterations"]]
+    assert run["iterations"][0]["metrics"]["evaluate/malformed_frac"] < 0.1
+    assert rates[0] < 0.2
+    assert max(rates) > rates[0] + 0.1
 
 
 def test_the_preset_of_operations_can_be_served_and_its_commands_run(
@@ -231,7 +278,7 @@ def test_the_preset_of_operations_can_be_served_and_its_commands_run(
 
 def test_the_stage_of_the_page_runs(workspace: Workspace, tmp_path: Path) -> None:
     file = tmp_path / "lengths.py"
-    file.write_text(blocks("extending.md", "python")[1], encoding="utf-8")
+    file.write_text(blocks("extending.md", "python")[2], encoding="utf-8")
     stage = load_file(file, "lengths").STAGE
     (turns, *_) = run_chain(workspace)
     run = SimpleNamespace(seed=0, lengths=stage.config(long=4))
@@ -245,7 +292,7 @@ def test_the_baseline_of_the_page_clones_what_won_above_what_lost(
 ) -> None:
     """A won episode and a lost one: weights that differ e^20 fold leave the lost one behind, equal ones do not."""
     file = tmp_path / "rwr.py"
-    file.write_text(blocks("extending.md", "python")[2], encoding="utf-8")
+    file.write_text(blocks("extending.md", "python")[3], encoding="utf-8")
     stage = load_file(file, "rwr").STAGE
     bench = models.Bench(base, tmp_path)
     said = {"Ana": "Action: check photo", "Ben": "Action: check passport"}
