@@ -150,7 +150,7 @@ def _module(name: str) -> EnvModule:
             return cast(EnvModule, module)
     known = environments()
     raise UsageError(
-        f"task.env: there is no environment {name!r}{nearest(name, known)} Known: {', '.join(known)}; one of your own has a dot, like my.{name}."
+        f"task.env: there is no environment {name!r}{nearest(name, known)} Known: {', '.join(known)}; one of your own has a dot, like my.traffic."
     )
 
 
