@@ -20,15 +20,13 @@ from stages.frame.types import UsageError
 
 
 def is_own(name: str) -> bool:
-    """Whether what a config says is a module of one's own: it has a dot, which the name of none that ships has."""
-    return "." in name
+    """Whether what a config says is a module of one's own: names with dots between them; none that ships has a dot."""
+    return "." in name and all(part.isidentifier() for part in name.split("."))
 
 
 def own_file(name: str) -> Path | None:
     """The file of such a module, from the project folder on; None where there is none."""
     parts = name.split(".")
-    if not all(part.isidentifier() for part in parts):
-        return None
     places = (Path(*parts[:-1], f"{parts[-1]}.py"), Path(*parts, "__init__.py"))
     return next((place for place in places if os.path.isfile(place)), None)
 

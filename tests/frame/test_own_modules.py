@@ -92,8 +92,8 @@ def test_a_run_tells_where_its_own_parts_lie_and_which_they_were(project: Path) 
     ("name", "text", "said"),
     [
         ("lab.games.run", "", r"there is no module 'lab.games.run' in .*; wanted the file lab/games/run.py there."),
-        ("lab..walk", "", "there is no module 'lab..walk'"),
-        ("../walk.py", "", "there is no module"),
+        ("lab..walk", "", "there is no environment 'lab..walk'"),
+        ("../walk.py", "", "there is no environment"),
         ("os.path", "", "there is no module 'os.path' in"),  # installed, and not the project's
         ("lab.games.walk", "x = 1\n", r"lab/games/walk.py lacks OPTIONS, make, scenarios; it has to export OPTIONS,"),
         ("lab.games.walk", "import numpyy\n", r"cannot be imported: ModuleNotFoundError: No module named 'numpyy' \(lab/games/walk.py, line 1\)"),
