@@ -8,6 +8,7 @@ between two uses nothing of the file is held, and any other process may have it.
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import threading
@@ -60,6 +61,7 @@ def let_go() -> None:
 
 # A process that was forked would have the DuckDB without its threads, and crash when it ends.
 os.register_at_fork(before=let_go)
+atexit.register(let_go)  # one that is still there when Python ends is told as a leak
 
 
 @contextmanager
