@@ -38,8 +38,10 @@ def base_url(url: str) -> str:
     return url
 
 
-PATIENCE = {"timeout_s", "oracle_timeout_s"}
-"""Keys of the sections that say how long is waited: no result depends on them, so no fingerprint holds them."""
+WAYS = {"timeout_s", "oracle_timeout_s", "cassette", "cassette_only"}
+"""Keys of the sections that say by which way an answer comes, and how long it is waited for. No fingerprint holds them, as
+none holds what answers at an endpoint.
+"""
 
 
 class TaskConfig(Config):
@@ -85,6 +87,14 @@ class TaskConfig(Config):
         60.0,
         gt=0,
         description="Longest silence of the endpoint of oracle = openai in one try, of five. [ours]",
+    )
+    cassette: str = Field(
+        "",
+        description="File that keeps the answers of oracle = openai by what was asked, and gives them to whoever asks the same again; empty = none. [ours]",
+    )
+    cassette_only: bool = Field(
+        False,
+        description="Ask nobody what the cassette has no answer to: such an episode fails, and is no reward. [ours]",
     )
 
     @field_validator("oracle_url")

@@ -13,6 +13,7 @@ Modules:
     servers       several servers as one: the least loaded of those that are up
     endpoint      one server: retries, and what went wrong without the key
     folder        a model's folder as it is read: what is wrong with a file is one sentence that names it
+    cassette      replies of the LLM inside an environment, kept by what was asked
     bounded       replies over HTTP that end: at a size, and within the time of a try
     tokens        what engines over a model folder share: the tokenizer, which keeps what it has read, and the room in the context
     scripted      engine without a model, for tests

@@ -5,11 +5,13 @@ which replies it can read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from stages import envs
 from stages.frame.contract import Context
 from stages.frame.react import parse_react, without_thought
-from stages.frame.types import Ask, Env, Malformed, Message, Request, SimulatorError
+from stages.frame.types import Ask, Env, Malformed, Message, Request, SimulatorError, UsageError
+from stages.llm.cassette import recorded
 from stages.llm.roles import mix, thought_opened
 from stages.llm.tokens import has_room
 
@@ -43,6 +45,13 @@ def environment(context: Context) -> Callable[[], Env]:
             timeout_s=task.oracle_timeout_s,
             concurrency=task.oracle_concurrency,
             key=key,
+        )
+        if task.cassette:
+            asked_of = {"model": task.oracle_model or model.path, "max_tokens": room}
+            ask = recorded(ask, Path(task.cassette), asked_of, only=task.cassette_only)
+    if task.cassette and task.oracle != "openai":
+        raise UsageError(
+            f"task.cassette: it keeps the answers of task.oracle = openai, found {task.oracle}; leave it out."
         )
     return envs.make_env(task.env, task.options, None if ask is None else _without_thoughts(ask))
 

@@ -85,12 +85,12 @@ def _attached(path: Path, write: bool, wait_s: float) -> Iterator[DuckDBPyConnec
     connection = attach(path, write, wait_s)
     try:
         yield connection
+        connection.close()
+        _kept[path].execute(f"detach {NAME}")  # takes the write-ahead log into the file
     except BaseException:
         connection.close()
         let_go()  # a DuckDB in which something failed may hold the file, and need not work any more
         raise
-    connection.close()
-    _kept[path].execute(f"detach {NAME}")  # takes the write-ahead log into the file
 
 
 def attach(path: Path, write: bool, wait_s: float) -> DuckDBPyConnection:
@@ -112,6 +112,9 @@ def attach(path: Path, write: bool, wait_s: float) -> DuckDBPyConnection:
             if not held or time.monotonic() + pause_s > deadline:
                 let_go()
                 raise
+        except BaseException:  # Ctrl-C: the file may be attached by now
+            let_go()
+            raise
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.5, 0.2)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.frame.contract import Outputs, Stage, check_roles, fingerprint, ingredients
-from stages.frame.sections import PATIENCE
+from stages.frame.sections import WAYS
 from stages.frame.types import MissingInput, TurnwiseError
 from stages.llm.metered import Metered
 from stages.store.contents import contents
@@ -118,7 +118,7 @@ def stage_ingredients(
     return ingredients(
         stage,
         getattr(run, stage.name),
-        shared={name: getattr(run, name).model_dump(mode="json", exclude=PATIENCE) for name in stage.shared},
+        shared={name: getattr(run, name).model_dump(mode="json", exclude=WAYS) for name in stage.shared},
         seed=run.seed,
         iteration=iteration,
         prompt_hashes=hashes,
