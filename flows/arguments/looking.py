@@ -50,6 +50,10 @@ def add(commands: Any) -> None:
     view.add_argument("--out", type=Path, metavar="FILE", help="where it is written (default: data/views/RUN.html)")
     most = "most episodes of each run, evenly from its stage runs (default: 200)"
     view.add_argument("--episodes", type=int, default=200, metavar="N", help=most)
+    what = "Make traces of some of a run's episodes, for MLflow's page: turns, replies, verdicts and rewrites."
+    traces = command(commands, "traces", what, "turnwise traces 3f9c", module="commands.traces")
+    traces.add_argument("run", metavar="RUN", help="pipeline run; the start of its id is enough")
+    traces.add_argument("--episodes", type=int, default=20, metavar="N", help="most episodes (default: 20)")
     what = "Show which stage runs made a run, what each of them read, and who made it."
     lineage = command(commands, "lineage", what, "turnwise lineage 3f9c --svg lineage.svg", module="commands.lineage")
     lineage.add_argument("run", metavar="RUN", help="pipeline or stage run; the start of its id is enough")

@@ -32,10 +32,10 @@ SAID = {
 }
 """The columns of it that are shown."""
 KEY = ("run_id", "episode_id", "turn")
-HEAD = ("run_id", "episode_id", "scenario_id", "split", "outcome", "total_reward", "n_turns", "error")
+HEAD = ("run_id", "episode_id", "scenario_id", "split", "outcome", "total_reward", "n_turns", "seconds", "error")
 TURN = (
     *KEY, "state_len", "prompt_ids", "action_ids", "text", "thought", "action", "observation",
-    "reward", "terminated", "truncated", "malformed",
+    "reward", "terminated", "truncated", "malformed", "seconds",
 )  # fmt: skip
 CERTIFIED = ("self_ac", "grpo")  # methods that certify the turns they train on; of rft it is not stored which it drew
 VALUES = "values/values.parquet"  # artifact of an evaluation of self_ac
@@ -94,7 +94,7 @@ def _episode(
     opening = messages[: turns[0]["state_len"]] if turns else messages
     became = result(head)
     return {
-        "id": head["episode_id"], "by": source.title, "stage": source.stage, "iteration": source.iteration,
+        "id": head["episode_id"], "played_by": head["run_id"], "seconds": head["seconds"], "by": source.title, "stage": source.stage, "iteration": source.iteration,
         "part": source.part, "split": head["split"], "scenario": head["scenario_id"], "outcome": head["outcome"],
         "result": became, "reward": head["total_reward"], "error": head["error"], "values": values,
         "opening": [{"role": str(one.get("role", "")), "content": _text(one)} for one in opening],
@@ -109,7 +109,7 @@ def _turn(turn: Row, turns: Sequence[Row], became: str, learned_from: bool, page
     line = page.lines.get(key, {})
     return {
         "turn": turn["turn"], "part": [reply.index(turn["turn"]) + 1, len(reply)], "malformed": turn["malformed"],
-        "text": turn["text"], "thought": turn["thought"], "action": turn["action"], "observation": turn["observation"],
+        "seconds": turn["seconds"], "text": turn["text"], "thought": turn["thought"], "action": turn["action"], "observation": turn["observation"],
         "reward": turn["reward"], "end": "terminated" if turn["terminated"] else "truncated" if turn["truncated"] else "",
         "prompt": len(turn["prompt_ids"]), "n_tokens": len(turn["action_ids"]), "tokens": _pieces(page, turn["action_ids"]),
         "trained": _trained(page.method, said["certificates"]) if learned_from else False,

@@ -55,7 +55,7 @@ def told(shown: int, total: int) -> str:
 def make_page(workspace: Workspace, run_ids: Sequence[str], n: int) -> Page:
     """The page of one or two pipeline runs, with at most n episodes of each. Raises UsageError for a run of a stage."""
     for run_id in run_ids:
-        _check(workspace, run_id)
+        check_pipeline(workspace, run_id)
     runs = [read_run(workspace, run_id, letter) for run_id, letter in zip(run_ids, LETTERS, strict=False)]
     shown = [read_episodes(workspace, run.summary, run.config, n) for run in runs]
     played = [{"run": run.letter, **one} for run, mine in zip(runs, shown, strict=True) for one in mine.episodes]
@@ -87,9 +87,10 @@ def _note(letter: str, mine: Shown, runs: int) -> str:
     return f"{f'{letter}: ' if runs > 1 else ''}{told(len(mine.episodes), mine.total)}"
 
 
-def _check(workspace: Workspace, run_id: str) -> None:
+def check_pipeline(workspace: Workspace, run_id: str, command: str = "view") -> None:
+    """Raises UsageError for another run than one of the pipeline."""
     experiment = workspace.tracking.experiment(run_id)
     if experiment != EXPERIMENT:
         pipeline = workspace.tracking.tags(run_id).get("pipeline")
-        advice = f"Its pipeline run: turnwise view {pipeline[:8]}" if pipeline else "See: turnwise runs"
-        raise UsageError(f"view: wanted a pipeline run, found {run_id[:8]}, a run of {experiment}. {advice}")
+        advice = f"Its pipeline run: turnwise {command} {pipeline[:8]}" if pipeline else "See: turnwise runs"
+        raise UsageError(f"{command}: wanted a pipeline run, found {run_id[:8]}, a run of {experiment}. {advice}")

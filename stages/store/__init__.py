@@ -21,5 +21,6 @@ Modules:
     registered  the registered models of a store: champion, candidates, what was decided
     workspace   what a stage run needs, and what comes of it
     mlflow_db   MLflow's database: made whole or not at all, upgraded once
+    mlflow_traces  episodes as traces of a run
     mlflow_run  a run as a value, which moves from one store to another under its id
 """

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stages.frame.types import Dropped, MissingInput, UsageError
-from stages.store import artifacts, search, sqlite
+from stages.store import artifacts, mlflow_traces, search, sqlite
 from stages.store.machine import is_dead, process_tags
 from stages.store.mlflow_db import connect, experiment_of
 from stages.store.mlflow_run import ReadSet, Record, put_record, put_row, put_sets, put_values, read_record
@@ -29,6 +29,8 @@ from stages.store.sqlite import STORE_LOCK_TIMEOUT_S, told
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
+
+    from stages.store.mlflow_traces import Span
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -199,6 +201,13 @@ class Tracking:
         mine = self._run(run_id).tags.get("fingerprint")
         same = {STANDS_FOR: run_id, "fingerprint": mine or ""}
         return [info.run_id for info in self._search(status="FINISHED", tags=same)] if mine else []
+
+    def trace(self, run_id: str, episodes: Mapping[str, Span]) -> int:
+        """Write episodes, by their ids, as traces of the run, where it has none of them yet; how many there were."""
+        with told(self.db):
+            return mlflow_traces.add(
+                self._client, self.uri, self.experiment_id(self.experiment(run_id)), run_id, episodes
+            )
 
     def seal(self, run_id: str) -> None:
         """Keep the hash of each of the run's artifacts: what is read later is held against it."""
