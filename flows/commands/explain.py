@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.report import emit
 from flows.workspace import find_home, open_workspace
-from stages.frame.sections import PATIENCE
+from stages.frame.sections import WAYS
 from stages.frame.types import MissingInput, TurnwiseError
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _kept(run_id: str, workspace: Workspace) -> dict[str, Any] | None:
         except MissingInput:
             stored = read("config.json")
             sections = {
-                name: {key: value for key, value in section.items() if key not in PATIENCE}
+                name: {key: value for key, value in section.items() if key not in WAYS}
                 for name, section in stored["config"].items()
             }
             own = {"config": sections.pop(stored["stage"]), "shared": sections}

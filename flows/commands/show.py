@@ -22,7 +22,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from flows.book import EXPERIMENT, Iteration
+from flows.book import EXPERIMENT, SUMMARY, Iteration
 from flows.commands import listed
 from flows.commands.certificate import all_clear, difference
 from flows.commands.ledger import ledger_table, read_ledger
@@ -58,6 +58,10 @@ def show(args: Namespace) -> int:
         found = keep.read_study(workspace, run_id)
         emit(found["rows"]) if args.json else console.print(found["tables"], markup=False)
     elif workspace.tracking.experiment(run_id) == EXPERIMENT:
+        if workspace.tracking.is_finished(run_id):
+            workspace.tracking.read_json(
+                run_id, SUMMARY
+            )  # damaged: told; of a run that ended otherwise it may be missing
         summary = stored_summary(workspace, run_id)
         emit(summary) if args.json else console.print(_pipeline(workspace, run_id, summary), markup=False)
     else:

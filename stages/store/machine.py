@@ -89,15 +89,21 @@ def _start(pid: int) -> str:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         raise ProcessLookupError(pid) from None
-    # The second field is the program's name in parentheses, which may hold spaces and parentheses; the 22nd is the
-    # start.
-    return f"{BOOT_ID.read_text().strip()}/{stat.rpartition(')')[2].split()[19]}"
+    # The second field is the program's name in parentheses, which may hold spaces and parentheses; the third is the state,
+    # the 22nd the start.
+    fields = stat.rpartition(")")[2].split()
+    if fields[0] in ("Z", "X"):  # it has ended, and whoever started it has not asked how
+        raise ProcessLookupError(pid)
+    return f"{BOOT_ID.read_text().strip()}/{fields[19]}"
 
 
 def _epoch_start(pid: int) -> float:
     import psutil
 
     try:
-        return float(psutil.Process(pid).create_time())
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            raise ProcessLookupError(pid)
+        return float(process.create_time())
     except psutil.NoSuchProcess:
         raise ProcessLookupError(pid) from None

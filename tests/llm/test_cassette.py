@@ -16,7 +16,7 @@ import pytest
 from openai_stub import Stub
 
 from stages.collect import STAGE, CollectConfig
-from stages.frame.sections import TaskConfig
+from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig
 from stages.frame.types import EngineUnavailable, Message, Request, SimulatorError, UsageError
 from stages.llm.cassette import recorded
 from stages.llm.scripted import ScriptedEngine
@@ -102,9 +102,7 @@ def test_a_file_that_is_no_cassette_is_one_sentence(damage: str, file: Path) -> 
 
 def test_it_is_for_endpoints_alone() -> None:
     task = TaskConfig(env="twenty_questions", cassette="kept")
-    context: Any = SimpleNamespace(
-        run=SimpleNamespace(task=task, roles=models.RolesConfig(), model=models.ModelConfig())
-    )
+    context: Any = SimpleNamespace(run=SimpleNamespace(task=task, roles=RolesConfig(), model=ModelConfig()))
     with pytest.raises(UsageError, match=r"task\.cassette: it keeps the answers of task\.oracle = openai, found rule"):
         environment(context)
 

@@ -151,7 +151,7 @@ def test_a_cut_artifact_of_a_run_without_seals_stops_no_command_for_ever(finishe
     assert (again.status, again.ran.count("critic 0")) == (0, 1)
 
 
-KINDS = ("config.json", "outputs.json", artifacts.SEAL, "adapter_model.safetensors")
+KINDS = ("config.json", "summary.json", "outputs.json", artifacts.SEAL, "adapter_model.safetensors")
 
 
 @pytest.mark.slow

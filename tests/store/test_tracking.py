@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from waiting import until
 
 from stages.frame.types import MissingInput, TurnwiseError, UsageError
 from stages.store import machine
@@ -253,6 +254,22 @@ def test_a_process_is_dead_after_the_machine_was_booted_anew(tmp_path: Path, mon
     assert not machine.is_dead(tags)
     booted.write_text("second\n")
     assert machine.is_dead(tags)
+
+
+@pytest.mark.parametrize("procfs", [pytest.param(True, marks=linux), False])
+def test_a_process_that_has_ended_is_dead_before_anybody_has_asked_how(
+    procfs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run below a worker that was stopped: whoever inherits it may take a while to collect it."""
+    if not procfs:
+        monkeypatch.setattr(machine, "BOOT_ID", tmp_path / "nowhere")
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    tags = machine.process_tags() | {"pid": str(child.pid), "process_start": machine._start(child.pid)}
+    assert not machine.is_dead(tags)
+    child.kill()
+    assert until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE)
+    assert machine.is_dead(tags)
+    child.communicate()
 
 
 def test_without_procfs_a_process_is_told_by_its_start_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
