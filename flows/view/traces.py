@@ -12,6 +12,8 @@ from stages.store.mlflow_traces import Span
 if TYPE_CHECKING:
     from stages.store.workspace import Workspace
 
+SHOWN = 40  # characters of an action in a span's name
+
 
 def traces(workspace: Workspace, run_id: str, n: int) -> dict[str, Span]:
     """At most n episodes of the run as spans, by their ids: those that `turnwise view` shows, with times that are known.
@@ -51,7 +53,8 @@ def _turn(turn: Mapping[str, Any], start_s: float) -> Span:
         Span(f"{one['role']}, {one['by']}", "LLM", end_s, end_s, {"prompt_tokens": one["prompt"]}, {"reply": one["completion"]}, {"weight": one["weight"], "tokens": len(one["tokens"])})
         for one in turn["targets"]
     ]  # fmt: skip
-    return Span(f"turn {turn['turn']}", "CHAIN", start_s, end_s, {}, {"text": turn["text"], **said}, counted, below)
+    name = f"turn {turn['turn']}: {' '.join(turn['action'].split())[:SHOWN]}"
+    return Span(name, "CHAIN", start_s, end_s, {}, {"text": turn["text"], **said}, counted, below)
 
 
 def _judged(one: Mapping[str, Any], at_s: float) -> Span:
