@@ -145,8 +145,10 @@ def disturbed(count: Count, done: Done, sent: int = 0) -> None:
         count.note("unclear", f"status {done.status}: {done.err[-1500:]}")
 
 
-def ends_whole(count: Count, home: Path, done: Done, expected: Ended) -> None:
-    """Count what differs between the run that `done` tells of and the undisturbed one."""
+def ends_whole(count: Count, home: Path, done: Done, expected: Ended, *, unread: Path | None = None) -> None:
+    """Count what differs between the run that `done` tells of and the undisturbed one. unread: an artifact that is known
+    to be damaged, and that the run had no need of.
+    """
     if done.status != 0:
         count.note("lost", f"the same command ended with status {done.status}: {done.err[-1500:]}")
         return
@@ -155,7 +157,13 @@ def ends_whole(count: Count, home: Path, done: Done, expected: Ended) -> None:
         if title not in found or title not in expected.seen:
             count.note("lost" if title not in found else "doubled", f"{title} as a whole")
             continue
-        compare(count, title, found[title], expected.seen[title], dropped(home, done, title))
+        compare(
+            count,
+            title,
+            found[title],
+            expected.seen[title],
+            dropped(home, done, title) | _name(home, done, title, unread),
+        )
     for twice in finished_twice(home):
         count.note("doubled", f"{twice} is finished twice")
 
@@ -185,6 +193,13 @@ def dropped(home: Path, done: Done, title: str) -> set[str]:
     run_id = stage_runs(done.json).get(title)
     file = tracking._folder(run_id) / DROPPED if run_id else None
     return set(json.loads(file.read_text())) if file and file.exists() else set()
+
+
+def _name(home: Path, done: Done, title: str, file: Path | None) -> set[str]:
+    """The file's name among the artifacts of the run, if it is one of them."""
+    run_id = stage_runs(done.json).get(title)
+    folder = Tracking(home / "mlflow")._folder(run_id) if file and run_id else None
+    return {str(file.relative_to(folder))} if file and folder and file.is_relative_to(folder) else set()
 
 
 def finished_twice(home: Path) -> list[str]:

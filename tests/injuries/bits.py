@@ -39,8 +39,8 @@ def flipped(bench: Bench, rng: random.Random) -> Count:
     for command in (argv, further):
         (again,) = bench.run.at_once(home, Job(command))
         disturbed(count, again)
-        if again.status == 0:  # it had no need of that artifact
-            ends_whole(count, home, again, bench.expected(command))
+        if again.status == 0:  # it had no need of that artifact, which is as it was left
+            ends_whole(count, home, again, bench.expected(command), unread=file)
     if (mended := bench.run(home, "verify", "--mend", "--json")).status != 0:
         count.note("lost", f"verify --mend ended with status {mended.status} for {where}: {mended.err[-500:]}")
     ends_whole(count, home, bench.run(home, *further), bench.expected(further))
