@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pytest
 from scipy.stats import chi2
 
+from flows import cli
 from stages.corpora import Example
 from stages.llm.hf import HfEngine
 from stages.llm.roles import ask
@@ -29,6 +31,20 @@ def even(found: Counter[Any], kinds: int) -> bool:
     assert expected > 5
     statistic = sum((n - expected) ** 2 / expected for n in found.values()) + expected * (kinds - len(found))
     return bool(statistic < chi2.ppf(QUANTILE, kinds - 1))
+
+
+def looped(
+    preset: str, base: Path, home: Path, capsys: pytest.CaptureFixture[str], small: Mapping[str, Any]
+) -> dict[str, float]:
+    """The metrics of the last iteration of a small run on a base model that ships; the process works in `home`."""
+    (home / "data").mkdir(exist_ok=True)
+    (home / "data" / base.name).symlink_to(base)
+    sets = [part for key, value in small.items() for part in ("--set", f"{key}={value}")]
+    assert cli.main(["run", preset, "--plain", "--quiet", "--json", *sets]) == 0
+    run: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert run["status"] == "FINISHED"
+    found: dict[str, float] = run["iterations"][-1]["metrics"]
+    return found
 
 
 def answered(engine: HfEngine, base: Path, roles: Collection[str], n: int = 20) -> list[tuple[dict[str, Any], str]]:

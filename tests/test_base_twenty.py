@@ -9,9 +9,9 @@ from typing import Any
 
 import models
 import pytest
-from probes import answered
+from probes import answered, looped
 
-from flows import cli, presets
+from flows import presets
 from stages import evaluate
 from stages.corpora import twenty
 from stages.corpora.tokenizers import word_tokenizer
@@ -95,18 +95,12 @@ def test_a_whole_loop_on_the_shipped_model(
     """Every stage reads what the one before it left; of NLAC nearly every target and refinement can be read, where an
     untrained model's are all dropped.
     """
-    (home / "data").mkdir(exist_ok=True)
-    (home / "data" / "base_twenty").symlink_to(BASE)
     monkeypatch.chdir(home)
     small = {
         "iterations": 1, "collect.first_episodes": 16, "targets.transitions": 24, "refine.states": 24, "evaluate.episodes": 12,
         "evaluate.audit_turns": 8, "model.lora_rank": 4,
     }  # fmt: skip
-    sets = [part for key, value in small.items() for part in ("--set", f"{key}={value}")]
-    assert cli.main(["run", preset, "--plain", "--quiet", "--json", *sets]) == 0
-    run: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert run["status"] == "FINISHED"
-    found = run["iterations"][-1]["metrics"]
+    found = looped(preset, BASE, home, capsys, small)
     assert found["collect/malformed_frac"] < 0.05
     if preset == "demo_20q":
         assert found["targets/dropped"] <= 2 and found["refine/rows"] >= 20

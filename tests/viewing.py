@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from toys import episode_row, turn_row
 
-from flows import presets
+from flows import cli, presets
+from stages.store import sqlite
 from stages.store.replay import Replay
 from stages.store.tracking import Tracking
 
@@ -28,6 +30,21 @@ class Viewed:
 
     home: Path
     runs: dict[str, str]
+
+
+def new_viewed(home: Path, empty_store: Path) -> Viewed:
+    """In a folder that is empty."""
+    (home / "mlflow").mkdir()
+    sqlite.copy(empty_store, home / "mlflow" / "mlflow.db")
+    (home / "data").mkdir()
+    return make_viewed(home)
+
+
+def turnwise(capsys: pytest.CaptureFixture[str], viewed: Viewed, *argv: str) -> tuple[int, str]:
+    """Exit status, and stdout or the error."""
+    status = cli.main([*argv, "--home", str(viewed.home)])
+    found = capsys.readouterr()
+    return status, found.err if status else found.out
 
 
 def make_viewed(home: Path) -> Viewed:

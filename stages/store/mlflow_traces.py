@@ -34,9 +34,8 @@ def add(client: MlflowClient, uri: str, experiment_id: str, run_id: str, episode
 
     before = client.search_traces(locations=[experiment_id], run_id=run_id, max_results=SOME, include_spans=False)
     known = {trace.info.tags.get(EPISODE) for trace in before}
-    logging.getLogger("mlflow.tracing.export").setLevel(
-        logging.WARNING
-    )  # it says as Python ends that it has nothing to do
+    # Else its exporter says, as Python ends, that it has nothing left to do.
+    logging.getLogger("mlflow.tracing.export").setLevel(logging.WARNING)
     mlflow.set_tracking_uri(uri)  # traces leave by MLflow's own thread, which knows this address alone
     made = [_trace(client, experiment_id, run_id, name, span) for name, span in episodes.items() if name not in known]
     mlflow.flush_trace_async_logging()

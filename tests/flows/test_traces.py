@@ -9,27 +9,15 @@ from typing import Any
 import pytest
 import viewing
 from mlflow.entities import Trace
-from viewing import Viewed
+from viewing import Viewed, turnwise
 
-from flows import cli
 from mlflow import MlflowClient
-from stages.store import sqlite
 from stages.store.tracking import Tracking
 
 
 @pytest.fixture(scope="module")
 def viewed(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Viewed:
-    home = tmp_path_factory.mktemp("traced")
-    (home / "mlflow").mkdir()
-    sqlite.copy(empty_store, home / "mlflow" / "mlflow.db")
-    (home / "data").mkdir()
-    return viewing.make_viewed(home)
-
-
-def turnwise(capsys: pytest.CaptureFixture[str], viewed: Viewed, *argv: str) -> tuple[int, str]:
-    status = cli.main([*argv, "--home", str(viewed.home)])
-    found = capsys.readouterr()
-    return status, found.err if status else found.out
+    return viewing.new_viewed(tmp_path_factory.mktemp("traced"), empty_store)
 
 
 def stored(viewed: Viewed, run: str) -> dict[str, Trace]:

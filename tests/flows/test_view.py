@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 import viewing
 from tokenizers import Tokenizer
-from viewing import PLANTED, Viewed, data_of
+from viewing import PLANTED, Viewed, data_of, turnwise
 
-from flows import cli
 from flows.view.keep import FILE, keep_page
 from flows.view.sources import Source, choose
 from flows.view.tokens import pieces_of
@@ -30,20 +29,7 @@ from stages.store.tracking import Tracking
 
 @pytest.fixture(scope="module")
 def viewed(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Viewed:
-    from stages.store import sqlite
-
-    home = tmp_path_factory.mktemp("viewed")
-    (home / "mlflow").mkdir()
-    sqlite.copy(empty_store, home / "mlflow" / "mlflow.db")
-    (home / "data").mkdir()
-    return viewing.make_viewed(home)
-
-
-def turnwise(capsys: pytest.CaptureFixture[str], viewed: Viewed, *argv: str) -> tuple[int, str]:
-    """Exit status, and stdout or the error."""
-    status = cli.main([*argv, "--home", str(viewed.home)])
-    found = capsys.readouterr()
-    return status, found.err if status else found.out
+    return viewing.new_viewed(tmp_path_factory.mktemp("viewed"), empty_store)
 
 
 def page(capsys: pytest.CaptureFixture[str], viewed: Viewed, *argv: str) -> str:
