@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 GRACE_S = 5.0  # between the request to stop and the kill
 POLL_S = 0.05
 
@@ -71,7 +73,7 @@ class Leashed:
             with contextlib.suppress(OSError):
                 stdin.close()
         try:
-            self._process.wait(timeout=2 * GRACE_S)
+            self._process.wait(timeout=3 * GRACE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -111,14 +113,27 @@ def main(command: Sequence[str]) -> int:
 
 
 def _stop_group(child: subprocess.Popen[bytes]) -> None:
-    """Ask the command's process group to stop, all of it, then kill what is left."""
-    deadline = time.monotonic() + GRACE_S
+    """Ask the command's process group to stop, all of it, then kill what is left; return once it is gone. (A process
+    that was killed lives on until its memory is freed.)
+    """
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGTERM)
-        while time.monotonic() < deadline:
-            os.killpg(child.pid, 0)  # raises once nobody is left
-            time.sleep(POLL_S)
-        os.killpg(child.pid, signal.SIGKILL)
+        for request in (signal.SIGTERM, signal.SIGKILL):
+            os.killpg(child.pid, request)
+            deadline = time.monotonic() + GRACE_S
+            while time.monotonic() < deadline:
+                os.killpg(child.pid, 0)  # raises once nobody is left
+                if not _living(child.pid):
+                    return
+                time.sleep(POLL_S)
+
+
+def _living(group: int) -> bool:
+    """Whether a process of the group has not ended; one that has may stay listed until its parent asks how."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 from waiting import until
 
 from flows.orchestration.leash import Leashed
@@ -36,6 +37,19 @@ def test_what_a_command_on_the_leash_started_has_time_to_end_well_and_does_not_o
     children = psutil.Process(leashed.pid).children(recursive=True)
     leashed.stop()
     assert "ended well" in leashed.tail()
+    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+
+
+@pytest.mark.slow
+def test_what_will_not_end_is_killed_and_gone_once_the_command_is_stopped(tmp_path: Path) -> None:
+    # Its memory takes a moment to be freed: a process that was only sent its kill would still be there.
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); big = b'x' * 10**9"
+    code = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {f'{deaf}; {SLEEP[-1]}'!r}]); time.sleep(600)"
+    leashed = Leashed([sys.executable, "-c", code], log=tmp_path / "log", env=os.environ)
+    assert until(lambda: "up" in leashed.tail())
+    children = psutil.Process(leashed.pid).children(recursive=True)
+    leashed.stop()
+    assert len(children) == 2
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
 
 
