@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -36,6 +37,8 @@ from stages.store.tables import SCHEMA_VERSION, read_parquet
 M = TypeVar("M", bound=BaseModel)
 OWN = (("task", "env"), ("pretrain", "corpus"))
 """Where a config may name a module of one's own."""
+NEVER = ("flows", "stages", "turnwise", "mlflow")
+"""Folders of a project where no bundle puts a file: what lies there is found by its name (presets, prompts) or is a store."""
 AGAIN = "Write it again: turnwise export RUN FOLDER --what bundle"
 
 
@@ -63,7 +66,9 @@ def read(folder: Path) -> Bundle:
         _refuse(folder / MANIFEST, "its pipeline run is not the last one of its runs")
     if last.experiment != EXPERIMENT or len({r.run_id for r in records}) != len(records):
         _refuse(folder / MANIFEST, "its runs are not one pipeline run and its stages")
-    return Bundle(folder, manifest, records)
+    bundle = Bundle(folder, manifest, records)
+    _check_named(bundle)
+    return bundle
 
 
 def rows(bundle: Bundle, run_id: str) -> dict[str, list[Row]]:
@@ -80,11 +85,9 @@ def rows(bundle: Bundle, run_id: str) -> dict[str, list[Row]]:
 def own_modules(bundle: Bundle) -> list[str]:
     """The modules that the configs of its runs name as somebody's own code, which no bundle holds (stages/frame/own.py)."""
     found = set()
-    for record in bundle.records:
-        stored = _json(bundle.artifacts(record.run_id) / "config.json")
-        config = stored.get("config", stored) if isinstance(stored, dict) else {}
+    for config in _configs(bundle):
         for section, key in OWN:
-            values = config.get(section) if isinstance(config, dict) else None
+            values = config.get(section)
             name = values.get(key) if isinstance(values, dict) else None
             found |= {name} if isinstance(name, str) and is_own(name) else set()
     return sorted(found)
@@ -113,6 +116,34 @@ def _check_files(folder: Path) -> None:
     for path in named:
         if path.split("/")[0] not in (MANIFEST, RUNS, FILES, PROMPTS):
             raise UsageError(f"bundle: {folder} holds {path!r}, which has no place in a bundle. Take it away")
+
+
+def _check_named(bundle: Bundle) -> None:
+    """Every file for the project is one that a config of its runs names, or lies in such a folder."""
+    named = {one for config in _configs(bundle) for one in _texts(config)}
+    for path in bundle.files:
+        above = {path, *map(str, PurePosixPath(path).parents)} - {"."}
+        if path.split("/")[0] in NEVER or not named & above:
+            raise UsageError(
+                f"bundle: {bundle.folder} holds {path!r}, which no config of its runs may name or names. Do not use it"
+            )
+
+
+def _configs(bundle: Bundle) -> Iterator[dict[str, Any]]:
+    """Of the stage runs and of the pipeline run, as they stand in the bundle."""
+    for record in bundle.records:
+        stored = _json(bundle.artifacts(record.run_id) / "config.json")
+        config = stored.get("config", stored) if isinstance(stored, dict) else {}
+        yield config if isinstance(config, dict) else {}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All that is text in a JSON value, paths in their plainest form."""
+    if isinstance(value, str):
+        yield os.path.normpath(value)
+    elif isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _texts(one)
 
 
 def _record(folder: Path, run_id: str) -> Record:

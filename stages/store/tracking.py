@@ -232,6 +232,10 @@ class Tracking:
                 self._client.set_tag(run_id, "dropped", "weights")  # for MLflow's page: the file beside them decides
         return done
 
+    def discard(self, run_id: str, name: str) -> None:
+        """Delete an artifact that nobody needs."""
+        (self._folder(run_id) / name).unlink(missing_ok=True)
+
     def tags(self, run_id: str) -> Mapping[str, str]:
         return self._run(run_id).tags
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from stages.store.workspace import Workspace
 
+PAGES = (".html", ".svg")
+
 
 def recover(workspace: Workspace) -> list[str]:
     """Clean up after processes that died: their runs are marked KILLED, their scratch folders removed. Returns the run
@@ -37,9 +39,14 @@ def changed_runs(workspace: Workspace) -> dict[str, list[str]]:
 
 def mend(workspace: Workspace, run_id: str, names: Sequence[str]) -> None:
     """What cannot be read any more is made again by the next command that needs it: weights are dropped, as by gc; a run
-    that lost anything else is FAILED, so that nobody reuses it.
+    that lost anything else is FAILED, so that nobody reuses it. A page that only shows the run goes, and the run stays
+    what it is: `turnwise view` and `turnwise lineage` make both anew.
     """
-    if all(name.endswith(".safetensors") for name in names):
-        workspace.tracking.drop(run_id, lambda: False)
-    else:
-        workspace.tracking.finish(run_id, "FAILED", f"{names[0]} is not what was written")
+    tracking = workspace.tracking
+    read = [name for name in names if not name.endswith(PAGES)]
+    for name in set(names) - set(read):
+        tracking.discard(run_id, name)
+    if read and all(name.endswith(".safetensors") for name in read):
+        tracking.drop(run_id, lambda: False)
+    elif read:
+        tracking.finish(run_id, "FAILED", f"{read[0]} is not what was written")

@@ -274,6 +274,20 @@ def link(bundle: Path) -> None:
     rehash(bundle)
 
 
+def preset(bundle: Path) -> None:
+    put(bundle, "flows/presets/nightly.toml")
+
+
+def unnamed(bundle: Path) -> None:
+    put(bundle, "data/more/tasks.json")
+
+
+def put(bundle: Path, path: str) -> None:
+    (bundle / "files" / path).parent.mkdir(parents=True, exist_ok=True)
+    (bundle / "files" / path).write_text("")
+    rehash(bundle)
+
+
 def climb(bundle: Path) -> None:
     (bundle.parent / "evil.json").write_text("{}")
     named = hashes(bundle)
@@ -321,6 +335,8 @@ def change(bundle: Path, **values: Any) -> None:
         (add, "holds 'more.json', which sha256.json does not name"),
         (pickle, "'runs/model.pkl', which is no data file"),
         (link, "outside.json is damaged: it is missing"),
+        (preset, "holds 'flows/presets/nightly.toml', which no config"),
+        (unnamed, "holds 'data/more/tasks.json', which no config"),
         (climb, "names 'files/../../evil.json', which leaves the folder"),
         (absolute, "names '/etc/passwd.json', which leaves the folder"),
         (newer, "schema 99, but this turnwise reads only up to 1"),
