@@ -24,7 +24,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 from prefect.logging.handlers import APILogHandler
 from prefect.runtime import deployment
-from prefect.states import Cancelled, Crashed, Scheduled
+from prefect.states import Cancelled, Completed, Crashed, Scheduled
 
 from stages.frame.types import EngineUnavailable, SimulatorError
 from stages.store.machine import is_dead, process_tags
@@ -44,17 +44,24 @@ T = TypeVar("T")
 
 
 def prefect_step(inner: Step) -> Step:
-    """Run each stage as a task of the flow that calls it; a stage whose engine was down is tried again."""
+    """Run each stage as a task of the flow that calls it, with what it measured in its log; one whose run was there
+    already is shown as cached, and one whose engine was down is tried again.
+    """
 
     def step(call: Call) -> StageRun:
-        def stage() -> StageRun:
+        runs: list[StageRun] = []
+
+        def stage() -> State[None] | None:
             done = inner(call)
+            runs.append(done)
             get_run_logger().info(
                 "%s: run %s%s, %.1f s", call.title, done.run_id, " (reused)" if done.reused else "", done.seconds
             )
-            return done
+            if done.metrics:
+                get_run_logger().info("%s", ", ".join(f"{name} {value:.4g}" for name, value in done.metrics.items()))
+            return Completed(name="Cached", message=f"run {done.run_id} is reused") if done.reused else None
 
-        return Task(
+        Task(
             fn=stage,
             name=call.stage.name,
             task_run_name=call.title,
@@ -64,6 +71,7 @@ def prefect_step(inner: Step) -> Step:
             retry_delay_seconds=RETRY_DELAYS_S,
             retry_condition_fn=_infrastructure,
         )()
+        return runs[-1]
 
     return step
 
