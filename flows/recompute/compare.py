@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -87,6 +87,20 @@ def rows(table: str, stored: Sequence[Row], found: Sequence[Row]) -> Compared:
         columns = [name for name in old if name not in NOT_COMPARED]
         done += total(compare(f"{table} row {number} ({of}), {name}", old[name], new.get(name)) for name in columns)
     return done
+
+
+def replies(said: Iterable[tuple[str, str, Sequence[int]]], decode: Callable[[Sequence[int]], str]) -> Compared:
+    """(where, text, token ids) of replies: the ids say the text, with the token that ended it or without. A reply without
+    ids was made by no engine.
+    """
+    done, n = [], 0
+    for where, text, ids in said:
+        if len(ids):
+            found = [decode(ids), decode(ids[:-1])]
+            same = text.strip() in (one.strip() for one in found)
+            done.append(compare(f"{where}: text of its ids", text, text if same else found[0]))
+            n += 1
+    return total(done) + Compared(what=(f"{n} replies",) if n else ())
 
 
 def files(name: str, stored: Path, found: Path) -> Compared:

@@ -45,6 +45,10 @@ class MuteScript(ScriptedEngine):
         raise _asked()
 
 
+DECODES = ("hf", "scripted")
+"""Engines whose text of a reply is what its ids decode to; a server's may stand otherwise."""
+
+
 def _asked() -> TurnwiseError:
     return TurnwiseError("a replay asked for a reply: this stage is no function of what is stored")
 

@@ -135,6 +135,16 @@ def target(run: Spoiled) -> str:
     return "length of targets row 0"
 
 
+def token_to_be_learned(run: Spoiled) -> str:
+    run.update("targets", "completion_ids = list_concat([65], completion_ids[2:]) where true")
+    return "targets row 0"
+
+
+def token_of_an_action(run: Spoiled) -> str:
+    run.update("turns", "action_ids = list_concat([65], action_ids[2:]) where turn = 0")
+    return "turns ("
+
+
 def priority(run: Spoiled) -> str:
     run.update("priorities", "loss = loss * 1.01 where true")
     return "priorities row 0"
@@ -159,7 +169,7 @@ def test_a_whole_run_is_recomputed_from_its_bundle_alone(
 
 @pytest.mark.parametrize(
     ("title", "plant"),
-    [("collect 0", reward), ("collect 0", reward_and_return), ("targets 1", target), ("critic 0", weight), ("critic 1", priority), ("refine 1", verdict), ("distill 1", metric)],
+    [("collect 0", reward), ("collect 0", reward_and_return), ("collect 1", token_of_an_action), ("targets 1", target), ("targets 0", token_to_be_learned), ("refine 1", token_to_be_learned), ("critic 0", weight), ("critic 1", priority), ("refine 1", verdict), ("distill 1", metric)],
 )  # fmt: skip
 def test_a_planted_change_is_found_in_its_stage_and_not_by_a_hash(
     title: str, plant: Callable[[Spoiled], str], finished: Ended

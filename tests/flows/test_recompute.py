@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,13 @@ def test_a_table_is_compared_by_its_values(tmp_path: Path) -> None:
 def test_times_are_no_metrics_of_a_replay_and_a_missing_metric_is_a_difference() -> None:
     assert not compare.metrics({"a": 1.0, "run_s": 2.0}, {"a": 1.0, "run_s": 3.0}).differences
     assert [one.where for one in compare.metrics({}, {"a": 1.0}).differences] == ["metric a"]
+
+
+def test_a_reply_is_its_ids_with_or_without_the_token_that_ended_it() -> None:
+    def decode(ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+    text = [("turn 0", "no", (110, 111)), ("turn 1", "no", (110, 111, 0)), ("turn 2", "made by hand", ())]
+    assert compare.replies(text, decode) == compare.Compared(2, what=("2 replies",))
+    (found,) = compare.replies([("turn 0", "no", (110, 112))], decode).differences
+    assert (found.where, found.recomputed) == ("turn 0: text of its ids", "'np'")
