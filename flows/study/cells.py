@@ -100,7 +100,7 @@ def table_cells(study: Study, chosen: Mapping[str, Setting]) -> list[Cell]:
         for seed in study.seeds
         for task in study.tasks
         for method in study.methods
-        if (source := study.settings_of(method)) == PRESET or source in chosen
+        if study.runs(method, task, seed) and ((source := study.settings_of(method)) == PRESET or source in chosen)
     ]
 
 

@@ -45,6 +45,8 @@ class Method(Config):
     preset: Preset = Field(description="Preset of its runs: a name, or a path that ends in .toml. [ours]")
     sets: tuple[str, ...] = Field((), description="Changes to the preset, as `--set` takes them. [ours]")
     control: str = Field("", description="Method that its results are compared with, seed by seed. [ours]")
+    tasks: tuple[str, ...] = Field((), description="Tasks of its runs; empty = all of them. [ours]")
+    seeds: int = Field(0, ge=0, description="Seeds of its runs: so many of the table's first ones; 0 = all. [ours]")
     settings: str = Field(
         "",
         description="Whose tuned settings it runs with: its own (empty), those of the method named, as an ablation does, or those of its preset (preset). [ours]",
@@ -108,6 +110,11 @@ class Study(Config):
     def preset(self, method: str, task: str) -> str:
         return self.tasks[task].presets.get(method, self.methods[method].preset)
 
+    def runs(self, method: str, task: str, seed: int) -> bool:
+        """Whether the table has that run."""
+        one = self.methods[method]
+        return (not one.tasks or task in one.tasks) and seed in self.seeds[: one.seeds or None]
+
     def sets_of(self, method: str, task: str, seed: int) -> tuple[str, ...]:
         """What is laid over the preset, the last one on top; the setting and the seed come after it."""
         drawn = [
@@ -150,9 +157,18 @@ def _problems(study: Study) -> list[str]:
     found = [
         f"{key}: there is no method {word!r}{nearest(word, methods)}" for key, word in named if word not in methods
     ]
+    asked = [(f"methods.{name}.tasks", task) for name, one in study.methods.items() for task in one.tasks]
+    found += [f"{key}: there is no task {word!r}{nearest(word, tasks)}" for key, word in asked if word not in tasks]
+    found += [
+        f"methods.{name}.seeds: wanted at most {len(study.seeds)}, as many as the table has; found {one.seeds}."
+        for name, one in study.methods.items()
+        if one.seeds > len(study.seeds)
+    ]
     found += [f"{name!r}: a name holds no '/', which --only parts at." for name in (*methods, *tasks) if "/" in name]
     if study.source and study.source not in methods:
         found.append(f"source: there is no method {study.source!r}{nearest(study.source, methods)}")
+    elif study.source and (study.methods[study.source].tasks or study.methods[study.source].seeds):
+        found.append(f"methods.{study.source}: the others learn from its episodes; leave out its `tasks` and `seeds`.")
     if study.source and study.tuning is not None:
         found.append(
             "source: on frozen episodes nothing is tuned; write the settings into the methods' `sets`, and leave out [tuning]."

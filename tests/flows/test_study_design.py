@@ -74,6 +74,16 @@ def tuned(tmp_path: Path) -> design.Study:
             'settings = "nlca"',
             "methods.frozen.settings: 'nlca' is not tuned; did you mean 'nlac'?",
         ),
+        (
+            'settings = "nlac"',
+            'settings = "nlac"\ntasks = ["easi"]',
+            "methods.frozen.tasks: there is no task 'easi'; did you mean 'easy'?",
+        ),
+        (
+            'settings = "nlac"',
+            'settings = "nlac"\nseeds = 3',
+            "methods.frozen.seeds: wanted at most 2, as many as the table has; found 3.",
+        ),
         ('settings = "nlac"', 'settings = "paper"', "methods.frozen.settings: 'paper' is not tuned"),
         ("space.rft]", "space.rtf]", "tuning.space: rft has none; add [tuning.space.rft]"),
         ('settings = "nlac"', "", "tuning.space: frozen has none"),
@@ -213,3 +223,18 @@ def test_each_seed_has_a_world_of_its_own_where_the_study_says_so(tmp_path: Path
     table = cells.table_cells(study, dict.fromkeys(study.tuned, ()))
     assert found | {cell.seed: cell.run.task.options["rules_seed"] for cell in table} == {7: 3, 8: 4, 1: 5, 2: 6}
     assert all(f"task.options.rules_seed={cell.run.task.options['rules_seed']}" in cell.sets for cell in table)
+
+
+def test_a_method_may_have_some_of_the_tasks_and_the_first_seeds(tmp_path: Path) -> None:
+    text = TUNED.replace('settings = "nlac"', 'settings = "nlac"\ntasks = ["hard"]\nseeds = 1')
+    study = design.read(written(tmp_path, text))
+    planned = cells.table_cells(study, dict.fromkeys(study.tuned, ()))
+    assert [(one.task, one.seed) for one in planned if one.method == "frozen"] == [("hard", 1)]
+    assert len(planned) == 3 * 2 * 2 + 1
+
+
+def test_the_source_of_episodes_plays_everywhere(tmp_path: Path) -> None:
+    untuned = TUNED.partition("[tuning]")[0].replace('settings = "nlac"', "").replace('settings = "preset"', "")
+    text = f'source = "rft"{untuned}'.replace('control = "nlac"', "seeds = 1")
+    with pytest.raises(UsageError, match=r"methods\.rft: the others learn from its episodes; leave out"):
+        design.read(written(tmp_path, text))
