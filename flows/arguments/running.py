@@ -82,7 +82,7 @@ def add(commands: Any) -> None:
     study = command(commands, "study", what, "turnwise study studies/ladder.toml --jobs 2", module="commands.study")
     study.add_argument("file", metavar="FILE", type=Path, help="the study, a TOML file such as studies/ladder.toml")
     study.add_argument("--jobs", type=int, metavar="N", help="runs at once (default: one a core; one on a GPU)")
-    only = "run these only, by names or patterns of them (repeatable); all that is finished is reported"
+    only = "run these only, and what they are tuned by, by names or patterns of them (repeatable); all that is finished is reported"
     study.add_argument("--only", action="append", default=[], metavar="METHOD/TASK", help=only)
     rows = "a cells.jsonl of a study in another folder: what finished there with the same config and code is not run again (repeatable)"
     study.add_argument("--rows", action="append", default=[], type=Path, metavar="FILE", help=rows)

@@ -27,7 +27,7 @@ def study(args: Namespace) -> int:
     file, out = args.file.resolve(), args.out and args.out.resolve()  # before the working directory changes
     asked = design.read(file)
     every = planned(asked)
-    check_options(args, every)
+    check_options(args, asked, every)
     rows = read_rows(args.rows, asked)
     workspace = open_workspace(find_home(args.home, to_write=not args.dry_run))
     if args.dry_run:
@@ -59,11 +59,11 @@ def planned(asked: Study) -> list[Cell]:
     return [*cells.tuning_cells(asked), *cells.table_cells(asked, dict.fromkeys(asked.tuned, ()))]
 
 
-def check_options(args: Namespace, every: Sequence[Cell]) -> None:
+def check_options(args: Namespace, asked: Study, every: Sequence[Cell]) -> None:
     if args.jobs is not None and args.jobs < 1:
         raise UsageError(f"--jobs {args.jobs}: wanted at least 1.")
     for pattern in args.only:
-        if not any(finish.is_meant(cell, [pattern]) for cell in every):
+        if not any(finish.is_meant(asked, cell, [pattern]) for cell in every):
             names = ", ".join(dict.fromkeys(f"{cell.method}/{cell.task}" for cell in every))
             raise UsageError(f"--only {pattern}: wanted METHOD or METHOD/TASK, one of {names}.")
 
@@ -80,7 +80,11 @@ def read_rows(files: Sequence[Path], asked: Study) -> dict[str, Row]:
 def dry_run(
     asked: Study, every: Sequence[Cell], workspace: Workspace, args: Namespace, elsewhere: Mapping[str, Row]
 ) -> int:
-    """Each cell with its state, and the time that is left by what the finished runs took."""
+    """Each cell that `--only` means with its state, and the time that is left by what the finished runs took."""
+
+    def meant(every: Sequence[Cell]) -> list[Cell]:
+        return [cell for cell in every if finish.is_meant(asked, cell, args.only)]
+
     tuning = [cell for cell in every if cell.part == "tuning"]
     found = cells.finished(workspace, tuning, elsewhere)
     rows = [cells.row_of(cell, found[cell.key], workspace) for cell in tuning if cell.key in found]
@@ -93,9 +97,9 @@ def dry_run(
     found |= cells.finished(workspace, table, elsewhere)
     rows += [cells.row_of(cell, found[cell.key], workspace) for cell in table if cell.key in found]
     later = [cell for cell in every if cell.part == "table" and asked.settings_of(cell.method) not in known]
-    listed = [_state(cell, "finished" if cell.key in found else "to run", found) for cell in (*tuning, *table)]
-    listed += [_state(cell, "to run after its tuning", {}) for cell in later]
-    listed += [_state(cell, f"to run after {asked.source}", {}) for cell in waiting]
+    listed = [_state(cell, "finished" if cell.key in found else "to run", found) for cell in meant([*tuning, *table])]
+    listed += [_state(cell, "to run after its tuning", {}) for cell in meant(later)]
+    listed += [_state(cell, f"to run after {asked.source}", {}) for cell in meant(waiting)]
     if args.json:
         emit(listed)
         return 0

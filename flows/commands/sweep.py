@@ -44,7 +44,7 @@ def sweep(args: Namespace, home: Path) -> int:
         asked = design.read(file)
         args.only = []
         planned = studies.planned(asked)
-        studies.check_options(args, planned)
+        studies.check_options(args, asked, planned)
         workspace = open_workspace(home)
         if args.dry_run:
             return studies.dry_run(asked, planned, workspace, args, {})

@@ -54,13 +54,13 @@ class Studied:
 
 def run_study(asked: Study, bench: Bench) -> Studied:
     """Tune, choose, run the table and keep its report; of all that is finished already nothing is run again."""
-    tuned = finish(cells.tuning_cells(asked), bench)
+    tuned = finish(asked, cells.tuning_cells(asked), bench)
     chosen = cells.choose(asked, [one.row for one in tuned if one.row])
     planned = cells.table_cells(asked, chosen)
-    first = finish([cell for cell in planned if cell.method == asked.source], bench)
+    first = finish(asked, [cell for cell in planned if cell.method == asked.source], bench)
     played = {(one.cell.task, one.cell.seed): str(one.row["run"]) for one in first if one.row}
     table, waiting = cells.with_episodes(asked, planned, played)
-    done = [*tuned, *finish(table, bench)]
+    done = [*tuned, *finish(asked, table, bench)]
     rows = [one.row for one in done if one.row]
     missing = [f"{one.cell.title}: {one.why}" for one in done if not one.row]
     missing += [f"{name}: not tuned, for want of runs" for name in asked.tuned if name not in chosen]
@@ -69,15 +69,21 @@ def run_study(asked: Study, bench: Bench) -> Studied:
     return Studied(rows, chosen, missing, failed, bench.book.keep(rows, chosen, missing, failed))
 
 
-def is_meant(cell: Cell, only: Sequence[str]) -> bool:
-    name = f"{cell.method}/{cell.task}"
-    return not only or any(fnmatch(name, one if "/" in one else f"{one}/*") for one in only)
+def is_meant(asked: Study, cell: Cell, only: Sequence[str]) -> bool:
+    """Whether `--only` names the cell, or one that waits for it as a part of its tuning."""
+    names = [f"{cell.method}/{cell.task}"]
+    if cell.part == "tuning":
+        of = [method for method in asked.methods if asked.settings_of(method) == cell.method]
+        names += [f"{method}/{task}" for method in of for task in asked.tasks]
+    patterns = [one if "/" in one else f"{one}/*" for one in only]
+    return not only or any(fnmatch(name, pattern) for name in names for pattern in patterns)
 
 
-def finish(wanted: Sequence[Cell], bench: Bench) -> list[Done]:
+def finish(asked: Study, wanted: Sequence[Cell], bench: Bench) -> list[Done]:
     """Find which cells are finished and run the others that are meant; what is known of all of them then."""
     found = cells.finished(bench.workspace, wanted, bench.elsewhere)
-    left = list({cell.key: cell for cell in wanted if cell.key not in found and is_meant(cell, bench.only)}.values())
+    meant = [cell for cell in wanted if cell.key not in found and is_meant(asked, cell, bench.only)]
+    left = list({cell.key: cell for cell in meant}.values())
     said: dict[str, str] = {}
     if left:
         bench.book.start()
@@ -109,6 +115,6 @@ def _run(left: Sequence[Cell], bench: Bench) -> dict[str, str]:
 def _done(cell: Cell, found: Mapping[str, str | Row], said: dict[str, str], bench: Bench) -> Done:
     if cell.key in found:
         return Done(cell, cells.row_of(cell, found[cell.key], bench.workspace))
-    if not is_meant(cell, bench.only):
+    if cell.key not in said:
         return Done(cell, None, "not run")
     return Done(cell, None, said[cell.key] or "it ended well, and left no run that can be found again", failed=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows import presets
-from flows.study import cells, design
+from flows.study import cells, design, finish
 from flows.study.rows import Row
 from stages.frame.types import UsageError
 
@@ -238,3 +238,23 @@ def test_the_source_of_episodes_plays_everywhere(tmp_path: Path) -> None:
     text = f'source = "rft"{untuned}'.replace('control = "nlac"', "seeds = 1")
     with pytest.raises(UsageError, match=r"methods\.rft: the others learn from its episodes; leave out"):
         design.read(written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("only", "tuned_methods"),
+    [("frozen/hard", {"nlac"}), ("rft/h*", {"rft"}), ("paper", set()), ("*/easy", {"nlac", "rft"})],
+)
+def test_only_some_cells_are_run_with_the_tuning_that_they_wait_for(
+    tuned: design.Study, only: str, tuned_methods: set[str]
+) -> None:
+    meant = [cell for cell in cells.tuning_cells(tuned) if finish.is_meant(tuned, cell, [only])]
+    assert {cell.method for cell in meant} == tuned_methods
+    table = [
+        cell
+        for cell in cells.table_cells(tuned, dict.fromkeys(tuned.tuned, ()))
+        if finish.is_meant(tuned, cell, [only])
+    ]
+    method, _, task = only.partition("/")
+    assert {(cell.method, cell.task) for cell in table} == {
+        (m, t) for m in tuned.methods for t in tuned.tasks if method in (m, "*") and t.startswith(task.rstrip("*"))
+    }
