@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+import psutil
 
 
 def until(true: Callable[[], bool], timeout_s: float = 20.0) -> bool:
@@ -11,3 +13,8 @@ def until(true: Callable[[], bool], timeout_s: float = 20.0) -> bool:
     while not true() and time.monotonic() < deadline:
         time.sleep(0.05)
     return true()
+
+
+def ended(processes: Iterable[psutil.Process]) -> bool:
+    """Whether all of them have, also where nobody has asked yet how."""
+    return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)

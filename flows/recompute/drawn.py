@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flows.recompute import compare
+from flows.recompute import compare, mute
 from flows.recompute.compare import Compared
-from flows.recompute.mute import DECODES
 from stages.frame.types import Completion, Message, Row
 from stages.judge.critique import Judgement
 from stages.llm.roles import roles_of
@@ -49,7 +48,7 @@ def check_targets(context: Context, stored: Stored) -> Compared:
     ]  # fmt: skip
     if stored.has_model:
         done += compare.rows("targets", rows[: len(kept)], [targets.target_row(context, roles, b) for b in kept])
-        done += _written(context, rows)
+    done += _written(context, stored, rows)
     told = {
         "targets/rows": float(len(rows)),
         "targets/dropped": float(len(drawn) - len(rows)),
@@ -75,8 +74,7 @@ def check_refine(context: Context, stored: Stored) -> Compared:
     told = refinement.metrics(refined, kept)
     unknown = ("refine/episodes", "refine/env_steps") if config.gate == "reroll" else ()
     told = {name: value for name, value in told.items() if name not in unknown}
-    if stored.has_model:
-        done += _written(context, rows)
+    done += _written(context, stored, rows)
     told["refine/missing"] = float(min(config.states, len(order)) - len({r.state.key for r in kept}))
     return done + compare.metrics(stored.metrics, told)
 
@@ -97,8 +95,7 @@ def check_pick(context: Context, stored: Stored) -> Compared:
     chosen = pick.with_best_judged(choices, [o for c in choices for o in c.options]) if config.by == "verdict" else []
     picked = [(c.state, c.learned.reply.text, {"kept": True, "times": c.learned.times}) for c in chosen if c.learned]
     done += _learned(rows, picked) if chosen else Compared()
-    if stored.has_model:
-        done += _written(context, rows)
+    done += _written(context, stored, rows)
     told = pick.metrics(config, chosen)
     named = ("pick/actions", "pick/options", "pick/yes_rate", "pick/picked_yes_rate") if chosen else ()
     told = {name: value for name, value in told.items() if name in named}
@@ -227,15 +224,13 @@ def _learned(rows: Sequence[Row], found: Sequence[tuple[Transition, str, dict[st
     return compare.rows("targets", [{name: row[name] for name in columns} for row in rows], told)
 
 
-def _written(context: Context, rows: Sequence[Row]) -> Compared:
-    """The ids of each reply that is to be learned, by its text; of engines whose text is what the ids decode to."""
-    if context.run.model.engine not in DECODES:
-        return Compared()
+def _written(context: Context, stored: Stored, rows: Sequence[Row]) -> Compared:
+    """The ids of each reply that is to be learned, by its text."""
     said = (
         (f"targets row {number} ({row['episode_id']} turn {row['turn']})", row["completion"], row["completion_ids"])
         for number, row in enumerate(rows)
     )
-    return compare.replies(said, context.engine.decode)
+    return mute.written(context, stored, said)
 
 
 def _values(context: Context, stored: Stored, choices: Sequence[Any]) -> Compared:

@@ -5,12 +5,12 @@ the values of a self_ac policy, by its head.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flows.recompute import compare
+from flows.recompute import compare, mute
 from flows.recompute.compare import Compared
-from flows.recompute.mute import DECODES
 from stages.frame.types import Completion, Episode, Outcome, Row, Scenario, Turn
 from stages.llm.roles import roles_of
 from stages.play.tally import env_steps, summary
@@ -76,8 +76,8 @@ def _read(context: Context, stored: Stored) -> tuple[list[Episode], Compared]:
     played = episodes_of(heads, turns)
     done = compare.rows("episodes", heads, episode_rows(played, context.iteration)["episodes"])
     if stored.has_model:
-        done += _prompts(context, played) + _written(context, played)
-    return played, done
+        done += _prompts(context, played)
+    return played, done + _written(context, stored, played)
 
 
 def _prompts(context: Context, played: Sequence[Episode]) -> Compared:
@@ -92,13 +92,16 @@ def _prompts(context: Context, played: Sequence[Episode]) -> Compared:
     return done + Compared(what=(f"{len(asked)} prompts",))
 
 
-def _written(context: Context, played: Sequence[Episode]) -> Compared:
+def _written(context: Context, stored: Stored, played: Sequence[Episode]) -> Compared:
     """The ids of each reply by its text, where it is one turn: several turns of one reply need not part between tokens."""
-    if context.run.model.engine not in DECODES:
-        return Compared()
-    turns = [(e.id, t) for e in played for t in e.turns if sum(o.state_len == t.state_len for o in e.turns) == 1]
-    said = ((f"turns ({key} turn {t.index})", t.completion.text, t.completion.token_ids) for key, t in turns)
-    return compare.replies(said, context.engine.decode)
+    parts = Counter((e.id, t.state_len) for e in played for t in e.turns)
+    said = (
+        (f"turns ({e.id} turn {t.index})", t.completion.text, t.completion.token_ids)
+        for e in played
+        for t in e.turns
+        if parts[e.id, t.state_len] == 1
+    )
+    return mute.written(context, stored, said)
 
 
 def _replies(episode: Episode) -> list[Turn]:

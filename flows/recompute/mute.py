@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flows.recompute import compare
+from flows.recompute.compare import Compared
 from stages.frame.types import Completion, Request, TurnwiseError
 from stages.llm.scripted import ScriptedEngine
 from stages.llm.tokens import ChatTokenizer
 
 if TYPE_CHECKING:
     from flows.presets import RunConfig
+    from flows.recompute.run import Stored
+    from stages.frame.contract import Context
 
 
 class Mute(ChatTokenizer):
@@ -47,6 +51,12 @@ class MuteScript(ScriptedEngine):
 
 DECODES = ("hf", "scripted")
 """Engines whose text of a reply is what its ids decode to; a server's may stand otherwise."""
+
+
+def written(context: Context, stored: Stored, said: Iterable[tuple[str, str, Sequence[int]]]) -> Compared:
+    """Replies (where, text, ids) held against each other, where the ids can be decoded and their engine's text is that."""
+    can = stored.has_model and context.run.model.engine in DECODES
+    return compare.replies(said, context.engine.decode) if can else Compared()
 
 
 def _asked() -> TurnwiseError:

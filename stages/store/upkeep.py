@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from stages.store.workspace import Workspace
 
 PAGES = (".html", ".svg")
+"""Endings of artifacts that only show a run; no stage reads them."""
 
 
 def recover(workspace: Workspace) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from waiting import until
+from waiting import ended, until
 
 from flows.orchestration.leash import Leashed
 
@@ -37,7 +37,7 @@ def test_what_a_command_on_the_leash_started_has_time_to_end_well_and_does_not_o
     children = psutil.Process(leashed.pid).children(recursive=True)
     leashed.stop()
     assert "ended well" in leashed.tail()
-    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+    assert ended(children)
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ def test_what_will_not_end_is_killed_and_gone_once_the_command_is_stopped(tmp_pa
     children = psutil.Process(leashed.pid).children(recursive=True)
     leashed.stop()
     assert len(children) == 2
-    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+    assert ended(children)
 
 
 def test_what_a_command_on_the_leash_started_ends_with_it_when_it_is_killed(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_what_a_command_on_the_leash_started_ends_with_it_when_it_is_killed(tmp_
     command, below = psutil.Process(leashed.pid).children(recursive=True)
     command.kill()
     assert until(lambda: not leashed.running())
-    assert not below.is_running() or below.status() == psutil.STATUS_ZOMBIE
+    assert ended([below])
 
 
 def test_a_command_on_the_leash_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_command_on_the_leash_ends_when_its_owner_is_killed(tmp_path: Path) ->
     finally:
         os.kill(owner.pid, signal.SIGKILL)
         owner.wait()
-    assert until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in below))
+    assert until(lambda: ended(below))
 
 
 def test_a_command_on_the_leash_gets_the_files_that_it_is_handed(tmp_path: Path) -> None:

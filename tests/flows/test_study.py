@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from fake_turnwise import TURNWISE, shell
+from waiting import ended as all_ended
 from waiting import until
 
 from flows import presets
@@ -145,7 +146,7 @@ def killed(project: Path, number: signal.Signals) -> int:
     below = psutil.Process(child.pid).children(recursive=True)
     child.send_signal(number)
     status = child.wait(LIMIT_S)
-    assert until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in below))
+    assert until(lambda: all_ended(below))
     return status
 
 
