@@ -5,6 +5,9 @@
 A wrong word of combine or corrector becomes a wrong target, and one of the evaluator or refiner a wrong label. Every
 example has a random rule book, as in the corpus (stages/corpora/desk.py). Right is the one right answer; of the refiner
 that is told no option, any other option than those that are wrong.
+
+A second table is of what a consequence tells, tool by tool: combine has to know which option a customer lacks. In the
+first one a tool that is nearly always asked about at the end of a visit hides the others.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from __future__ import annotations
 import argparse
 import random
 import re
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from stages.corpora import Example
 from stages.corpora import desk as corpus
@@ -32,6 +37,24 @@ def examples(role: str, rung: str, n_steps: int, n: int, rng: random.Random) -> 
     return found
 
 
+def lacking(tool: str, n: int, rng: random.Random) -> list[tuple[Example, str]]:
+    """Prompts of combine about a step of this tool that is seen to lack something, each with what has to be said of it."""
+    roles = load_roles("service_desk")
+    found: list[tuple[Example, str]] = []
+    while len(found) < n:
+        v = corpus.visit(rng)
+        if any(v.lack(k) and v.chosen[k][0] == tool for k in range(len(v.chosen))):
+            e = corpus.combine(v, rng, roles)
+            found += [(e, said) for said in re.findall(rf"needs {tool} \w+", e.reply)]
+    return found[:n]
+
+
+def share_right(engine: HfEngine, asked: Sequence[Example], marks: Sequence[Callable[[str], bool]]) -> str:
+    prompts = [list(e.messages) for e in asked]
+    replies = ask(engine, prompts, role=asked[0].role, adapter=None, temperature=0.0, max_tokens=128, seed=0)
+    return f"{sum(mark(reply.text) for mark, (_, reply) in zip(marks, replies, strict=True)) / len(asked):.2f}"
+
+
 def right(e: Example, reply: str) -> bool:
     asked = str(e.messages[-1]["content"])
     if e.role != "refiner" or "may need" in asked:
@@ -39,6 +62,10 @@ def right(e: Example, reply: str) -> bool:
     barred = re.findall(r"(?:Action: |bar )(\w+ \w+)", asked)
     tool, option = reply.split()[-2:] if len(reply.split()) > 1 else ("", "")
     return option in OPTIONS_OF.get(tool, ()) and tool == barred[0].split()[0] and f"{tool} {option}" not in barred
+
+
+def contains(reply: str, *, said: str) -> bool:
+    return f"{said}." in reply
 
 
 def main() -> None:
@@ -54,11 +81,14 @@ def main() -> None:
             cells = []
             for rung in corpus.RUNGS:
                 asked = examples(role, rung, n_steps, args.n, random.Random(f"{role} {rung} {n_steps}"))
-                prompts = [list(e.messages) for e in asked]
-                replies = ask(engine, prompts, role=role, adapter=None, temperature=0.0, max_tokens=128, seed=0)
-                shares = [right(e, reply.text) for (_, reply), e in zip(replies, asked, strict=True)]
-                cells.append(f"{sum(shares) / len(shares):.2f}")
+                cells.append(share_right(engine, asked, [partial(right, e) for e in asked]))
             print(f"| {role} | {n_steps} | {' | '.join(cells)} |", flush=True)
+    print(f"\n| what is lacked at | {' | '.join(OPTIONS_OF)} |\n|---|{'---|' * len(OPTIONS_OF)}")
+    cells = []
+    for tool in OPTIONS_OF:
+        known = lacking(tool, args.n, random.Random(f"lacking {tool}"))
+        cells.append(share_right(engine, [e for e, _ in known], [partial(contains, said=said) for _, said in known]))
+    print(f"| right | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

@@ -46,10 +46,10 @@ OF_AGENTS = {
 }
 """Defaults where corpus = agents, whose examples are whole episodes."""
 
-OF_TWENTY = {"batch": 48, "steps": 2400, "whole": 1.0, "probe_rows": 100}
+OF_TWENTY = {"batch": 48, "steps": 3600, "whole": 1.0, "general_rows": 0, "probe_rows": 100}
 """Defaults where corpus = twenty, in which earlier thoughts and answers teach the table."""
 
-OF_MATHS = {"width": 96, "batch": 48, "steps": 800, "whole": 1.0, "general_rows": 0, "probe_rows": 200}
+OF_MATHS = {"width": 96, "batch": 48, "whole": 1.0, "general_rows": 0, "probe_rows": 200}
 """Defaults where corpus = maths, in which earlier turns are arithmetic, too."""
 
 OTHERS: dict[str, dict[str, Any]] = {"agents": OF_AGENTS, "twenty": OF_TWENTY, "maths": OF_MATHS}
@@ -81,9 +81,7 @@ class PretrainConfig(Config):
     vocabulary: int = Field(
         1000, ge=262, description="Tokens of the byte-level tokenizer, for agents; the others have one a word. [ours]"
     )
-    steps: int = Field(
-        2000, ge=1, description="Optimiser steps; 1800 for agents, 2400 for twenty, 800 for maths. [ours]"
-    )
+    steps: int = Field(2000, ge=1, description="Optimiser steps; 1800 for agents, 3600 for twenty. [ours]")
     batch: int = Field(96, ge=1, description="Examples a step; 32 for agents, 48 for twenty and maths. [ours]")
     parts: int = Field(4, ge=1, description="Passes of like length that a step is cut into, against padding. [ours]")
     muon_lr: float = Field(0.02, gt=0, description="Learning rate of the matrices. [ours]")
@@ -98,7 +96,7 @@ class PretrainConfig(Config):
     general_rows: int = Field(
         3000,
         ge=0,
-        description="Role rows written to general.jsonl, for mixing into later training; 0 for agents and maths. [ours]",
+        description="Role rows written to general.jsonl, for mixing into later training; 0 for all but the desk. [ours]",
     )
     probe_rows: int = Field(
         40,

@@ -128,7 +128,7 @@ Made only to try the pipeline on a laptop. It can do nothing else.
 combine, corrector, evaluator: share of replies equal to the one right answer. successor: of replies that have the form. policy: of replies that the game can read,
 and of those whose thought fits all answers. refiner: of replies that do what the evaluation says, with a question that is new or an object that fits.
 
-`general.jsonl`: role rows for mixing into training. `probe.jsonl`: held-out role rows, the forgetting probe of `evaluate`.
+`probe.jsonl`: held-out role rows, the forgetting probe of `evaluate`.
 """
 
 

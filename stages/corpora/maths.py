@@ -24,7 +24,7 @@ from stages.envs.sums import BRIEF, By, judged, new_problem, noted, opening
 from stages.frame.types import Message
 from stages.llm.roles import Roles
 
-SHARE = {"policy": 0.25, "successor": 0.08, "combine": 0.18, "evaluator": 0.16, "refiner": 0.23, "corrector": 0.1}
+SHARE = {"policy": 0.18, "successor": 0.05, "combine": 0.14, "evaluator": 0.13, "refiner": 0.35, "corrector": 0.15}
 SLIPS = (-1, 0, 1)
 FUTURES = (1, 1, 2, 3, 4, 4)
 REPLY = re.compile(r"Thought: (work|as told)\. Action: (.+)")

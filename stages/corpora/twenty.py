@@ -25,7 +25,7 @@ from stages.frame.types import Message
 from stages.llm.roles import Roles
 
 SIZE, ATTRIBUTES, QUESTIONS = 40, 12, 6
-SHARE = {"policy": 0.1, "successor": 0.08, "combine": 0.2, "evaluator": 0.28, "refiner": 0.16, "corrector": 0.18}
+SHARE = {"policy": 0.1, "successor": 0.06, "combine": 0.15, "evaluator": 0.33, "refiner": 0.23, "corrector": 0.13}
 FOLLOWS = 0.25  # share of the guesses that are what the thought says; a policy that never did would not learn to from its wins
 LUCK = 0.25  # share of the guesses that are right in a made-up future
 

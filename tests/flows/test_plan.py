@@ -58,8 +58,6 @@ def test_a_model_that_is_not_known_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", presets.names())
 def test_every_preset_can_be_planned(name: str) -> None:
     run = presets.load(name)
-    if run.model.path == "data/base_twenty" and not Path(run.model.path).is_dir():
-        pytest.skip("data/base_twenty has not been made: make pretrain")
     found = estimate(run, "h100", 2)
     assert {one["stage"] for one in found["stages"]} == {"evaluate", *METHODS[found["method"]]}
     # A stage without passes, like the frozen critic of an ablation, costs nothing.
