@@ -74,6 +74,10 @@ class RefineConfig(StatesConfig):
         "none",
         description="Keep a refined action only if the critic now says Yes (evaluate), or if rolling it out is no worse (reroll); else the fresh one. [ours; paper: none]",
     )
+    refused: Literal["kept", "dropped"] = Field(
+        "kept",
+        description="What is learned of an action all of whose rewrites the gate refuses: the fresh one, or nothing, and another state is drawn. [ours]",
+    )
     gate_rollouts: int = Field(8, ge=1, description="Rollouts an action, for gate = reroll. [ours]")
 
 
@@ -248,11 +252,11 @@ def refiner_prompt(roles: Roles, r: Refinement, critique: str) -> list[Message]:
 
 
 def gated(context: Context, roles: Roles, refined: Sequence[Refinement]) -> list[Refinement]:
-    """Where the gate refuses all rewrites of an action, the fresh one is kept, once; what the critic kept is left
-    alone.
+    """Where the gate refuses all rewrites of an action, the fresh one is kept, once, or nothing is (`refused`); what the
+    critic kept is left alone.
 
-    Refused rows are not dropped: a critic that says No to everything at some step would take that step's states out of
-    training altogether, and the policy forgets how to act there.
+    Kept, it is an action that the critic said No to, and mostly a wrong one; dropped, a critic that says No to everything
+    at some step takes that step's states out of training, and the policy may forget how to act there.
     """
     config: RefineConfig = context.config
     new = [(r, r.learned) for r in refined if not r.dropped and not r.kept_action and r.learned]
@@ -268,10 +272,9 @@ def gated(context: Context, roles: Roles, refined: Sequence[Refinement]) -> list
         r = replace(one, episodes=trial.episodes, env_steps=trial.env_steps)
         if trial.passed:
             found.append(r)
-        elif id(r.action) in settled:
-            found.append(
-                replace(r, refused=learned.text, dropped="gate")
-            )  # another rewrite stands for this action, or the fresh one does
+        elif id(r.action) in settled or config.refused == "dropped":
+            # Another rewrite stands for this action, or the fresh one does, or none.
+            found.append(replace(r, refused=learned.text, dropped="gate"))
         else:
             settled.add(id(r.action))
             found.append(replace(r, raw=r.action, learned=r.action, refused=learned.text))

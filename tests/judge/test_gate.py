@@ -36,17 +36,30 @@ def test_refused_rows_are_not_capped_away(base: Path, tmp_path: Path) -> None:
     assert len(rows) == metrics["refine/refused"] == 20
 
 
+def test_nothing_is_learned_of_what_is_refused_where_that_is_wanted(base: Path, tmp_path: Path) -> None:
+    """Of states whose rewrites pass every third time: only those that pass, and others are drawn in the place of the rest."""
+    rows, judgements, metrics = run(
+        bench_of(base, tmp_path / "none", Seeing(better="wrong")), gate="evaluate", refused="dropped"
+    )
+    assert rows == [] and metrics["refine/refused"] == metrics["refine/dropped"] == len(judgements)
+    assert {row["info"]["dropped"] for row in judgements} == {"gate"}
+    bench = bench_of(base, tmp_path / "some", Mixed(), judge_temperature=1.0)
+    rows, judgements, metrics = run(bench, gate="evaluate", refused="dropped", states=10)
+    passed = [(row["episode_id"], row["turn"]) for row in judgements if not row["info"]["refused"]]
+    assert sorted((row["episode_id"], row["turn"]) for row in rows) == sorted(passed)
+    assert len(rows) == 10 and not any(row["info"]["kept"] for row in rows) and metrics["refine/drawn_again"] > 0
+
+
+class Mixed(Seeing):
+    """Rewrites right and wrong by the request's seed."""
+
+    def __call__(self, prompt: str, request: Request) -> str:
+        if models.role_of(prompt) == "refiner":
+            return f"Thought: as told, x. Action: {self.action(prompt, 'right' if request.seed % 3 == 0 else 'wrong')}"
+        return super().__call__(prompt, request)
+
+
 def test_of_many_rewrites_the_fresh_action_is_learned_once_and_only_if_none_passes(base: Path, tmp_path: Path) -> None:
-    class Mixed(Seeing):
-        """Rewrites right and wrong by the request's seed."""
-
-        def __call__(self, prompt: str, request: Request) -> str:
-            if models.role_of(prompt) == "refiner":
-                return (
-                    f"Thought: as told, x. Action: {self.action(prompt, 'right' if request.seed % 3 == 0 else 'wrong')}"
-                )
-            return super().__call__(prompt, request)
-
     bench = bench_of(base, tmp_path, Mixed(), judge_temperature=1.0)
     rows, judgements, _ = run(bench, gate="evaluate", refinements=3)
     tried: dict[tuple[str, int], list[bool]] = {}
