@@ -86,7 +86,7 @@ def test_the_baselines_play_as_many_games_of_the_same_kind() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", ["demo_20q", "demo_20q_nlrl", "demo_20q_ppo", "demo_20q_sac"])
 def test_a_whole_loop_on_the_shipped_model(
     preset: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,8 +95,8 @@ def test_a_whole_loop_on_the_shipped_model(
     """
     monkeypatch.chdir(home)
     small = {
-        "iterations": 1, "collect.first_episodes": 16, "targets.transitions": 24, "refine.states": 24, "evaluate.episodes": 12,
-        "evaluate.audit_turns": 8, "model.lora_rank": 4,
+        "iterations": 1, "collect.first_episodes": 16, "targets.transitions": 24, "refine.states": 24, "pick.states": 8,
+        "q_critic.transitions": 24, "evaluate.episodes": 12, "evaluate.audit_turns": 8, "model.lora_rank": 4,
     }  # fmt: skip
     found = looped(preset, BASE, home, capsys, small)
     assert found["collect/malformed_frac"] < 0.05
