@@ -43,7 +43,7 @@ def lacking(tool: str, n: int, rng: random.Random) -> list[tuple[Example, str]]:
     found: list[tuple[Example, str]] = []
     while len(found) < n:
         v = corpus.visit(rng)
-        if any(v.lack(k) and v.chosen[k][0] == tool for k in range(len(v.chosen))):
+        if v.rung == "consequence":
             e = corpus.combine(v, rng, roles)
             found += [(e, said) for said in re.findall(rf"needs {tool} \w+", e.reply)]
     return found[:n]
