@@ -1,7 +1,7 @@
 """Make a small base model: of words, for the roles on the desk, in 20 Questions, in arithmetic or in a corpus of one's
 own (stages/corpora/own.py), or of bytes, for agents in math, game24 and wiki_search.
 
-    turnwise pretrain --set pretrain.steps=2000
+    turnwise pretrain --set pretrain.steps=3200
     turnwise pretrain --set pretrain.corpus=twenty --set roles.prompts=twenty --out data/base_twenty
     turnwise pretrain --set pretrain.corpus=maths --set roles.prompts=maths --out data/base_maths
     turnwise pretrain --set pretrain.corpus=agents --out data/base_agents
@@ -49,7 +49,7 @@ OF_AGENTS = {
 OF_TWENTY = {"batch": 48, "steps": 3600, "whole": 1.0, "general_rows": 0, "probe_rows": 100}
 """Defaults where corpus = twenty, in which earlier thoughts and answers teach the table."""
 
-OF_MATHS = {"width": 96, "batch": 48, "whole": 1.0, "general_rows": 0, "probe_rows": 200}
+OF_MATHS = {"width": 96, "steps": 2000, "batch": 48, "whole": 1.0, "general_rows": 0, "probe_rows": 200}
 """Defaults where corpus = maths, in which earlier turns are arithmetic, too."""
 
 OTHERS: dict[str, dict[str, Any]] = {"agents": OF_AGENTS, "twenty": OF_TWENTY, "maths": OF_MATHS}
@@ -81,7 +81,9 @@ class PretrainConfig(Config):
     vocabulary: int = Field(
         1000, ge=262, description="Tokens of the byte-level tokenizer, for agents; the others have one a word. [ours]"
     )
-    steps: int = Field(2000, ge=1, description="Optimiser steps; 1800 for agents, 3600 for twenty. [ours]")
+    steps: int = Field(
+        3200, ge=1, description="Optimiser steps; 1800 for agents, 3600 for twenty, 2000 for maths. [ours]"
+    )
     batch: int = Field(96, ge=1, description="Examples a step; 32 for agents, 48 for twenty and maths. [ours]")
     parts: int = Field(4, ge=1, description="Passes of like length that a step is cut into, against padding. [ours]")
     muon_lr: float = Field(0.02, gt=0, description="Learning rate of the matrices. [ours]")

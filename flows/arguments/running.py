@@ -102,7 +102,7 @@ def add(commands: Any) -> None:
         commands,
         "pretrain",
         "Make the base model that ships with the project.",
-        "turnwise pretrain --set pretrain.steps=2000",
+        "turnwise pretrain --set pretrain.steps=3200",
     )
     pretrain.add_argument("--out", type=Path, metavar="FOLDER", help="where the model goes (default: data/base)")
     pretrain.add_argument("--force", action="store_true", help="make it again even if a finished run made the same")

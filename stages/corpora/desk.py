@@ -34,10 +34,10 @@ from stages.envs.desk_words import (
 from stages.frame.types import Message
 from stages.llm.roles import Roles
 
-SHARE = {"policy": 0.08, "successor": 0.12, "combine": 0.32, "evaluator": 0.26, "refiner": 0.12, "corrector": 0.1}
+SHARE = {"policy": 0.06, "successor": 0.07, "combine": 0.34, "evaluator": 0.28, "refiner": 0.16, "corrector": 0.09}
 RUNGS: dict[Audit, float] = {"rule": 0.35, "fault": 0.2, "count": 0.12, "verdict": 0.08, "consequence": 0.25}
-STEPS = {1: 1, 2: 1, 3: 5, 4: 4, 5: 2, 6: 2, 7: 1.5, 8: 1.5}
-"""Steps of a visit, and how often there are so many."""
+STEPS = {1: 1, 2: 1, 3: 4, 4: 3, 5: 2, 6: 2, 7: 2, 8: 3}
+"""Steps of a visit, and how often there are so many: only the longest ones have step rate."""
 SILENT = 0.15  # visits that nobody audits
 LUCKY = 0.05  # visits with a wrong step that are taken as right
 
@@ -175,8 +175,11 @@ def successor(v: Visit, rng: random.Random, roles: Roles) -> Example:
 
 
 def combine(v: Visit, rng: random.Random, roles: Roles) -> Example:
-    # Mostly terminal steps: there the truth enters, and the auditor's name is a word that nothing else teaches to copy.
-    k = rng.choice([*range(len(v.chosen)), *[v.last] * 6])
+    # Mostly steps where the truth enters: the end, whose auditor's name is a word that nothing else teaches to copy, and
+    # steps that are seen to lack something, since nothing else teaches what is lacked where an option was not taken.
+    lacking = [j for j in range(v.last) if v.lack(j)]
+    lacking += lacking[-1:] * 2  # of late tools only long visits tell
+    k = rng.choice(lacking if lacking and rng.random() < 0.6 else [*range(len(v.chosen)), *[v.last] * 6])
     tool, option = v.chosen[k]
     if k == v.last and rng.random() < 0.03:
         fields = {"observation": f"not understood. use {tool} now.", "reward": "0", "future": "none"}
@@ -230,7 +233,7 @@ def blame(v: Visit, j: int, rng: random.Random) -> Said:
 
 
 def evaluator(v: Visit, rng: random.Random, roles: Roles) -> Example:
-    k, n = rng.randrange(len(v.chosen)), rng.choice((1, 1, 1, 1, 2, 3, 4, 4))
+    k, n = rng.randrange(len(v.chosen)), rng.choice((1, 1, 1, 2, 3, 4, 4, 4))
     names, ends_well, silence = (
         v.rung in ("rule", "fault", "consequence"),
         rng.choice((0.2, 0.5)),
@@ -257,7 +260,7 @@ def refiner(v: Visit, rng: random.Random, roles: Roles) -> Example:
     (tool, option), key, draw = v.chosen[k], v.needed[k].key, rng.random()
     new = Rule(key, tool, other(tool, option, rng=rng))
     # Told no reason, or only what was wrong, any other option is as good.
-    reason = "" if draw < 0.15 else f" {may(Fault(key, tool, option))}" if draw < 0.45 else f" {may(new)}"
+    reason = "" if draw < 0.2 else f" {may(Fault(key, tool, option))}" if draw < 0.6 else f" {may(new)}"
     prompt = roles.prompt(
         "refiner", state(v, k), action=f"{tool} {option}", thought="", evaluation=f"Optimality: No.{reason}"
     )

@@ -248,5 +248,5 @@ def test_the_desk_s_stream_is_that_of_the_shipped_model(monkeypatch: pytest.Monk
     )
     assert (
         hashlib.sha256(repr([(e.role, e.messages, e.reply) for e in drawn]).encode()).hexdigest()
-        == "72e1ab89a651f5939b27a30dcce12e451d1ee301750df17e13bf89b01b99e761"
+        == "24e1267d73ca6300070d9c3bdd968a73ff7ee3657ef92df3aec132942e11b46f"
     )

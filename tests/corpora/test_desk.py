@@ -46,9 +46,9 @@ def roles() -> Roles:
 
 @pytest.fixture(scope="module")
 def examples(roles: Roles) -> list[Example]:
-    """The stream that the shipped base was trained on, 2000 steps of 96."""
+    """The stream that the shipped base was trained on, 3200 steps of 96."""
     rng = random.Random("corpus 0")
-    return [example(rng, roles) for _ in range(2000 * 96)]
+    return [example(rng, roles) for _ in range(3200 * 96)]
 
 
 def text(e: Example) -> str:
