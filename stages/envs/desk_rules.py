@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import product
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stages.envs.desk_words import OPTIONS_OF, Audit, Rule
 from stages.frame.contract import Config
@@ -67,7 +67,21 @@ class Options(Config):
         False,
         description="List tools and options in the system message, for a model that was not trained on this desk's language. [ours]",
     )
-    held_out_pairs: int = Field(0, ge=0, description="(request, tier) pairs that only the split `pairs` has. [ours]")
+    held_out_pairs: int = Field(0, ge=0, description="(request, tier) pairs that no customer has. [ours]")
+    only_held_out: bool = Field(
+        False, description="Customers have the held-out pairs alone: for evaluate.test_options. [ours]"
+    )
+
+    @model_validator(mode="after")
+    def _some_pairs_are_left(self) -> Self:
+        most = self.requests * self.tiers - 1
+        if self.held_out_pairs > most:
+            raise ValueError(
+                f"held_out_pairs: wanted at most {most}, so that a customer is left, found {self.held_out_pairs}"
+            )
+        if self.only_held_out and not self.held_out_pairs:
+            raise ValueError("only_held_out needs held_out_pairs above 0")
+        return self
 
 
 def steps_of(options: Options) -> tuple[DeskStep, ...]:

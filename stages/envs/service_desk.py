@@ -225,12 +225,12 @@ def scenarios(options: Mapping[str, Any], split: str, n: int | None, seed: int) 
     every customer once.
     """
     opts = Options(**options)
-    if split not in (*CUSTOMERS, "pairs"):
-        raise UsageError(f"there is no split {split!r} of service_desk. Splits: {', '.join(CUSTOMERS)}, pairs.")
+    if split not in CUSTOMERS:
+        raise UsageError(f"there is no split {split!r} of service_desk. Splits: {', '.join(CUSTOMERS)}.")
     pairs = list(product(REQUESTS[: opts.requests], TIERS[: opts.tiers]))
     random.Random(f"held out {opts.rules_seed}").shuffle(pairs)
-    wanted = pairs[: opts.held_out_pairs] if split == "pairs" else pairs[opts.held_out_pairs :]
-    people = list(product(CUSTOMERS["test" if split == "pairs" else split], ITEMS))
+    wanted = pairs[: opts.held_out_pairs] if opts.only_held_out else pairs[opts.held_out_pairs :]
+    people = list(product(CUSTOMERS[split], ITEMS))
     if n is None:
         return [_scenario(split, *person, *pair) for person in people for pair in wanted]
     rng = random.Random(f"service_desk {split} {seed}")

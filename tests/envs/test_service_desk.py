@@ -321,20 +321,33 @@ def test_people_of_one_split_never_appear_in_another() -> None:
     assert len(set().union(*people)) == sum(map(len, people))
 
 
-def test_held_out_pairs_are_in_their_own_split_alone() -> None:
-    options = {"held_out_pairs": 3}
-    kinds = {
-        split: {(s.data["request"], s.data["tier"]) for s in desk.scenarios(options, split, None, 0)}
-        for split in (*desk.CUSTOMERS, "pairs")
-    }
-    assert len(kinds["pairs"]) == 3
-    assert all(len(kinds[split]) == 9 and kinds[split].isdisjoint(kinds["pairs"]) for split in desk.CUSTOMERS)
-    assert {s.data["name"] for s in desk.scenarios(options, "pairs", None, 0)} <= set(desk.CUSTOMERS["test"])
+def test_held_out_pairs_are_those_that_no_other_customer_has() -> None:
+    def pairs(split: str, **options: Any) -> set[tuple[str, str]]:
+        found = desk.scenarios({"held_out_pairs": 3, **options}, split, None, 0)
+        return {(s.data["request"], s.data["tier"]) for s in found}
+
+    for split in desk.CUSTOMERS:
+        held_out = pairs(split, only_held_out=True)
+        assert len(held_out) == 3
+        assert len(pairs(split)) == 9
+        assert pairs(split).isdisjoint(held_out)
+    assert pairs("train", only_held_out=True) == pairs("test", only_held_out=True)
 
 
-def test_a_split_with_nobody_in_it_is_empty_and_an_unknown_one_a_sentence() -> None:
-    assert desk.scenarios({}, "pairs", 5, 0) == []
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"held_out_pairs": 12}, "held_out_pairs: wanted at most 11, so that a customer is left, found 12"),
+        ({"only_held_out": True}, "only_held_out needs held_out_pairs above 0"),
+    ],
+)
+def test_a_desk_without_a_customer_is_one_sentence(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Options(**options)
+
+
+def test_an_unknown_split_is_a_sentence() -> None:
     with pytest.raises(
-        UsageError, match=r"there is no split 'tests' of service_desk. Splits: train, validation, test, pairs"
+        UsageError, match=r"there is no split 'tests' of service_desk. Splits: train, validation, test\."
     ):
         envs.scenarios("service_desk", {}, "tests", 5, 0)
