@@ -78,7 +78,11 @@ def time_limit(hours: float) -> Iterator[None]:
         yield
         return
 
+    up = False
+
     def end(*_: Any) -> None:
+        nonlocal up
+        up = True
         raise TimedOut(f"not done after {hours:g} h (timeout_h)")
 
     # Not SIGALRM, of which there is one a process, and which libraries take for themselves.
@@ -88,6 +92,11 @@ def time_limit(hours: float) -> Iterator[None]:
     timer.start()
     try:
         yield
+    except KeyboardInterrupt as error:
+        # A DuckDB that was asked when the time was up makes a KeyboardInterrupt of it.
+        if up and not isinstance(error, TimedOut):
+            raise TimedOut(f"not done after {hours:g} h (timeout_h)") from error
+        raise
     finally:
         timer.cancel()
         signal.signal(signal.SIGUSR1, before)

@@ -87,6 +87,33 @@ def test_a_run_that_takes_too_long_is_stopped_as_by_ctrl_c() -> None:
         time.sleep(0.2)
 
 
+ASKED = """
+import sys
+from pathlib import Path
+from flows.orchestration.deployments import TimedOut, time_limit
+from stages.store.replay import Replay
+
+try:
+    with time_limit(2 / 3600), Replay(Path(sys.argv[1]))._open(write=True) as connection:
+        connection.execute("set threads = 1")  # only a thread that works looks for signals
+        connection.execute("select count(*) from range(1000000000) a, range(1000) b").fetchall()
+except TimedOut as error:
+    print(error)
+"""
+
+
+def test_time_that_is_up_in_the_middle_of_a_query_is_told_as_that(tmp_path: Path) -> None:
+    """DuckDB makes an interrupt of it, which a flow run would take for a crash. In a process of its own, for signals."""
+    done = subprocess.run(
+        [sys.executable, "-c", ASKED, str(tmp_path / "replay.duckdb")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout.startswith("not done after"), done.stderr
+
+
 def test_the_last_due_time_is_that_of_the_time_zone() -> None:
     from flows.orchestration.flow import last_due
 
