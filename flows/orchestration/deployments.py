@@ -44,6 +44,7 @@ from flows.registry import STAGES
 from flows.report import Display, ending
 from flows.telling import asked
 from flows.workspace import open_workspace, project_name
+from stages.frame.signals import TIME_IS_UP
 from stages.frame.types import TurnwiseError, UsageError
 
 OVERLAP = {"cancel": ConcurrencyLimitStrategy.CANCEL_NEW, "queue": ConcurrencyLimitStrategy.ENQUEUE}
@@ -85,9 +86,8 @@ def time_limit(hours: float) -> Iterator[None]:
         up = True
         raise TimedOut(f"not done after {hours:g} h (timeout_h)")
 
-    # Not SIGALRM, of which there is one a process, and which libraries take for themselves.
-    before = signal.signal(signal.SIGUSR1, end)
-    timer = threading.Timer(hours * 3600, signal.pthread_kill, [threading.get_ident(), signal.SIGUSR1])
+    before = signal.signal(TIME_IS_UP, end)
+    timer = threading.Timer(hours * 3600, signal.pthread_kill, [threading.get_ident(), TIME_IS_UP])
     timer.daemon = True
     timer.start()
     try:
@@ -99,7 +99,7 @@ def time_limit(hours: float) -> Iterator[None]:
         raise
     finally:
         timer.cancel()
-        signal.signal(signal.SIGUSR1, before)
+        signal.signal(TIME_IS_UP, before)
 
 
 HOOKS: Any = {"on_failure": [tell_failure], "on_crashed": [tell_failure]}

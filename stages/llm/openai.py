@@ -21,11 +21,12 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from stages.frame.signals import signals_held
 from stages.frame.types import Ask, Completion, Message, More, Replies, Request
 from stages.llm import tokens
 from stages.llm.endpoint import URL_KEY, begin, run
 from stages.llm.servers import Servers
-from stages.llm.streams import in_order, signals_between_steps
+from stages.llm.streams import in_order
 
 T = TypeVar("T")
 
@@ -108,7 +109,7 @@ class OpenAIEngine(tokens.ChatTokenizer):
         try:
             while (asked := more("none" if under_way else "some")) is not None:
                 requests = self._checked([request for _, request in asked])
-                with signals_between_steps() as deliver:
+                with signals_held() as deliver:
                     for (number, _), request in zip(asked, requests, strict=True):
                         future = begin(self._one(request))
                         under_way[future] = number

@@ -22,10 +22,11 @@ from typing import Any
 
 import torch
 
+from stages.frame.signals import signals_held
 from stages.frame.types import Completion, EngineUnavailable, More, Replies, Request, UsageError
 from stages.llm.folder import GENERATION, reading
 from stages.llm.hf import KEPT_ADAPTERS, check_adapter, model_hash
-from stages.llm.streams import in_order, signals_between_steps
+from stages.llm.streams import in_order
 from stages.llm.tokens import ChatTokenizer, check_loaded, fit_context, stop_tokens
 
 RANKS = (
@@ -95,7 +96,7 @@ class VllmEngine(ChatTokenizer):
         try:
             while (asked := more("none" if under_way else "some")) is not None:
                 # Only here: what acts on the replies may take long, and is stopped at once.
-                with signals_between_steps() as deliver:
+                with signals_held() as deliver:
                     for (number, _), request in zip(asked, self._checked([r for _, r in asked]), strict=True):
                         name = f"turnwise-{next(self._numbers)}"
                         under_way[name] = number, request
@@ -105,7 +106,7 @@ class VllmEngine(ChatTokenizer):
                 if ended:
                     yield [(number, self._completion(request, output)) for number, request, output in ended]
         finally:
-            with signals_between_steps():
+            with signals_held():
                 for name in under_way:
                     self._ended.pop(name, None)
                 if under_way and not self._broken:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stages.frame.signals import signals_held
 from stages.frame.types import UsageError
 from stages.store import models, sqlite
 from stages.store.runs import clip, clipped
@@ -24,7 +25,7 @@ class RegisteredModels:
         self, name: str, run_id: str, adapter: Path, *, figures: Mapping[str, Any], note: str = ""
     ) -> models.Version:
         """A version of the model `name`: the adapter of that folder, found by the run `run_id`."""
-        with told(self.db), sqlite.exclusive(self.db, STORE_LOCK_TIMEOUT_S):
+        with told(self.db), sqlite.exclusive(self.db, STORE_LOCK_TIMEOUT_S), signals_held():
             return models.register(self.client(), name, str(adapter), run_id, clipped(figures), clip(note))
 
     def champion(self, name: str) -> models.Version | None:
@@ -43,14 +44,14 @@ class RegisteredModels:
 
     def candidate(self, version: models.Version) -> None:
         """Name the version the candidate of its model."""
-        with told(self.db):
+        with told(self.db), signals_held():
             models.name_alias(self.client(), version, models.CANDIDATE)
 
     def decide(
         self, candidate: models.Version, against: int | None, verdict: Mapping[str, Any] | None
     ) -> dict[str, Any] | None:
         """What is decided of a candidate, once: `models.decide`."""
-        with told(self.db), sqlite.exclusive(self.db, STORE_LOCK_TIMEOUT_S):
+        with told(self.db), sqlite.exclusive(self.db, STORE_LOCK_TIMEOUT_S), signals_held():
             return models.decide(self.client(), candidate, against, verdict)
 
     def sources(self) -> set[str]:

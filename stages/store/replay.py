@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stages.frame.signals import signals_held
 from stages.frame.types import MissingInput, Row, UsageError
 from stages.store.duckdb_file import let_go, opened
 from stages.store.machine import first_line
@@ -49,10 +50,11 @@ class Replay:
             if connection.execute("select 1 from commits where run_id = ?", [run_id]).fetchone():
                 raise ValueError(f"run {run_id} has committed its rows to {self.path} before; nothing was written")
             connection.execute("begin")
-            for table, batch in batches.items():
-                connection.register("incoming", batch)
-                connection.execute(f"insert into {table} select * from incoming")
-                connection.unregister("incoming")
+            with signals_held():  # while DuckDB asks Python for the rows
+                for table, batch in batches.items():
+                    connection.register("incoming", batch)
+                    connection.execute(f"insert into {table} select * from incoming")
+                    connection.unregister("incoming")
             connection.execute(
                 "insert into commits values (?, ?, ?, ?)", [run_id, stage, datetime.now(UTC).isoformat(), n_rows]
             )

@@ -13,11 +13,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from stages.frame.signals import signals_held
 from stages.frame.types import Dropped, MissingInput, UsageError
 from stages.store import artifacts, mlflow_traces, search, sqlite
 from stages.store.machine import is_dead, process_tags
@@ -58,6 +60,15 @@ class Tracking:
         with told(self.db), sqlite.exclusive(self.db, STORE_LOCK_TIMEOUT_S):
             return connect(self.db)
 
+    @contextmanager
+    def _writing(self) -> Iterator[MlflowClient]:
+        """A signal waits until it is written: a session that is broken off while it commits is not closed by SQLAlchemy,
+        and the process would wait for its own lock to say how the run ended.
+        """
+        client = self._client  # made before, which may take long
+        with told(self.db), signals_held():
+            yield client
+
     @cached_property
     def models(self) -> RegisteredModels:
         """Adapters as versions of registered models, with their aliases."""
@@ -72,9 +83,8 @@ class Tracking:
         its number.
         """
         own = hidden(process_tags()) | ({"mlflow.parentRunId": parent} if parent else {})
-        with told(self.db):
-            client, number = self._client, search.last_number(self.db) + 1
-            kept = clipped({**tags, **own, "sequence": f"{number:012d}"})
+        with self._writing() as client:
+            kept = clipped({**tags, **own, "sequence": f"{search.last_number(self.db) + 1:012d}"})
             run = client.create_run(self.experiment_id(experiment), tags=kept, run_name=name)
             return self._noted(run_info(run), str(run.info.artifact_uri)).run_id
 
@@ -93,10 +103,10 @@ class Tracking:
 
     def finish(self, run_id: str, status: Status = "FINISHED", error: str = "") -> None:
         """End a run; `error` is kept as its tag `error`."""
-        with told(self.db):
+        with self._writing() as client:
             if error:
-                self._client.set_tag(run_id, "error", clip(error))
-            self._client.set_terminated(run_id, status)
+                client.set_tag(run_id, "error", clip(error))
+            client.set_terminated(run_id, status)
         (self._finished.add if status == "FINISHED" else self._finished.discard)(run_id)
 
     def record(
@@ -116,8 +126,8 @@ class Tracking:
         points += [
             Metric(key, float(value), now, at) for key, values in curves.items() for at, value in enumerate(values)
         ]
-        with told(self.db):
-            put_values(self._client, run_id, points, [Param(key, value) for key, value in clipped(params).items()])
+        with self._writing() as client:
+            put_values(client, run_id, points, [Param(key, value) for key, value in clipped(params).items()])
 
     def log(self, run_id: str, metrics: Mapping[str, float], step: int = 0) -> None:
         """One value of each metric at `step`."""
@@ -127,8 +137,8 @@ class Tracking:
         self.record(run_id, params=params)
 
     def tag(self, run_id: str, key: str, value: str) -> None:
-        with told(self.db):
-            self._client.set_tag(run_id, key, clip(value))
+        with self._writing() as client:
+            client.set_tag(run_id, key, clip(value))
 
     def note(self, run_id: str, text: str) -> None:
         """Put a text in Markdown in the place of the run's description."""
@@ -142,8 +152,8 @@ class Tracking:
         """Name the scenarios that a run reads, as its datasets."""
         read = [ReadSet(role=one.role, name=one.name, digest=one.digest, source_type="code", source=clip(json.dumps({"tags": one.source})),
                         profile=json.dumps({"num_rows": one.rows})) for one in sets]  # fmt: skip
-        with told(self.db):
-            put_sets(self._client, run_id, read)
+        with self._writing() as client:
+            put_sets(client, run_id, read)
 
     def save(self, run_id: str, local: Path, artifact_path: str) -> None:
         """Copy a file or folder to be the run's artifact of that name."""
@@ -188,12 +198,14 @@ class Tracking:
                 return False
         except MissingInput:
             pass  # of no store so far
+        folder = self.root / "artifacts" / record.experiment / record.run_id / "artifacts"
+        with self._writing() as client:
+            put_row(client, record, self.experiment_id(record.experiment), str(folder))
+            put_record(client, record, f"{search.last_number(self.db) + 1:012d}")
         with told(self.db):
-            folder = self.root / "artifacts" / record.experiment / record.run_id / "artifacts"
-            put_row(self._client, record, self.experiment_id(record.experiment), str(folder))
-            put_record(self._client, record, f"{search.last_number(self.db) + 1:012d}")
             fill()
-            self._client.set_terminated(record.run_id, record.status, end_time=record.ended_ms)
+        with self._writing() as client:
+            client.set_terminated(record.run_id, record.status, end_time=record.ended_ms)
         return True
 
     def stand_ins(self, run_id: str) -> list[str]:
@@ -228,8 +240,8 @@ class Tracking:
         """Delete the run's weights, and mark the run; False where it is `wanted` after all (`artifacts.drop`)."""
         with told(self.db):
             done = artifacts.drop(self._folder(run_id), self.weights(run_id), wanted)
-            if done:
-                self._client.set_tag(run_id, "dropped", "weights")  # for MLflow's page: the file beside them decides
+        if done:
+            self.tag(run_id, "dropped", "weights")  # for MLflow's page: the file beside them decides
         return done
 
     def discard(self, run_id: str, name: str) -> None:
@@ -307,7 +319,8 @@ class Tracking:
 
     def experiment_id(self, name: str) -> str:
         if name not in self._experiments:
-            self._experiments[name] = experiment_of(self._client, name, self.root / "artifacts" / name)
+            with self._writing() as client:
+                self._experiments[name] = experiment_of(client, name, self.root / "artifacts" / name)
         return self._experiments[name]
 
     def _run(self, run_id: str) -> RunInfo:

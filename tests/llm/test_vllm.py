@@ -21,11 +21,12 @@ from models import Bench
 
 from flows import cli, presets, workspace
 from stages.frame.contract import Config
+from stages.frame.signals import signals_held
 from stages.frame.types import Engine, EngineUnavailable, Request, Sleeper, UsageError
 from stages.llm import vllm as module
 from stages.llm.metered import Metered
 from stages.llm.scripted import ScriptedEngine
-from stages.llm.streams import once, signals_between_steps
+from stages.llm.streams import once
 from stages.llm.vllm import VllmEngine, start
 from stages.store.replay import Replay
 from stages.train.model import trainable
@@ -186,7 +187,7 @@ def test_a_signal_waits_for_the_end_of_a_step(asked_between: bool) -> None:
     done = []
 
     def steps() -> None:
-        with signals_between_steps() as deliver:
+        with signals_held() as deliver:
             deliver()
             os.kill(os.getpid(), signal.SIGINT)
             done.append("the rest of the step")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from sqlalchemy import Engine, event
 from toys import DOUBLE, SOURCE, TOTAL, ToyConfig, ToyRun, run_chain, toy_workspace, visible
 
 from stages.frame.contract import Context, Outputs, Stage
@@ -194,6 +196,32 @@ def test_a_stage_that_raises_leaves_a_marked_run_and_nothing_to_read(
     again = run_source(workspace)
     assert not again.reused
     assert workspace.replay.count("turns", [info.run_id, again.run_id]) == 5
+
+
+def test_an_interrupt_waits_for_a_write_of_the_store(workspace: Workspace) -> None:
+    """A session that is broken off while it commits is not always closed by SQLAlchemy: the run would stay RUNNING, after
+    a wait for its own lock.
+    """
+
+    def interrupt(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("INSERT INTO metrics"):
+            signal.raise_signal(signal.SIGINT)
+
+    def run(context: Context) -> Outputs:
+        (own,) = workspace.tracking.runs("source", 1)
+        workspace.tracking.log(own.run_id, {"loss": 1.0})
+        raise AssertionError("the interrupt was lost")
+
+    event.listen(Engine, "before_cursor_execute", interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            execute(replace(SOURCE, run=run), run=ToyRun(), inputs={}, iteration=0, workspace=workspace)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        event.remove(Engine, "before_cursor_execute", interrupt)
+    (info,) = workspace.tracking.runs("source", 5)
+    assert (info.status, info.metrics) == ("KILLED", {"loss": 1.0})
 
 
 def test_rows_that_do_not_fit_fail_the_stage_before_anything_is_written(workspace: Workspace) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,15 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import episode_row, turn_row
 
+from stages.frame.signals import TIME_IS_UP
 from stages.frame.types import MissingInput, TurnwiseError, UsageError
 from stages.store.replay import Replay
-from stages.store.tables import TABLES, export_rows
+from stages.store.tables import TABLES, arrow, export_rows
 
 ROOT = Path(__file__).parent.parent.parent
 ENVIRONMENT = os.environ | {
@@ -157,6 +160,38 @@ def test_a_signal_in_the_middle_of_a_query_is_an_interrupt_and_no_error(replay: 
         [sys.executable, "-c", INTERRUPTED, str(replay.path)], capture_output=True, text=True, check=False, timeout=60
     )
     assert (done.stdout, done.stderr) == ("interrupted\n", "")
+
+
+class Terminated(BaseException):
+    """As Prefect's: what a flow raises when it is being cancelled."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, TIME_IS_UP])
+def test_a_signal_while_duckdb_asks_for_the_rows_arrives_as_what_it_is(
+    replay: Replay, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """DuckDB makes of whatever is raised there an error of the rows, and the run would be told as one that failed."""
+
+    class Rows:
+        def __init__(self, table: pa.Table) -> None:
+            self.table = table
+
+        def __arrow_c_stream__(self, schema: Any = None) -> Any:
+            signal.raise_signal(number)
+            return self.table.__arrow_c_stream__(schema)
+
+    def terminated(*_: Any) -> None:
+        raise Terminated
+
+    monkeypatch.setattr("stages.store.replay.arrow", lambda *arguments: Rows(arrow(*arguments)))
+    before = signal.signal(number, terminated)
+    try:
+        with pytest.raises(Terminated):
+            replay.commit("r1", "critic", {"priorities": [priority(1)]})
+        assert signal.getsignal(number) is terminated
+    finally:
+        signal.signal(number, before)
+    assert replay.count("commits", ["r1"]) == 0
 
 
 def test_verify_names_the_runs_that_have_rows_but_did_not_finish(replay: Replay) -> None:
