@@ -20,11 +20,12 @@ export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 export UV_LINK_MODE ?= copy
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup demo test test-vllm test-adapters check format docs tiny ui gpu-check pretrain constraints clean
+.PHONY: help setup demo test test-slow test-vllm test-adapters check format docs tiny ui gpu-check pretrain constraints clean
 
 help:
 	@echo "make demo         train on the service desk and show the curve"
-	@echo "make test         run all tests"
+	@echo "make test         run the quick tests"
+	@echo "make test-slow    run those that start servers, train or kill, for many seconds"
 	@echo "make test-vllm    make an environment with a real vLLM for CPUs, and run the tests of the engines there"
 	@echo "make test-adapters  install verifiers (three versions), Gymnasium, GEM, OpenEnv and TRL, and run the tests of the adapters with each"
 	@echo "make check        format, lint, types, import rules, fresh documents"
@@ -73,7 +74,10 @@ pretrain: $(STAMP)
 
 # Two at once, file by file: fixtures of a file are made once. One thread each: the models are tiny.
 test: $(STAMP)
-	env OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	env OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
+
+test-slow: $(STAMP)
+	env OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 # The build pins a setuptools of its own. torchvision and its like come built for CUDA, and then every import of a transformers model dies.
 $(VLLM_STAMP): pyproject.toml constraints.txt

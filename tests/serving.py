@@ -52,7 +52,8 @@ class Api:
         request = urllib.request.Request(f"{self.url}{path}", data=data, headers={"Content-Type": "application/json"})
         for pause_s in (0.5, 1.0, 2.0, 4.0, 8.0, None):
             try:
-                with urllib.request.urlopen(request, timeout=60) as answer:
+                # Two of Prefect's transactions that wait for each other in SQLite give up after 60 s, and all wait for them.
+                with urllib.request.urlopen(request, timeout=180) as answer:
                     return json.load(answer)
             except urllib.error.HTTPError as error:
                 # A database that is busy, as on a slow machine; Prefect's own client tries again, too.

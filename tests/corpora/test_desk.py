@@ -84,6 +84,7 @@ def facts(examples: list[Example]) -> list[Mention]:
 DESKS: list[dict[str, Any]] = [{}, {"give_by": "request"}, {"requests": 8, "tiers": 6, "steps": 8}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", DESKS, ids=["default", "easy", "hard"])
 def test_no_rule_book_is_more_frequent_in_the_corpus_than_chance(
     mentions: list[Mention], facts: list[Mention], options: dict[str, Any]

@@ -140,6 +140,7 @@ def own_and_published() -> dict[str, Sequence[str]]:
     return {"own": [*own_table().items], **files}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", own_and_published())
 def test_every_compound_name_wins_written_as_one_word_or_two_and_no_other_guess_does(table: str) -> None:
     """Of all objects that ship or are published: no guess of one names another that it did not name before."""
