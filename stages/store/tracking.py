@@ -83,10 +83,17 @@ class Tracking:
         its number.
         """
         own = hidden(process_tags()) | ({"mlflow.parentRunId": parent} if parent else {})
-        with self._writing() as client:
-            kept = clipped({**tags, **own, "sequence": f"{search.last_number(self.db) + 1:012d}"})
-            run = client.create_run(self.experiment_id(experiment), tags=kept, run_name=name)
-            return self._noted(run_info(run), str(run.info.artifact_uri)).run_id
+        run_id = ""
+        try:
+            with self._writing() as client:
+                kept = clipped({**tags, **own, "sequence": f"{search.last_number(self.db) + 1:012d}"})
+                run = client.create_run(self.experiment_id(experiment), tags=kept, run_name=name)
+                run_id = self._noted(run_info(run), str(run.info.artifact_uri)).run_id
+            return run_id
+        except BaseException as error:  # what a signal that waited raises: nobody else knows of the run to end it
+            if run_id:
+                self.finish(run_id, "KILLED", f"{type(error).__name__}: {error}".removesuffix(": "))
+            raise
 
     def finished(self, fingerprint: str, experiment: str = "") -> str | None:
         """Newest FINISHED run with that fingerprint, in one experiment or in all."""

@@ -198,13 +198,14 @@ def test_a_stage_that_raises_leaves_a_marked_run_and_nothing_to_read(
     assert workspace.replay.count("turns", [info.run_id, again.run_id]) == 5
 
 
-def test_an_interrupt_waits_for_a_write_of_the_store(workspace: Workspace) -> None:
+@pytest.mark.parametrize("written", ["runs", "metrics"])
+def test_an_interrupt_waits_for_a_write_of_the_store(written: str, workspace: Workspace) -> None:
     """A session that is broken off while it commits is not always closed by SQLAlchemy: the run would stay RUNNING, after
-    a wait for its own lock.
+    a wait for its own lock. So would one that is interrupted before anybody knows its id.
     """
 
     def interrupt(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        if statement.startswith("INSERT INTO metrics"):
+        if statement.startswith(f"INSERT INTO {written} "):
             signal.raise_signal(signal.SIGINT)
 
     def run(context: Context) -> Outputs:
@@ -221,7 +222,8 @@ def test_an_interrupt_waits_for_a_write_of_the_store(workspace: Workspace) -> No
         signal.signal(signal.SIGINT, before)
         event.remove(Engine, "before_cursor_execute", interrupt)
     (info,) = workspace.tracking.runs("source", 5)
-    assert (info.status, info.metrics) == ("KILLED", {"loss": 1.0})
+    assert (info.status, info.tags["error"]) == ("KILLED", "KeyboardInterrupt")
+    assert info.metrics == ({"loss": 1.0} if written == "metrics" else {})
 
 
 def test_rows_that_do_not_fit_fail_the_stage_before_anything_is_written(workspace: Workspace) -> None:
