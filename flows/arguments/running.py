@@ -81,7 +81,8 @@ def add(commands: Any) -> None:
     what = "Run methods over tasks and seeds, tuned alike, and report them with intervals; finished runs are reused."
     study = command(commands, "study", what, "turnwise study studies/ladder.toml --jobs 2", module="commands.study")
     study.add_argument("file", metavar="FILE", type=Path, help="the study, a TOML file such as studies/ladder.toml")
-    study.add_argument("--jobs", type=int, metavar="N", help="runs at once (default: one a core; one on a GPU)")
+    jobs = "runs at once (default: one a core; one on a GPU); 0 reports what is finished and runs nothing"
+    study.add_argument("--jobs", type=int, metavar="N", help=jobs)
     only = "run these only, and what they are tuned by, by names or patterns of them (repeatable); all that is finished is reported"
     study.add_argument("--only", action="append", default=[], metavar="METHOD/TASK", help=only)
     rows = "a cells.jsonl of a study in another folder: what finished there with the same config and code is not run again (repeatable)"

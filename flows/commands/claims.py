@@ -61,6 +61,8 @@ def _studied(
         raise UsageError(
             f"{file.name}: there is no method {missing[0]!r}, which a claim rests on; add it, or use {STUDY}."
         )
+    if args.jobs is not None and args.jobs < 1:
+        raise UsageError(f"--jobs {args.jobs}: wanted at least 1.")
     only = [f"{method}/*" for method in methods] if args.only else []
     command = f"turnwise claims{f' --study {args.study}' if args.study else ''}"
     with keep.open_study(workspace, asked, file, command) as book:

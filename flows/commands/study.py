@@ -60,8 +60,8 @@ def planned(asked: Study) -> list[Cell]:
 
 
 def check_options(args: Namespace, asked: Study, every: Sequence[Cell]) -> None:
-    if args.jobs is not None and args.jobs < 1:
-        raise UsageError(f"--jobs {args.jobs}: wanted at least 1.")
+    if args.jobs is not None and args.jobs < 0:
+        raise UsageError(f"--jobs {args.jobs}: wanted at least 1, or 0 for a report of what is finished.")
     for pattern in args.only:
         if not any(finish.is_meant(asked, cell, [pattern]) for cell in every):
             names = ", ".join(dict.fromkeys(f"{cell.method}/{cell.task}" for cell in every))

@@ -80,9 +80,12 @@ def is_meant(asked: Study, cell: Cell, only: Sequence[str]) -> bool:
 
 
 def finish(asked: Study, wanted: Sequence[Cell], bench: Bench) -> list[Done]:
-    """Find which cells are finished and run the others that are meant; what is known of all of them then."""
+    """Find which cells are finished and run the others that are meant, with no jobs none; what is known of all of them
+    then.
+    """
     found = cells.finished(bench.workspace, wanted, bench.elsewhere)
-    meant = [cell for cell in wanted if cell.key not in found and is_meant(asked, cell, bench.only)]
+    missing = [cell for cell in wanted if cell.key not in found and bench.jobs != 0]
+    meant = [cell for cell in missing if is_meant(asked, cell, bench.only)]
     left = list({cell.key: cell for cell in meant}.values())
     said: dict[str, str] = {}
     if left:

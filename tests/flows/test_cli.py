@@ -164,6 +164,7 @@ def test_an_adapter_is_exported_to_a_new_folder_only(turnwise: Turnwise, stages:
         (["runs", "--home", "nowhere"], "--home"),
         (["runs", "--home", "n" * 5000], "is no folder"),
         (["runs", "--limit", "0"], "--limit 0: wanted at least 1"),
+        (["claims", "--jobs", "0"], "--jobs 0: wanted at least 1"),
         (["runs", "--limit", "-3"], "--limit -3: wanted at least 1"),
         (["runs", "--stage", "critc"], "there is no stage 'critc'; did you mean 'critic'? Stages: pipeline, "),
         (["run", "_paper", "--plain"], "'_paper' is only there to be extended"),

@@ -177,6 +177,10 @@ def test_only_some_cells_are_run_and_the_others_are_named_as_missing(project: Pa
     assert (status, {row["method"] for row in rows_of(found)}) == (0, {"rft"})
     assert found["missing"][-1] == "nlac: not tuned, for want of runs"
     assert study(project, "--only", "rtf/desk")[0] == 2
+    before = runs(project)
+    status, again, _ = study(project, "--jobs", "0")  # as while another process is at it, or after one was stopped
+    assert (status, rows_of(again), runs(project)) == (0, rows_of(found), before)
+    assert study(project, "--jobs", "-1")[0] == 2
 
 
 class References(HTMLParser):
