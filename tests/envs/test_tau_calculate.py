@@ -83,4 +83,4 @@ def test_calculate_agrees_with_python_on_any_expression(case: tuple[str, Any]) -
 def test_calculate_refuses_everything_else_at_once(expression: Any) -> None:
     began = time.monotonic()
     assert calculated(expression).startswith("Error: ")
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10  # no power is worked out: that would take for ever
