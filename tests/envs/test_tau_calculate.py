@@ -81,6 +81,6 @@ def test_calculate_agrees_with_python_on_any_expression(case: tuple[str, Any]) -
     ],
 )  # fmt: skip
 def test_calculate_refuses_everything_else_at_once(expression: Any) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     assert calculated(expression).startswith("Error: ")
-    assert time.monotonic() - began < 10  # no power is worked out: that would take for ever
+    assert time.process_time() - began < 1
