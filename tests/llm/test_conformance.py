@@ -276,7 +276,7 @@ def test_a_stream_that_is_closed_drops_the_rest_and_leaves_the_engine_usable(sub
     before = subject.engine.generate(asked)
     long = [Request(subject.chat(300 + i), 40 if i else 1, 2.0, i) for i in range(64)]
     with closing(stream(subject.engine, once(long))) as replies:
-        assert 0 in dict(next(replies))
+        assert any(0 in dict(ended) for ended in replies)  # maybe not the first: a server answers several at a time
     assert same(subject.engine.generate(asked), before)
 
 
