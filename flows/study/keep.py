@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.study.figures import stratified_mean
-from flows.study.page import Report, draw, html, markdown
+from flows.study.page import Report, draw, drawings, html, markdown
 from flows.study.tables import arms, tables
 from stages.frame.types import TurnwiseError, UsageError
 from stages.store.notes import code, code_version
@@ -31,13 +31,14 @@ if TYPE_CHECKING:
     from stages.store.workspace import Workspace
 
 EXPERIMENT = "study"
-VERSION = 1  # of the report: the same rows give another one
+VERSION = 2  # of the report: the same rows give another one
 FILES = ("report.html", "table.md", "cells.jsonl", "study.toml")
+CURVES = "curves"  # a folder
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A study's run, and its files by name."""
+    """A study's run, and its files by name; the curves are a folder."""
 
     run_id: str
     reused: bool
@@ -75,6 +76,10 @@ class Book:
             for name, text in zip(FILES, texts, strict=True):
                 (Path(folder) / name).write_text(text, encoding="utf-8")
                 self._tracking.save(self.run_id, Path(folder) / name, name)
+            (curves := Path(folder) / CURVES).mkdir()
+            for name, text in drawings(report).items():
+                (curves / name).write_text(text, encoding="utf-8")
+            self._tracking.save(self.run_id, curves, CURVES)
         self._tracking.log(self.run_id, _metrics(self._study, rows))
         self._tracking.tag(self.run_id, "fingerprint", fingerprint)
         self._tracking.finish(self.run_id, *(("FAILED", f"{failed} runs failed") if failed else ()))
@@ -88,7 +93,7 @@ class Book:
         return Report(self._study.title, self._command, f"{version['git_commit'][:7]}{local}", found, curves)
 
     def _files(self, run_id: str) -> dict[str, Path]:
-        return {name: self._tracking.artifact(run_id, name) for name in FILES}
+        return {name: self._tracking.artifact(run_id, name) for name in (*FILES, CURVES)}
 
 
 @contextmanager
@@ -111,11 +116,20 @@ def copied(files: Mapping[str, Path], folder: Path) -> dict[str, Path]:
     """A study's files in a folder, which is made where it is missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return {name: Path(shutil.copyfile(path, folder / name)) for name, path in files.items()}
+        return {name: _copy(path, folder / name) for name, path in files.items()}
     except OSError as error:
         raise UsageError(
             f"--out: {folder} cannot be used ({error.strerror}). Name a folder that can be written."
         ) from None
+
+
+def _copy(source: Path, target: Path) -> Path:
+    """A file, or a folder in place of an older one."""
+    if not source.is_dir():
+        return Path(shutil.copyfile(source, target))
+    if target.exists():
+        shutil.rmtree(target)
+    return Path(shutil.copytree(source, target, copy_function=shutil.copyfile))
 
 
 def read_study(workspace: Workspace, run_id: str) -> dict[str, Any]:

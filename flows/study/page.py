@@ -1,4 +1,4 @@
-"""A study's report as files: `report.html`, which needs nothing beside it, and `table.md`. Ours."""
+"""A study's report as files: `report.html`, which needs nothing beside it, `table.md`, and the curves of each task as a drawing. Ours."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from flows.study.design import Study
 
 TEMPLATE = "report.html.jinja"
+SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+NAME = 60  # letters of a task in the name of a file
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "turnwise", "font.family": "sans-serif", "font.size": 9}
 
 
@@ -45,6 +47,16 @@ def markdown(report: Report) -> str:
         head = [f"| {' | '.join(map(_cell, table.head))} |", f"|{'---|' * len(table.head)}"]
         parts += [f"## {table.title}", *([table.note] if table.note else []), "\n".join([*head, *lines])]
     return "\n\n".join(parts) + "\n"
+
+
+def drawings(report: Report) -> dict[str, str]:
+    """Name of a file -> the curves of a task, as an SVG that stands alone."""
+    head = f'<?xml version="1.0" encoding="utf-8"?>\n<svg xmlns="{SVG}" xmlns:xlink="{XLINK}" '
+    found = [(task, svg) for task, svg in report.curves.items() if svg]
+    return {
+        f"{number}-{re.sub(r'[^a-zA-Z0-9]+', '-', task)[:NAME].strip('-')}.svg": head + svg.removeprefix("<svg ")
+        for number, (task, svg) in enumerate(found, 1)
+    }
 
 
 def draw(study: Study, task: str, rows: Sequence[Row]) -> str:

@@ -14,6 +14,7 @@ from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import psutil
 import pytest
@@ -23,7 +24,7 @@ from waiting import until
 
 from flows import presets
 from flows.study.elsewhere import recipe
-from flows.study.keep import FILES
+from flows.study.keep import CURVES, FILES
 from flows.workspace import open_workspace
 from stages.store import sqlite
 from stages.store.tracking import Tracking
@@ -208,7 +209,10 @@ def test_the_report_is_one_file_that_refers_to_nothing_outside_and_says_what_was
 ) -> None:
     home, found = ended
     out = home / "out"
-    assert sorted(path.name for path in out.iterdir()) == sorted(FILES)
+    assert sorted(path.name for path in out.iterdir()) == sorted((*FILES, CURVES))
+    [drawing] = (out / CURVES).iterdir()
+    assert drawing.name == "1-desk.svg"
+    assert ElementTree.fromstring(drawing.read_bytes()).tag == "{http://www.w3.org/2000/svg}svg"
     page, table = (out / "report.html").read_text(), (out / "table.md").read_text()
     seen = References(page)
     assert seen.found
