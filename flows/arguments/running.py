@@ -87,7 +87,9 @@ def add(commands: Any) -> None:
     study.add_argument("--only", action="append", default=[], metavar="METHOD/TASK", help=only)
     rows = "a cells.jsonl of a study in another folder: what finished there with the same config and code is not run again (repeatable)"
     study.add_argument("--rows", action="append", default=[], type=Path, metavar="FILE", help=rows)
-    study.add_argument("--out", type=Path, metavar="FOLDER", help="also write report.html, table.md, the curves and the rows there")
+    study.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="also write report.html, table.md, the curves and the rows there"
+    )
     study.add_argument("--plain", action="store_true", help="without Prefect")
     study.add_argument("--dry-run", action="store_true", help="list the runs with their state, and stop")
     what = "Put the sources' claims to the test: what was seen, its control, and whether each holds; finished runs are reused."
