@@ -40,9 +40,8 @@ def tally(options: desk.Options, visits: Iterable[Visit], *, knows_keys: bool) -
         for (action, _), lesson in zip(turns, lessons, strict=True):
             tool, _, option = (action if lesson is None else lesson).partition(" ")
             if tool in kinds:  # an unreadable reply is of no step
-                votes[tool, desk.key_of(kinds[tool] if knows_keys else "pair", request, tier)][option][
-                    lesson is not None
-                ] += 1
+                key = desk.key_of(kinds[tool] if knows_keys else "pair", request, tier)
+                votes[tool, key][option][lesson is not None] += 1
     return votes
 
 
