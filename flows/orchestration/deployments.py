@@ -37,7 +37,7 @@ from pydantic import Field
 
 from flows import presets
 from flows.orchestration import alert
-from flows.orchestration.flow import FLOW_NAME, serving_tags, stand_for_missed
+from flows.orchestration.flow import FLOW_NAME, cancelled_where_asked, serving_tags, stand_for_missed
 from flows.orchestration.launch import Launcher, launch_rerun, launch_run
 from flows.orchestration.recurring import next_sets
 from flows.registry import STAGES
@@ -134,7 +134,7 @@ def pipeline(
     how = asked(preset, config, sets)
     print("As a command:", how.command, *(["--force"] if force else []))
     try:
-        with Display(quiet=True) as display, time_limit(config.timeout_h):
+        with cancelled_where_asked(), Display(quiet=True) as display, time_limit(config.timeout_h):
             launcher = Launcher.inside_flow(workspace.home)
             summary = launch_run(config, workspace, launcher, display, sets=sets, asked=how, force=force)
     except TimedOut as error:
@@ -171,12 +171,12 @@ def rerun(
     workspace = open_workspace(Path.cwd())
     if through is not None or downstream:
         new = branch.prepare(stage, of, workspace, sets=sets, iteration=iteration, through=through)
-        with Display(quiet=True) as display:
+        with cancelled_where_asked(), Display(quiet=True) as display:
             return asdict(
                 launch_run(new.run, workspace, Launcher.inside_flow(workspace.home), display, sets=sets, branch=new)
             )
     again = prepare(stage, of, workspace, sets=sets, iteration=iteration)
-    with Display(quiet=True) as display:
+    with cancelled_where_asked(), Display(quiet=True) as display:
         return asdict(
             launch_rerun(again, workspace, Launcher.inside_flow(workspace.home), display, sets=sets, force=not sets)
         )

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,10 +21,10 @@ from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
 from prefect.context import TagsContext
 from prefect.events.worker import EventsWorker
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import Abort, ObjectNotFound, TerminationSignal
 from prefect.logging import get_run_logger
 from prefect.logging.handlers import APILogHandler
-from prefect.runtime import deployment
+from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed, Crashed, Scheduled
 
 from stages.frame.types import EngineUnavailable, SimulatorError
@@ -140,6 +141,24 @@ def stand_for_missed() -> None:
             FlowRunFilter(state={"type": {"any_": [StateType.SCHEDULED]}}, deployment_id=of),
             "A run that waited as long stands for it.",
         )
+
+
+@contextmanager
+def cancelled_where_asked() -> Iterator[None]:
+    """Within a deployment's run: what a person cancelled ends as CANCELLED.
+
+    Prefect's runner tells the process so before its SIGTERM, but is not heard while another handler of that signal is
+    in place, as while `signals_held` holds it for a write; Prefect would then have it CRASHED, and told as a failure.
+    """
+    try:
+        yield
+    except TerminationSignal:
+        with get_client(sync_client=True) as client:
+            state = client.read_flow_run(flow_run.id).state
+            if state is None or not state.is_cancelling():
+                raise
+            client.set_flow_run_state(flow_run.id, Cancelled(message="It was cancelled."), force=True)
+        raise Abort("it was cancelled") from None  # the process ends with 0, and nobody looks for what crashed
 
 
 def catch_up(name: str, cron: str, timezone: str) -> bool:

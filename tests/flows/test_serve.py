@@ -50,6 +50,15 @@ class Served:
         (info,) = [info for info in self.pipelines() if info.tags["seed"] == str(seed)]
         assert info.status == "KILLED"
 
+    def process_of(self, run: str) -> psutil.Process:
+        """In which a flow run is under way."""
+        (found,) = [
+            child
+            for child in psutil.Process(self.process.pid).children(recursive=True)
+            if "prefect.engine" in child.cmdline() and child.environ().get("PREFECT__FLOW_RUN_ID") == run
+        ]
+        return found
+
     def pipelines(self) -> list[RunInfo]:
         return Tracking(self.home / "mlflow").runs("pipeline", 1000)
 
@@ -136,6 +145,23 @@ def test_a_run_that_falls_due_while_another_runs_is_cancelled_and_one_cancelled_
 
     # By the run itself, as it ends: nothing is left for the next command to find out.
     assert until(lambda: statuses() == ["KILLED"], 30), statuses()
+
+
+def test_one_that_its_runner_could_not_tell_of_the_cancellation_is_cancelled_all_the_same(served: Served) -> None:
+    """Prefect's runner says so over a channel that a process does not hear while it holds signals, as for a write."""
+    run = served.start_endless(seed=13)
+    process = served.process_of(run)
+    runner = process.parent()
+    assert runner is not None
+    runner.suspend()
+    try:
+        served.api.cancel(run)
+        process.terminate()
+        state = served.api.reaches(run)["state"]["type"]
+    finally:
+        runner.resume()
+    assert state == "CANCELLED"
+    assert until(lambda: served.api.slots_taken(ENDLESS) == 0, 30)
 
 
 def test_a_cron_of_every_minute_fires_every_minute_and_each_run_does_work(served: Served) -> None:
