@@ -19,6 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from flows.orchestration.server import start_server
 
 ROOT = Path(__file__).parents[1]
@@ -114,6 +116,21 @@ def until(true: Callable[[], bool], timeout_s: float) -> bool:
     while not true() and time.monotonic() < deadline:
         time.sleep(0.2)
     return true()
+
+
+def process_of(run_id: str, timeout_s: float = 120.0) -> psutil.Process:
+    """In which a flow run is under way, as soon as there is one."""
+
+    def running() -> list[psutil.Process]:
+        return [
+            process
+            for process in psutil.process_iter(["cmdline", "environ"])
+            if "prefect.engine" in (process.info["cmdline"] or [])
+            and (process.info["environ"] or {}).get("PREFECT__FLOW_RUN_ID") == run_id
+        ]
+
+    assert until(lambda: running() != [], timeout_s), f"no process of {run_id}"
+    return running()[0]
 
 
 @contextmanager

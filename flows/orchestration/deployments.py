@@ -37,7 +37,7 @@ from pydantic import Field
 
 from flows import presets
 from flows.orchestration import alert
-from flows.orchestration.flow import FLOW_NAME, cancelled_where_asked, serving_tags, stand_for_missed
+from flows.orchestration.flow import FLOW_NAME, cancelled_where_asked, end_if_cancelled, serving_tags, stand_for_missed
 from flows.orchestration.launch import Launcher, launch_rerun, launch_run
 from flows.orchestration.recurring import next_sets
 from flows.registry import STAGES
@@ -64,6 +64,9 @@ def tell_failure(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
 
     The names of its parameters are Prefect's: it hands them over by place here, by name there.
     """
+    # One that is cancelled before Prefect's engine listens, in its first seconds, is a crash to Prefect.
+    if state.is_crashed() and end_if_cancelled(flow_run.id):
+        return
     workspace = open_workspace(Path.cwd())
     error = re.sub(r"^Flow run encountered an exception: ", "", state.message or state.name or "")
     told = {"project": project_name(workspace.home), "flow": flow.name, "flow_run": flow_run.name}

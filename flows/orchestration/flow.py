@@ -8,11 +8,13 @@ and reads the address of its server when it does.
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
 from prefect import Flow, Task, tags
 from prefect.cache_policies import NO_CACHE
@@ -38,6 +40,7 @@ FLOW_NAME = "turnwise"
 OURS = "turnwise-command"  # on flow runs that live in a command's own process, whose end no worker watches
 RETRY_DELAYS_S = [10.0, 60.0, 300.0]  # a server that is started anew loads its model for minutes
 FLUSH_TIMEOUT_S = 5.0
+CANCELLED = "It was cancelled."
 MISSED = "It fell due while nothing served it."
 OPEN = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]  # that hold a slot of their deployment
 
@@ -148,17 +151,25 @@ def cancelled_where_asked() -> Iterator[None]:
     """Within a deployment's run: what a person cancelled ends as CANCELLED.
 
     Prefect's runner tells the process so before its SIGTERM, but is not heard while another handler of that signal is
-    in place, as while `signals_held` holds it for a write; Prefect would then have it CRASHED, and told as a failure.
+    in place, as while `signals_held` holds it for a write; Prefect would then have it CRASHED.
     """
     try:
         yield
     except TerminationSignal:
-        with get_client(sync_client=True) as client:
-            state = client.read_flow_run(flow_run.id).state
-            if state is None or not state.is_cancelling():
-                raise
-            client.set_flow_run_state(flow_run.id, Cancelled(message="It was cancelled."), force=True)
+        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would break this off
+        if not end_if_cancelled(UUID(flow_run.id)):
+            signal.signal(signal.SIGTERM, before)
+            raise
         raise Abort("it was cancelled") from None  # the process ends with 0, and nobody looks for what crashed
+
+
+def end_if_cancelled(run_id: UUID) -> bool:
+    """Whether a person had asked for the end of this flow run, which is then CANCELLED, whatever else it was taken for."""
+    with get_client(sync_client=True) as client:
+        asked = any(state.is_cancelling() for state in client.read_flow_run_states(run_id))
+        if asked:
+            client.set_flow_run_state(run_id, Cancelled(message=CANCELLED), force=True)
+    return asked
 
 
 def catch_up(name: str, cron: str, timezone: str) -> bool:

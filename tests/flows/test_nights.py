@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from commands import make_home
-from serving import Api, prefect_server, serve, until, write_presets
+from serving import Api, prefect_server, process_of, serve, until, write_presets
 
 from flows.orchestration.server import free_port
 from stages.store.runs import RunInfo
@@ -176,6 +176,11 @@ def test_a_night_that_was_cancelled_and_then_killed_before_its_promotion_promote
     assert until(lambda: set(nights.stages_of(cancelled).values()) == {"FINISHED", "KILLED"}, PATIENCE_S)
     stopped = nights.run_of(cancelled)
     assert stopped is not None and stopped.status == "KILLED"
+    early = nights.start("nightly")
+    process = process_of(early)  # which takes seconds until Prefect's word reaches it
+    nights.api.cancel(early)
+    assert until(lambda: nights.api.run(early)["state"]["type"] == "CANCELLED", PATIENCE_S), nights.api.said(early)
+    process.wait(PATIENCE_S)
     assert nights.alerts == []  # a person's wish is no failure
 
     kill_once = nights.home.parent / "kill_once"

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from commands import make_home
-from serving import OVER, Api, prefect_server, serve, server_of_another_command, until, write_presets
+from serving import OVER, Api, prefect_server, process_of, serve, server_of_another_command, until, write_presets
 
 from flows.orchestration.server import free_port, healthy
 from stages.store.runs import RunInfo
@@ -49,15 +49,6 @@ class Served:
         assert self.api.slots_taken(ENDLESS) == 0
         (info,) = [info for info in self.pipelines() if info.tags["seed"] == str(seed)]
         assert info.status == "KILLED"
-
-    def process_of(self, run: str) -> psutil.Process:
-        """In which a flow run is under way."""
-        (found,) = [
-            child
-            for child in psutil.Process(self.process.pid).children(recursive=True)
-            if "prefect.engine" in child.cmdline() and child.environ().get("PREFECT__FLOW_RUN_ID") == run
-        ]
-        return found
 
     def pipelines(self) -> list[RunInfo]:
         return Tracking(self.home / "mlflow").runs("pipeline", 1000)
@@ -137,7 +128,8 @@ def test_a_run_that_falls_due_while_another_runs_is_cancelled_and_one_cancelled_
     )
     assert served.api.run(first)["state"]["type"] == "RUNNING"
     served.api.cancel(first)
-    assert served.api.reaches(first)["state"]["type"] == "CANCELLED"
+    # Where its process does not end as Prefect expects, as on a busy machine, it is CRASHED for a moment.
+    assert until(lambda: served.api.run(first)["state"]["type"] == "CANCELLED", 120), served.api.said(first)
     assert served.api.slots_taken(ENDLESS) == 0
 
     def statuses() -> list[str]:
@@ -150,7 +142,7 @@ def test_a_run_that_falls_due_while_another_runs_is_cancelled_and_one_cancelled_
 def test_one_that_its_runner_could_not_tell_of_the_cancellation_is_cancelled_all_the_same(served: Served) -> None:
     """Prefect's runner says so over a channel that a process does not hear while it holds signals, as for a write."""
     run = served.start_endless(seed=13)
-    process = served.process_of(run)
+    process = process_of(run)
     runner = process.parent()
     assert runner is not None
     runner.suspend()
