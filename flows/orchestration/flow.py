@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
@@ -40,7 +41,6 @@ FLOW_NAME = "turnwise"
 OURS = "turnwise-command"  # on flow runs that live in a command's own process, whose end no worker watches
 RETRY_DELAYS_S = [10.0, 60.0, 300.0]  # a server that is started anew loads its model for minutes
 FLUSH_TIMEOUT_S = 5.0
-CANCELLED = "It was cancelled."
 MISSED = "It fell due while nothing served it."
 OPEN = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]  # that hold a slot of their deployment
 
@@ -166,10 +166,18 @@ def cancelled_where_asked() -> Iterator[None]:
 def end_if_cancelled(run_id: UUID) -> bool:
     """Whether a person had asked for the end of this flow run, which is then CANCELLED, whatever else it was taken for."""
     with get_client(sync_client=True) as client:
-        asked = any(state.is_cancelling() for state in client.read_flow_run_states(run_id))
+        asked = was_asked_to_end(client.read_flow_run_states(run_id))
         if asked:
-            client.set_flow_run_state(run_id, Cancelled(message=CANCELLED), force=True)
+            client.set_flow_run_state(run_id, Cancelled(message="It was cancelled."), force=True)
     return asked
+
+
+def was_asked_to_end(history: Sequence[State[Any]]) -> bool:
+    """Of a flow run's states, the first one first: whether it was cancelled since it was due last. One that a person
+    cancelled and then tries again has been, and may fail all the same.
+    """
+    since_due = takewhile(lambda state: not state.is_scheduled(), reversed(history))
+    return any(state.is_cancelling() for state in since_due)
 
 
 def catch_up(name: str, cron: str, timezone: str) -> bool:

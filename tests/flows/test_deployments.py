@@ -39,6 +39,23 @@ def test_every_preset_is_a_deployment_of_the_project_that_does_not_overlap_with_
     assert (rerun.name, rerun.entrypoint) == ("desk.rerun", "flows.orchestration.deployments.rerun")
 
 
+@pytest.mark.parametrize(
+    ("history", "asked"),
+    [
+        ("SCHEDULED PENDING RUNNING CANCELLING CRASHED", True),
+        ("SCHEDULED PENDING CANCELLING CRASHED", True),
+        ("SCHEDULED PENDING RUNNING CRASHED", False),
+        ("SCHEDULED PENDING RUNNING CANCELLING CANCELLED SCHEDULED PENDING RUNNING CRASHED", False),
+    ],
+)
+def test_a_crash_is_a_cancellation_where_one_was_asked_for_since_the_run_was_due(history: str, asked: bool) -> None:
+    from prefect.client.schemas.objects import State, StateType
+
+    from flows.orchestration.flow import was_asked_to_end
+
+    assert was_asked_to_end([State(type=StateType(name)) for name in history.split()]) is asked
+
+
 def test_a_schedule_that_is_none_is_refused_with_its_preset(tmp_path: Path) -> None:
     from flows.orchestration.deployments import deployments
 
