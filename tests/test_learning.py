@@ -22,7 +22,7 @@ SMALL = {
     "evaluate.episodes": 64, "evaluate.audit_turns": 0, "evaluate.probe_path": '""',
 }  # fmt: skip
 ITERATIONS = {
-    "demo": 3, "demo_relabel": 3, "demo_rft": 3, "demo_grpo": 6, "demo_ppo": 6, "demo_hindsight": 3, "demo_nlrl": 3, "demo_nlql": 4, "demo_sac": 5,
+    "demo": 3, "demo_relabel": 3, "demo_rft": 3, "demo_grpo": 4, "demo_ppo": 3, "demo_hindsight": 3, "demo_nlrl": 3, "demo_nlql": 4, "demo_sac": 5,
 }  # fmt: skip
 
 
