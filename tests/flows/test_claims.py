@@ -230,13 +230,13 @@ def test_bad_questions_are_one_sentence(home: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.slow
 def test_claims_are_judged_by_runs_which_the_second_time_are_all_there(home: Path) -> None:
-    methods = "".join(f'[methods."{name}"]\npreset = "plain.toml"\n' for name in ("nlac", "nlql", "sac"))
+    methods = "".join(f'[methods."{name}"]\npreset = "plain.toml"\n' for name in ("nlac", "nlql", "sac", "sac, told"))
     (home / "plain.toml").write_text("")
     (home / "small.toml").write_text(f'seeds = [1, 2]\nsets = ["iterations=2"]\n{methods}')
     options = f"claims --home {home} --study small.toml --only 3 --only 6 --plain --jobs 2"
     status, out, err = shell(f"{TURNWISE} {options} --json", home)
     told = {one["number"]: one for one in json.loads(out)}
-    assert (status, sorted(told)) == (0, [3, 6]) and "2 runs, 2 at a time" in err  # three names of one config
+    assert (status, sorted(told)) == (0, [3, 6]) and "2 runs, 2 at a time" in err  # four names of one config
     assert {one["verdict"] for one in told.values()} == {"not decided"}  # the stages learn nothing: all are alike
     assert told[6]["figures"] == ["+0.00 [+0.00, +0.00] over nlql"]
     status, out, err = shell(f"{TURNWISE} {options} --out seen", home)
