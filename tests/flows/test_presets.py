@@ -223,7 +223,9 @@ def test_the_demo_s_baselines_that_pick_draw_and_step_as_the_demo_does() -> None
     demo: Any = presets.load("demo")
     refined = demo.refine.model_dump(include=set(StatesConfig.model_fields))
     for name in ("demo_nlql", "demo_sac"):
-        run: Any = presets.load(name, ["q_critic.epochs=4", "q_critic.lr=2e-3", "pick.states=192"] if name == "demo_sac" else [])
+        run: Any = presets.load(
+            name, ["q_critic.epochs=4", "q_critic.lr=2e-3", "pick.states=192"] if name == "demo_sac" else []
+        )
         assert run.pick.model_dump(include=set(StatesConfig.model_fields)) == refined
         assert (run.collect, run.distill, run.iterations, run.task) == (
             demo.collect,
