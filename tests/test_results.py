@@ -1,0 +1,113 @@
+"""What docs/results.md quotes of a study is what its rows say: each `mean [low, high]` of win rates, and each row by seed."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from itertools import permutations
+
+import pytest
+from documents import DOCS
+
+from flows.study.figures import at, differences, stratified_mean
+from flows.study.rows import Row, evaluated
+
+STUDIES = (
+    "The claims",
+    "Table 1",
+    "Horizon",
+    "The ladder",
+    "A critic that is a number",
+    "Noise",
+    "20 Questions",
+    "Mathematics",
+    "Held-out pairs",
+)
+"""Sections whose intervals are of win rates; of the claims the table of methods, before that of the verdicts."""
+QUOTED = re.compile(r"([+-]?\d?\.\d\d) \[([+-]?\d?\.\d\d), ([+-]?\d?\.\d\d)\]")
+SEEDS = re.compile(r"(?<![\w.])(?:\d?\.\d\d ){2,4}\d?\.\d\d(?![\w.])")
+ROUNDED = 0.0051  # two digits, and what binary makes of them
+
+
+def sections() -> dict[str, str]:
+    text = (DOCS / "results.md").read_text("utf-8")
+    return {part.splitlines()[0]: part.partition("| | claim |")[0] for part in re.split(r"\n## ", text)[1:]}
+
+
+def rows_of(section: str) -> list[Row]:
+    """The table's rows of the files that a section names; of a cell that ran with two base models the newer one."""
+    cells: dict[tuple[str, str, int], Row] = {}
+    for name in sorted(set(re.findall(r"results/(\w+\.jsonl)", section))):
+        for row in map(json.loads, (DOCS / "results" / name).read_text("utf-8").splitlines()):
+            if row["part"] == "table":
+                cells[row["method"], row["task"], row["seed"]] = row
+    return sorted(cells.values(), key=lambda row: row["seed"])
+
+
+def samples(rows: list[Row], episodes: set[int]) -> Iterator[list[list[float]]]:
+    """What an interval may be of, by task one number a seed: win rates on test, on validation after so many episodes and
+    at the end, and what one method has over another, run by run; of all seeds and of the first three.
+    """
+    arms: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        arms.setdefault((row["method"], row["task"]), []).append(row)
+    for arm in arms.values():
+        for some in (arm, arm[:3]):
+            yield [[row["final"] for row in some]]
+            yield [[row["base"] for row in some]]
+            yield [[evaluated(row)[-1]["win_rate"] for row in some]]
+            yield from ([[at(evaluated(row), "episodes", x) for row in some]] for x in episodes)
+    methods = sorted({row["method"] for row in rows})
+    for one, other in permutations(methods, 2):
+        found = differences(*([row for row in rows if row["method"] == name] for name in (one, other)))
+        yield from ([some] for values in found.values() for some in (values, values[:3]))
+        if len(found) > 1:
+            yield list(found.values())
+
+
+def close(quoted: tuple[float, ...], found: tuple[float, ...]) -> bool:
+    return all(abs(a - b) < ROUNDED for a, b in zip(quoted, found, strict=True))
+
+
+def unfounded(section: str, rows: list[Row]) -> list[str]:
+    """The intervals and rows by seed in a section that no sample of its rows has."""
+    episodes = {int(found.replace(",", "")) for found in re.findall(r"(\d[\d,]*) episodes", section)}
+    known = [
+        sample for sample in samples(rows, episodes) if len(sample[0]) > 1 and not math.isnan(sum(map(sum, sample)))
+    ]
+    by_mean: dict[int, list[list[list[float]]]] = {}
+    for sample in known:
+        mean = sum(sum(one) / len(one) for one in sample) / len(sample)
+        for cent in {math.floor(100 * mean), math.ceil(100 * mean)}:
+            by_mean.setdefault(cent, []).append(sample)
+    wrong = []
+    for match in QUOTED.finditer(section):
+        quoted = tuple(map(float, match.groups()))
+        means = (stratified_mean(sample) for sample in by_mean.get(round(100 * quoted[0]), []))
+        if not any(close(quoted, (mean.value, mean.low, mean.high)) for mean in means):
+            wrong.append(match.group())
+    for by_seed in SEEDS.findall(section):
+        quoted = tuple(map(float, by_seed.split()))
+        if not any(len(sample[0]) == len(quoted) and close(quoted, tuple(sample[0])) for sample in known):
+            wrong.append(by_seed)
+    return wrong
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_what_is_quoted_of_a_study_is_in_its_rows(name: str) -> None:
+    section = next(text for title, text in sections().items() if title.startswith(name))
+    if name == "The claims":  # the text before speaks of earlier rows, too
+        section = "results/claims.jsonl\n" + section[section.index("| method |") :]
+    assert len(QUOTED.findall(section)) > 5
+    assert not unfounded(section, rows_of(section))
+
+
+def test_a_figure_that_no_row_gives_is_found() -> None:
+    section = next(text for title, text in sections().items() if title.startswith("Held-out pairs"))
+    rows = rows_of(section)
+    quoted = QUOTED.search(section)
+    assert quoted is not None
+    assert unfounded(section.replace(quoted.group(), ".77 [.70, .79]", 1), rows) == [".77 [.70, .79]"]
+    assert unfounded(section + "\n.77 .70 .79\n", rows) == [".77 .70 .79"]
