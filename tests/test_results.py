@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 from documents import DOCS
@@ -111,3 +112,15 @@ def test_a_figure_that_no_row_gives_is_found() -> None:
     assert quoted is not None
     assert unfounded(section.replace(quoted.group(), ".77 [.70, .79]", 1), rows) == [".77 [.70, .79]"]
     assert unfounded(section + "\n.77 .70 .79\n", rows) == [".77 .70 .79"]
+
+
+@pytest.mark.parametrize("page", [DOCS / "choosing.md", DOCS.parent / "README.md"], ids=lambda page: page.name)
+def test_what_other_pages_quote_is_in_the_results(page: Path) -> None:
+    there = {
+        tuple(map(float, found))
+        for name in ("results.md", "results-earlier.md", "measurements.md")
+        for found in QUOTED.findall((DOCS / name).read_text("utf-8"))
+    }
+    quoted = QUOTED.findall(page.read_text("utf-8"))
+    assert len(quoted) > 5
+    assert [" ".join(found) for found in quoted if tuple(map(float, found)) not in there] == []
