@@ -3,7 +3,8 @@ table has each method against its `control` alone.
 
     python -m benchmarks.differences docs/results/table1.jsonl nlac rft grpo ppo
 
-Pairs of one task and seed, 95 % intervals as in the study's table (`flows/study/figures.py`).
+Pairs of one task and seed. Two 95 % intervals: that of the study's table, by a bootstrap, and Student's, which is wider
+and by which the claims are decided (`flows/study/figures.py`; how often each covers the truth: `benchmarks/coverage.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import argparse
 import json
 from pathlib import Path
 
-from flows.study.figures import differences, stratified_mean
+from flows.study.figures import differences, stratified_mean, students_mean
+from flows.study.tables import rate
 
 
 def main() -> None:
@@ -27,11 +29,11 @@ def main() -> None:
         parser.error(
             f"{args.rows} has no rows of {missing[0]!r}; it has {', '.join(sorted({r['method'] for r in rows}))}"
         )
-    print("| task | minus | pairs | difference |\n|---|---|---|---|")
+    print("| task | minus | pairs | difference | Student's |\n|---|---|---|---|---|")
     for other in args.others:
         for task, found in differences(arms[args.method], arms[other]).items():
-            mean = stratified_mean([found])
-            print(f"| {task} | {other} | {len(found)} | {mean.value:+.2f} [{mean.low:+.2f}, {mean.high:+.2f}] |")
+            drawn, students = (rate(mean([found]), "+.2f") for mean in (stratified_mean, students_mean))
+            print(f"| {task} | {other} | {len(found)} | {drawn} | {students} |")
 
 
 if __name__ == "__main__":

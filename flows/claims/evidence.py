@@ -1,6 +1,7 @@
 """What a claim can rest on: paired runs of a study, metrics of these runs, programs; and when it holds. Ours.
 
-A difference decides by its interval: wholly above 0 the claim holds, wholly below 0 it does not, else it is not decided.
+A difference decides by Student's interval: wholly above 0 the claim holds, wholly below 0 it does not, else it is not
+decided. (Of three seeds a bootstrap lies on one side of 0 whenever all three do, which chance alone does in 1 of 4 cases.)
 A claim that rests on several things holds where all of them do, and does not where one does not.
 """
 
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from flows.claims.programs import Program, Said, half_width, number
-from flows.study.figures import AXES, Mean, differences, reached, stratified_mean
+from flows.study.figures import AXES, Mean, differences, reached, students_mean
 from flows.study.rows import Row, evaluated
 from flows.study.tables import rate
 
@@ -100,7 +101,7 @@ class Higher(_Versus):
             by_task = differences(found.of(self.method), found.of(control))
             if not by_task:
                 return NOT_RUN
-            mean = stratified_mean(list(by_task.values()))
+            mean = students_mean(list(by_task.values()))
             parts.append(Finding(f"{rate(mean, '+.2f')} over {control}", decided(mean)))
         return Finding("; ".join(part.figure for part in parts), together(parts))
 
@@ -186,7 +187,7 @@ class Larger:
         keys = [key for key in mine if key in other]
         if not keys:
             return NOT_RUN
-        mean = stratified_mean([[mine[key] - other[key] for key in keys]])
+        mean = students_mean([[mine[key] - other[key] for key in keys]])
         a, b = (statistics.mean(side[key] for key in keys) for side in (mine, other))
         verdict = decided(Mean(mean.value - self.by, mean.low - self.by, mean.high - self.by))
         return Finding(f"{self.name} {a:.2f} against {b:.2f}, {rate(mean, '+.2f')}", verdict if self.decides else None)

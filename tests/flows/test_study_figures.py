@@ -8,8 +8,18 @@ import statistics
 from typing import Any
 
 import pytest
+from scipy.stats import ttest_1samp, ttest_ind
 
-from flows.study.figures import at, band, checkpoints, differences, median_cost, reached, stratified_mean
+from flows.study.figures import (
+    at,
+    band,
+    checkpoints,
+    differences,
+    median_cost,
+    reached,
+    stratified_mean,
+    students_mean,
+)
 from flows.study.rows import Row
 
 EASY, HARD = [0.8, 0.9, 1.0, 0.7, 0.95], [0.1, 0.4, 0.2]
@@ -48,6 +58,21 @@ def test_one_seed_has_a_mean_and_no_interval() -> None:
     assert one.value == 0.7
     assert math.isnan(one.low)
     assert math.isnan(one.high)
+
+
+def test_students_interval_is_that_of_the_tests_of_scipy() -> None:
+    one, two = students_mean([EASY]), students_mean([EASY, HARD])
+    assert [one.low, one.high] == pytest.approx([*ttest_1samp(EASY, 0).confidence_interval()])
+    # The mean of two means is half of what the one has over the negative of the other.
+    welch = ttest_ind(EASY, [-x for x in HARD], equal_var=False).confidence_interval()
+    assert [2 * two.low, 2 * two.high] == pytest.approx([*welch])
+    assert two.value == stratified_mean([EASY, HARD]).value
+
+
+def test_students_interval_of_one_seed_and_of_equal_ones() -> None:
+    assert math.isnan(students_mean([EASY, [0.7]]).low)
+    same = students_mean([[0.7, 0.7]])
+    assert (same.low, same.value, same.high) == (0.7, 0.7, 0.7)
 
 
 def test_the_band_at_an_evaluation_is_the_interval_of_the_rates_there() -> None:
