@@ -13,7 +13,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flows.study.design import PRESET
-from flows.study.figures import AXES, Mean, at, checkpoints, differences, median_cost, reached, stratified_mean
+from flows.study.figures import (
+    AXES,
+    Mean,
+    at,
+    checkpoints,
+    differences,
+    median_cost,
+    reached,
+    stratified_mean,
+    students_mean,
+)
 from flows.study.rows import Row, best_validation, evaluated
 
 if TYPE_CHECKING:
@@ -118,9 +128,11 @@ def _paired(study: Study, rows: Sequence[Row]) -> Table:
         for task, strata in parts:
             every = [value for stratum in strata for value in stratum]
             higher = f"{sum(value > 0 for value in every)} of {len(every)}"
-            lines.append([method, one.control, task, rate(stratified_mean(strata), "+.2f"), higher])
-    head = ("method", "control", "task", "win rate minus the control's", "runs above it")
-    return Table("Against the control, run by run", head, lines, "Pairs of one task and seed, on the test split.")
+            student = bounds(students_mean(strata), "+.2f") or "–"
+            lines.append([method, one.control, task, rate(stratified_mean(strata), "+.2f"), student, higher])
+    head = ("method", "control", "task", "win rate minus the control's", "Student's interval", "runs above it")
+    note = "Pairs of one task and seed, on the test split. Decide by Student's interval: it covers the truth of few seeds as often as it says, if they err about normally."
+    return Table("Against the control, run by run", head, lines, note)
 
 
 def _at_equal_cost(study: Study, task: str, rows: Sequence[Row], axis: str) -> Table:
@@ -173,9 +185,12 @@ def _runs(rows: Sequence[Row]) -> Table:
 
 
 def rate(mean: Mean, form: str = ".2f") -> str:
-    if math.isnan(mean.low):
-        return format(mean.value, form)
-    return f"{mean.value:{form}} [{mean.low:{form}}, {mean.high:{form}}]"
+    return f"{mean.value:{form}} {bounds(mean, form)}".rstrip()
+
+
+def bounds(mean: Mean, form: str = ".2f") -> str:
+    """Its interval; "" where there is none."""
+    return "" if math.isnan(mean.low) else f"[{mean.low:{form}}, {mean.high:{form}}]"
 
 
 def cost(value: float) -> str:
