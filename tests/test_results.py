@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from documents import DOCS
 
-from flows.study.figures import at, differences, stratified_mean
+from flows.study.figures import at, differences, stratified_mean, students_mean
 from flows.study.rows import Row, evaluated
 
 STUDIES = (
@@ -27,7 +27,9 @@ STUDIES = (
     "Held-out pairs",
 )
 """Sections whose intervals are of win rates; of the claims the table of methods, before that of the verdicts."""
-QUOTED = re.compile(r"([+-]?\d?\.\d\d) \[([+-]?\d?\.\d\d), ([+-]?\d?\.\d\d)\]")
+NUMBER = r"([+-]?\d?\.\d\d)"
+QUOTED = re.compile(rf"{NUMBER} \[{NUMBER}, {NUMBER}\]")
+STUDENTS = re.compile(rf"{NUMBER} \[[^]]*\], t \[{NUMBER}, {NUMBER}\]")
 SEEDS = re.compile(r"(?<![\w.])(?:\d?\.\d\d ){2,4}\d?\.\d\d(?![\w.])")
 ROUNDED = 0.0051  # two digits, and what binary makes of them
 
@@ -84,11 +86,12 @@ def unfounded(section: str, rows: list[Row]) -> list[str]:
         for cent in {math.floor(100 * mean), math.ceil(100 * mean)}:
             by_mean.setdefault(cent, []).append(sample)
     wrong = []
-    for match in QUOTED.finditer(section):
-        quoted = tuple(map(float, match.groups()))
-        means = (stratified_mean(sample) for sample in by_mean.get(round(100 * quoted[0]), []))
-        if not any(close(quoted, (mean.value, mean.low, mean.high)) for mean in means):
-            wrong.append(match.group())
+    for form, interval in ((QUOTED, stratified_mean), (STUDENTS, students_mean)):
+        for match in form.finditer(section):
+            quoted = tuple(map(float, match.groups()))
+            means = map(interval, by_mean.get(round(100 * quoted[0]), []))
+            if not any(close(quoted, (mean.value, mean.low, mean.high)) for mean in means):
+                wrong.append(match.group())
     for by_seed in SEEDS.findall(section):
         quoted = tuple(map(float, by_seed.split()))
         if not any(len(sample[0]) == len(quoted) and close(quoted, tuple(sample[0])) for sample in known):
@@ -112,6 +115,8 @@ def test_a_figure_that_no_row_gives_is_found() -> None:
     assert quoted is not None
     assert unfounded(section.replace(quoted.group(), ".77 [.70, .79]", 1), rows) == [".77 [.70, .79]"]
     assert unfounded(section + "\n.77 .70 .79\n", rows) == [".77 .70 .79"]
+    assert unfounded(section + "\n+.08 [+.00, +.23], t [-.24, +.40]\n", rows) == []
+    assert unfounded(section + "\n+.08 [+.00, +.23], t [+.01, +.40]\n", rows) == ["+.08 [+.00, +.23], t [+.01, +.40]"]
 
 
 @pytest.mark.parametrize("page", [DOCS / "choosing.md", DOCS.parent / "README.md"], ids=lambda page: page.name)
