@@ -141,7 +141,7 @@ def _table(judged: Sequence[tuple[Claim, Sequence[Finding]]]) -> list[str]:
         lines.append(
             f"| {claim.number} | {claim.text}{when} | **{told['verdict']}** | {'; '.join(told['figures'])} | {claim.control} | {source} |"
         )
-    note = "In brackets: 95 % interval by a bootstrap over seeds; with three seeds it is little more than their range. A difference holds where its interval is above 0."
+    note = "In brackets: Student's 95 % interval over the pairs of seeds. A difference holds where its interval is above 0, and does not where it is below."
     return [*lines, "", note]
 
 
