@@ -1,0 +1,57 @@
+"""`python -m benchmarks.differences`: one method less others, run by run, from a study's rows."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import differences
+
+
+def _rows(path: Path) -> Path:
+    """Two methods on two seeds: at the end on test .9 .8 and .6 .6; half-way, at 50 of 100 episodes, .4 .2 and .1 .1."""
+    ends = {("fast", 1): (0.8, 0.9), ("fast", 2): (0.4, 0.8), ("slow", 1): (0.2, 0.6), ("slow", 2): (0.2, 0.6)}
+    rows = [
+        {
+            "part": "table",
+            "method": method,
+            "task": "desk",
+            "seed": seed,
+            "final": final,
+            "curve": [
+                {"iteration": -1, "episodes": 0.0, "win_rate": 0.0},
+                {"iteration": 0, "episodes": 25.0, "win_rate": None},
+                {"iteration": 1, "episodes": 100.0, "win_rate": last},
+            ],
+        }
+        for (method, seed), (last, final) in ends.items()
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    return path
+
+
+def _run(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["differences", *map(str, words)])
+    differences.main()
+
+
+@pytest.mark.parametrize(("more", "mean"), [((), "+0.25"), (("--at", 50), "+0.20")])
+def test_the_mean_of_pairs_at_the_end_and_half_way(more, mean, tmp_path, monkeypatch, capsys):
+    _run(monkeypatch, _rows(tmp_path / "cells.jsonl"), "fast", "slow", *more)
+    assert f"| desk | slow | 2 | {mean} [" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("fast", "slow", "--at", 200), "fast on seed 1 has 100 episodes: choose --at no later"),
+        (("fast", "other"), "has no rows of 'other'; it has fast, slow"),
+    ],
+)
+def test_what_cannot_be_answered_is_said(words, said, tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        _run(monkeypatch, _rows(tmp_path / "cells.jsonl"), *words)
+    assert said in capsys.readouterr().err
