@@ -39,7 +39,13 @@ def _run(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
 
 
 @pytest.mark.parametrize(("more", "mean"), [((), "+0.25"), (("--at", 50), "+0.20")])
-def test_the_mean_of_pairs_at_the_end_and_half_way(more, mean, tmp_path, monkeypatch, capsys):
+def test_the_mean_of_pairs_at_the_end_and_half_way(
+    more: tuple[object, ...],
+    mean: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     _run(monkeypatch, _rows(tmp_path / "cells.jsonl"), "fast", "slow", *more)
     assert f"| desk | slow | 2 | {mean} [" in capsys.readouterr().out
 
@@ -51,7 +57,13 @@ def test_the_mean_of_pairs_at_the_end_and_half_way(more, mean, tmp_path, monkeyp
         (("fast", "other"), "has no rows of 'other'; it has fast, slow"),
     ],
 )
-def test_what_cannot_be_answered_is_said(words, said, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_answered_is_said(
+    words: tuple[object, ...],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit):
         _run(monkeypatch, _rows(tmp_path / "cells.jsonl"), *words)
     assert said in capsys.readouterr().err
