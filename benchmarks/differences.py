@@ -1,8 +1,9 @@
-"""Win rate on test of one method of a study minus that of any others, run by run, from its stored rows: the study's own
-table has each method against its `control` alone.
+"""Win rate on test, or return, of one method of a study minus that of any others, run by run, from its stored rows:
+the study's own table has each method against its `control` alone.
 
     python -m benchmarks.differences docs/results/table1.jsonl nlac rft grpo ppo
     python -m benchmarks.differences docs/results/table1.jsonl nlac 'no replay' --at 560    # on validation, half-way
+    python -m benchmarks.differences OUT/cells.jsonl td1 grpo --measure return                # where each turn pays
 
 Pairs of one task and seed. Two 95 % intervals: that of the study's table, by a bootstrap, and Student's, which is wider
 and by which the claims are decided (`flows/study/figures.py`; how often each covers the truth: `benchmarks/coverage.py`).
@@ -27,6 +28,7 @@ def main() -> None:
     parser.add_argument(
         "--at", type=float, metavar="EPISODES", help="validation after so many, in place of test at the end"
     )
+    parser.add_argument("--measure", choices=("win_rate", "return"), default="win_rate", help="what is compared")
     args = parser.parse_args()
     rows = [row for row in map(json.loads, args.rows.read_text("utf-8").splitlines()) if row["part"] == "table"]
     arms = {name: [row for row in rows if row["method"] == name] for name in (args.method, *args.others)}
@@ -34,8 +36,7 @@ def main() -> None:
         parser.error(
             f"{args.rows} has no rows of {missing[0]!r}; it has {', '.join(sorted({r['method'] for r in rows}))}"
         )
-    if args.at is not None:
-        arms = {name: [_at(row, args.at, parser) for row in found] for name, found in arms.items()}
+    arms = {name: [_measured(row, args.measure, args.at, parser) for row in found] for name, found in arms.items()}
     print("| task | minus | pairs | difference | Student's |\n|---|---|---|---|---|")
     for other in args.others:
         for task, found in differences(arms[args.method], arms[other]).items():
@@ -43,11 +44,16 @@ def main() -> None:
             print(f"| {task} | {other} | {len(found)} | {drawn} | {students} |")
 
 
-def _at(row: Row, episodes: float, parser: argparse.ArgumentParser) -> Row:
-    """The row with validation after so many episodes in place of the end on test."""
-    if episodes > (last := evaluated(row)[-1]["episodes"]):
-        parser.error(f"{row['method']} on seed {row['seed']} has {last:.0f} episodes: choose --at no later")
-    return row | {"final": at(evaluated(row), "episodes", episodes)}
+def _measured(row: Row, measure: str, episodes: float | None, parser: argparse.ArgumentParser) -> Row:
+    """The row with what is compared as its `final`: on test at the end, or on validation after so many episodes."""
+    where, curve = f"{row['method']} on seed {row['seed']}", evaluated(row)
+    if measure == "return" and "final_return" not in row:
+        parser.error(f"{where} was kept before rows had a return: run it again, or compare win rates")
+    if episodes is None:
+        return row | {"final": row["final_return" if measure == "return" else "final"]}
+    if episodes > (last := curve[-1]["episodes"]):
+        parser.error(f"{where} has {last:.0f} episodes: choose --at no later")
+    return row | {"final": at(curve, "episodes", episodes, measure)}
 
 
 if __name__ == "__main__":

@@ -76,6 +76,7 @@ class Stages:
             self.splits.append((context.config.split, context.iteration))
             rate = self.win_rates[context.iteration]
             metrics = {"evaluate/win_rate": rate, "evaluate/win_low": rate - 0.1, "evaluate/win_high": rate + 0.1}
+            metrics["evaluate/return"] = rate  # a win pays 1, and nothing else does
             return Outputs(metrics, self.episodes(context))
         return Outputs({f"{name}/episodes": 4.0, f"{name}/lr": context.config.lr}, files=files)
 

@@ -12,7 +12,9 @@ from benchmarks import differences
 
 
 def _rows(path: Path) -> Path:
-    """Two methods on two seeds: at the end on test .9 .8 and .6 .6; half-way, at 50 of 100 episodes, .4 .2 and .1 .1."""
+    """Two methods on two seeds: at the end on test .9 .8 and .6 .6; half-way, at 50 of 100 episodes, .4 .2 and .1 .1.
+    Returns are .4 of that.
+    """
     ends = {("fast", 1): (0.8, 0.9), ("fast", 2): (0.4, 0.8), ("slow", 1): (0.2, 0.6), ("slow", 2): (0.2, 0.6)}
     rows = [
         {
@@ -21,10 +23,11 @@ def _rows(path: Path) -> Path:
             "task": "desk",
             "seed": seed,
             "final": final,
+            "final_return": 0.4 * final,
             "curve": [
-                {"iteration": -1, "episodes": 0.0, "win_rate": 0.0},
-                {"iteration": 0, "episodes": 25.0, "win_rate": None},
-                {"iteration": 1, "episodes": 100.0, "win_rate": last},
+                {"iteration": -1, "episodes": 0.0, "win_rate": 0.0, "return": 0.0},
+                {"iteration": 0, "episodes": 25.0, "win_rate": None, "return": None},
+                {"iteration": 1, "episodes": 100.0, "win_rate": last, "return": 0.4 * last},
             ],
         }
         for (method, seed), (last, final) in ends.items()
@@ -38,7 +41,15 @@ def _run(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
     differences.main()
 
 
-@pytest.mark.parametrize(("more", "mean"), [((), "+0.25"), (("--at", 50), "+0.20")])
+@pytest.mark.parametrize(
+    ("more", "mean"),
+    [
+        ((), "+0.25"),
+        (("--at", 50), "+0.20"),
+        (("--measure", "return"), "+0.10"),
+        (("--measure", "return", "--at", 50), "+0.08"),
+    ],
+)
 def test_the_mean_of_pairs_at_the_end_and_half_way(
     more: tuple[object, ...],
     mean: str,
@@ -67,3 +78,13 @@ def test_what_cannot_be_answered_is_said(
     with pytest.raises(SystemExit):
         _run(monkeypatch, _rows(tmp_path / "cells.jsonl"), *words)
     assert said in capsys.readouterr().err
+
+
+def test_rows_of_before_returns_were_kept_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _rows(tmp_path / "cells.jsonl")
+    path.write_text(path.read_text("utf-8").replace('"final_return"', '"other"'), "utf-8")
+    with pytest.raises(SystemExit):
+        _run(monkeypatch, path, "fast", "slow", "--measure", "return")
+    assert "fast on seed 1 was kept before rows had a return: run it again" in capsys.readouterr().err

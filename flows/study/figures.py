@@ -76,11 +76,11 @@ def band(curves: Sequence[Sequence[Point]], axis: str) -> tuple[np.ndarray, np.n
     return xs, rates.mean(axis=0), low, high
 
 
-def at(curve: Sequence[Point], axis: str, x: float) -> float:
-    """Win rate at a cost, linear between evaluations; NaN beyond the last one."""
+def at(curve: Sequence[Point], axis: str, x: float, measure: str = "win_rate") -> float:
+    """Win rate, or return, at a cost, linear between evaluations; NaN beyond the last one."""
     if x > curve[-1][axis]:
         return math.nan
-    return float(np.interp(x, [point[axis] for point in curve], [point["win_rate"] for point in curve]))
+    return float(np.interp(x, [point[axis] for point in curve], [point[measure] for point in curve]))
 
 
 def checkpoints(rows: Sequence[Row], axis: str) -> list[float]:

@@ -1,4 +1,4 @@
-"""What is kept of a finished run: one line of JSON, with its win rates and what they cost, iteration by iteration. Ours.
+"""What is kept of a finished run: one line of JSON, with its win rates, returns and what they cost, iteration by iteration. Ours.
 
 The lines of docs/results/*.jsonl have this form; those of a study also say which cell of it they are.
 """
@@ -15,15 +15,18 @@ COSTS = ("episodes", "generated_tokens", "cpu_s", "stages_s")
 
 
 def row(summary: Mapping[str, Any], preset: str, seed: int, sets: Sequence[str], commit: str) -> Row:
-    """base, final: win rates of the test split. curve: validation win rate and cumulative cost, the base model first.
+    """base, final: win rates of the test split; final_return the mean return there, which is another figure where turns
+    pay by themselves. curve: validation win rate, mean return and cumulative cost, the base model first.
 
     summary: what `turnwise run --json` prints.
     """
     curve = []
     for point in summary["iterations"]:
         costs = {name: round(point["metrics"].get(f"pipeline/{name}", 0.0), 1) for name in COSTS}
-        curve.append({"iteration": point["iteration"], "win_rate": point["win_rate"], **costs})
-    ends = {"base": summary["base"]["win_rate"], "final": summary["final"]["win_rate"]}
+        rates = {"win_rate": point["win_rate"], "return": point["metrics"].get("evaluate/return")}
+        curve.append({"iteration": point["iteration"], **rates, **costs})
+    base, final = summary["base"], summary["final"]
+    ends = {"base": base["win_rate"], "final": final["win_rate"], "final_return": final["return"]}
     return {"preset": preset, "seed": seed, "sets": list(sets), "commit": commit, **ends, "curve": curve}
 
 

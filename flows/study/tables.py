@@ -75,14 +75,26 @@ def arms(study: Study, task: str, rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _results(study: Study, task: str, rows: Sequence[Row], chosen: Mapping[str, Setting]) -> Table:
+    found = arms(study, task, rows)
+    # Where only a win pays, and 1, it is the win rate again. Rows of before it was kept have none.
+    paid = any(row.get("final_return", row["final"]) != row["final"] for mine in found.values() for row in mine)
     lines = []
-    for method, mine in arms(study, task, rows).items():
+    for method, mine in found.items():
         final = [row["final"] for row in mine]
         base = f"{statistics.mean(row['base'] for row in mine):.2f}"
         by_seed = " ".join(f"{value:.2f}" for value in final)
-        lines.append([method, base, rate(stratified_mean([final])), by_seed, _setting_of(study, method, chosen)])
+        returns = [_return_of(mine)] if paid else []
+        setting = _setting_of(study, method, chosen)
+        lines.append([method, base, rate(stratified_mean([final])), by_seed, *returns, setting])
+    head = ("method", "base", "win rate", "by seed", *(["return"] if paid else []), "settings")
     note = "Test split, for the adapter of each run with the best validation win rate."
-    return Table(f"Results: {task}", ("method", "base", "win rate", "by seed", "settings"), lines, note)
+    return Table(f"Results: {task}", head, lines, note)
+
+
+def _return_of(rows: Sequence[Row]) -> str:
+    if any("final_return" not in row for row in rows):
+        return "–"
+    return rate(stratified_mean([[row["final_return"] for row in rows]]))
 
 
 def _setting_of(study: Study, method: str, chosen: Mapping[str, Setting]) -> str:

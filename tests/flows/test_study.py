@@ -231,6 +231,7 @@ def test_the_report_is_one_file_that_refers_to_nothing_outside_and_says_what_was
         "part": "table", "method": "rft", "task": "desk", "seed": 2, "base": 0.1, "final": 0.5, "sets": ["iterations=2", "method=rft"],
     }  # fmt: skip
     assert [point["win_rate"] for point in row["curve"]] == [0.1, 0.3, 0.5]
+    assert (row["final_return"], [point["return"] for point in row["curve"]]) == (0.5, [0.1, 0.3, 0.5])
 
 
 def rows_file(folder: Path, found: Any) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows import presets
-from flows.study import cells, design, finish
+from flows.study import cells, design, finish, tables
 from flows.study.rows import Row
 from stages.frame.types import UsageError
 
@@ -258,3 +258,22 @@ def test_only_some_cells_are_run_with_the_tuning_that_they_wait_for(
     assert {(cell.method, cell.task) for cell in table} == {
         (m, t) for m in tuned.methods for t in tuned.tasks if method in (m, "*") and t.startswith(task.rstrip("*"))
     }
+
+
+def test_a_return_that_is_no_win_rate_stands_beside_it(tmp_path: Path) -> None:
+    asked = design.read(
+        written(tmp_path, 'seeds = [4, 5]\n[methods.demo]\npreset = "demo"\n[methods.rft]\npreset = "demo_rft"')
+    )
+    point = {"iteration": 0, "win_rate": 0.5, "episodes": 1.0, "generated_tokens": 1.0, "cpu_s": 1.0}
+    kept = [
+        {"part": "table", "method": method, "task": "as preset", "seed": seed, "base": 0.0, "final": 0.5, "curve": [point],
+         "run": "r", "commit": "c", "final_return": paid}
+        for method, returns in (("demo", (0.5, 0.5)), ("rft", (0.6, 0.8)))
+        for seed, paid in zip((4, 5), returns, strict=True)
+    ]  # fmt: skip
+    head, lines = (found := tables.tables(asked, kept, {}, [])[0]).head, found.rows
+    assert [line[head.index("return")] for line in lines] == ["0.50 [0.50, 0.50]", "0.70 [0.60, 0.80]"]
+    assert "return" not in tables.tables(asked, kept[:2], {}, [])[0].head
+    before = [{key: value for key, value in row.items() if key != "final_return"} for row in kept[:2]]
+    first, _ = tables.tables(asked, before + kept[2:], {}, [])[0].rows
+    assert first[head.index("return")] == "–"
