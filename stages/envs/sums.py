@@ -3,8 +3,9 @@
     8, + 5, * 2.        8 + 5 = 13, 13 * 2 = 26
 
 The whole solution is one reply, or each step is a turn (`by`). Reward 1 at the end if the last number is the answer,
-else 0: only that counts, as in `math`, so that two slips can cancel out. Reward range: {0, 1}. Turn limit: 1, or one
-turn a step.
+else 0: only that counts, as in `math`, so that two slips can cancel out. With `pay` = "step" a share after each step
+that is right for the number before it, and slips do not cancel. Return: {0, 1}, or [0, 1]. Turn limit: 1, or one turn a
+step.
 Source: mathematics of arXiv 2512.04601 in miniature. [ours] Departures: generated problems, a fixed form of a solution,
 and with `by` = "step" the chain as turns.
 """
@@ -17,9 +18,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from stages.envs.arithmetic import Problem, apply
 from stages.envs.splits import check_split, deal, digest, draw
@@ -34,12 +35,17 @@ _EQUATION = re.compile(r"([0-9]{1,6}) ([-+*]) ([0-9]{1,3}) = ([0-9]{1,6})")
 _SOLUTION = re.compile(rf"{_EQUATION.pattern}(?:, {_EQUATION.pattern})*")
 
 By = Literal["reply", "step"]
+Pay = Literal["end", "step"]
 
 
 class Options(Config):
     """Which problems, how they are answered, and what is told."""
 
     by: By = Field("reply", description="A solution is one reply [paper], or each of its steps is a turn. [ours]")
+    pay: Pay = Field(
+        "end",
+        description="Reward 1 at the end [paper], or a share after each step that is right for the number before it. [ours]",
+    )
     steps: int = Field(3, ge=1, le=MOST_STEPS, description="Steps of a problem. [ours]")
     reveal: bool = Field(False, description="Tell the right answer after a wrong one. [ours; paper: no]")
     problems: int = Field(6000, ge=1, description="Generated problems; fewer where there are not so many. [ours]")
@@ -47,6 +53,12 @@ class Options(Config):
     test: float = Field(0.2, ge=0, le=1, description="Share of the problems in the test split. [ours]")
     validation: float = Field(0.1, ge=0, le=1, description="Share of the problems in the validation split. [ours]")
     split_seed: int = Field(0, description="Another number deals the problems to the splits anew. [ours]")
+
+    @model_validator(mode="after")
+    def _each_paid_step_is_a_turn(self) -> Self:
+        if self.pay == "step" and self.by != "step":
+            raise ValueError('pay: wanted by = "step" with pay = "step", so that a step is a turn, found by = "reply"')
+        return self
 
 
 OPTIONS = Options
@@ -85,13 +97,20 @@ class Sums:
         if self._problem is None:
             raise RuntimeError("sums: there is no problem, or it is answered; call reset first")
         problem, action = self._problem, parse_react(str(message.get("content") or ""))[1]
-        result = read(action, self._options.by, problem, self._said)
-        self._said.append(result)
+        self._said.append(result := read(action, self._options.by, problem, self._said))
+        by_step = self._options.pay == "step"
+        share = _sound(problem, self._said) / len(problem.steps) if by_step else 0.0
         if self._options.by == "step" and len(self._said) < len(problem.steps):
-            return _say(noted(result, problem.steps[len(self._said)]))
+            return _say(noted(result, problem.steps[len(self._said)]), reward=share)
         self._problem, right = None, result == problem.answer
         told = problem.answer if self._options.reveal and not right else None
-        return _say(judged(result, right, told), reward=float(right), terminated=True)
+        return _say(judged(result, right, told), reward=share if by_step else float(right), terminated=True)
+
+
+def _sound(problem: Problem, said: Sequence[int]) -> bool:
+    """The last of the results is right for the number before it."""
+    before = said[-2] if len(said) > 1 else problem.start
+    return apply(before, *problem.steps[len(said) - 1]) == said[-1]
 
 
 def _say(text: str, *, reward: float = 0.0, terminated: bool = False) -> Step:
@@ -155,10 +174,13 @@ def problem_of(scenario: Scenario) -> Problem:
 
 def truth(options: Mapping[str, Any], scenario: Scenario, actions: Sequence[str]) -> Truth:
     """The truth about the last of `actions`, given those before it. Raises Malformed as the problem would."""
-    by, problem, said = Options(**options).by, problem_of(scenario), list[int]()
+    opts, problem, said = Options(**options), problem_of(scenario), list[int]()
     for action in actions:
-        said.append(read(action, by, problem, said))
-    rest = problem.steps[len(said) :] if by == "step" else ()
+        said.append(read(action, opts.by, problem, said))
+    rest = problem.steps[len(said) :] if opts.by == "step" else ()
+    if opts.pay == "step":
+        sound = _sound(problem, said)
+        return Truth(sound, (len(rest) + sound) / len(problem.steps), problem.answer)
     right = functools.reduce(lambda value, one: apply(value, *one), rest, said[-1]) == problem.answer
     return Truth(right, float(right), problem.answer)
 

@@ -52,6 +52,37 @@ def test_a_step_goes_on_from_the_number_that_was_said_not_from_the_right_one() -
     assert told(env.step(said("12 * 2 = 26"))) == ("26 is right.", 1.0, True)
 
 
+def test_each_step_is_paid_by_the_number_before_it_and_slips_do_not_cancel() -> None:
+    env = begun(by="step", pay="step")
+    assert told(env.step(said("8 + 5 = 12"))) == ("12, now * 2.", 0.0, False)
+    assert told(env.step(said("12 * 2 = 24"))) == ("24 is wrong.", 0.5, True)
+    env = begun(by="step", pay="step")
+    assert told(env.step(said("8 + 5 = 13"))) == ("13, now * 2.", 0.5, False)
+    assert told(env.step(said("13 * 2 = 26"))) == ("26 is right.", 0.5, True)
+    env = begun(by="step", pay="step")
+    env.step(said("8 + 5 = 12"))
+    assert told(env.step(said("12 * 2 = 26"))) == ("26 is right.", 0.0, True)
+
+
+def test_only_a_step_that_is_a_turn_is_paid_by_itself() -> None:
+    with pytest.raises(UsageError, match='pay: wanted by = "step" with pay = "step"'):
+        envs.make_env("sums", {"pay": "step"})
+
+
+@pytest.mark.parametrize(
+    ("actions", "optimal", "q"),
+    [
+        (["8 + 5 = 13"], True, 1.0),
+        (["8 + 5 = 12"], False, 0.5),
+        (["8 + 5 = 12", "12 * 2 = 24"], True, 0.5),
+        (["8 + 5 = 12", "12 * 2 = 26"], False, 0.0),
+    ],
+)
+def test_q_of_a_paid_step_is_what_it_and_those_to_come_can_pay(actions: list[str], optimal: bool, q: float) -> None:
+    found = sums.truth({"by": "step", "pay": "step"}, SCENARIO, actions)
+    assert (found.optimal, found.q) == (optimal, q)
+
+
 @pytest.mark.parametrize("action", ["26", "8 + 5 = 13 , 13 * 2 = 26", "8 + 5 = 13,", "8 / 2 = 4", "8 + 5 = 13."])
 def test_a_solution_that_is_no_equations_is_unreadable(action: str) -> None:
     with pytest.raises(Malformed, match=r"^not understood\.$"):
