@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from scipy.stats import ttest_1samp, ttest_ind
 
+from flows.study import page
 from flows.study.figures import (
     at,
     band,
@@ -128,3 +129,13 @@ def test_pairs_that_move_together_have_a_narrower_interval_than_their_arms() -> 
     mine = [row(0.0, rate, seed=i) for i, rate in enumerate(EASY)]
     paired, alone = stratified_mean(list(differences(mine, controls).values())), stratified_mean([EASY])
     assert paired.high - paired.low < 1e-9 < 0.1 < alone.high - alone.low
+
+
+@pytest.mark.parametrize(("dear", "scale"), [(100.0, "linear"), (1000.0, "log")])
+def test_costs_that_are_far_apart_are_drawn_by_doublings(dear: float, scale: str) -> None:
+    from matplotlib.figure import Figure
+
+    axes = Figure().subplots()
+    page._scale(axes, "episodes", [curve(0.0, 0.5, 0.9), curve(0.0, 0.5, 0.9, each=dear)])
+    assert axes.get_xscale() == scale
+    assert axes.get_xlim()[0] == (100.0 if scale == "log" else 0.0)
