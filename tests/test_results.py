@@ -18,6 +18,7 @@ from flows.study.rows import Row, evaluated
 STUDIES = (
     "The claims",
     "Table 1",
+    "Frozen episodes",
     "Horizon",
     "The ladder",
     "A critic that is a number",
@@ -29,7 +30,7 @@ STUDIES = (
 """Sections whose intervals are of win rates; of the claims the table of methods, before that of the verdicts."""
 NUMBER = r"([+-]?\d?\.\d\d)"
 QUOTED = re.compile(rf"{NUMBER} \[{NUMBER}, {NUMBER}\]")
-STUDENTS = re.compile(rf"{NUMBER} \[[^]]*\], t \[{NUMBER}, {NUMBER}\]")
+STUDENTS = re.compile(rf"{NUMBER}(?: \[[^]]*\])?, t \[{NUMBER}, {NUMBER}\]")
 SEEDS = re.compile(r"(?<![\w.])(?:\d?\.\d\d ){2,4}\d?\.\d\d(?![\w.])")
 ROUNDED = 0.0051  # two digits, and what binary makes of them
 
@@ -49,22 +50,33 @@ def rows_of(section: str) -> list[Row]:
     return sorted(cells.values(), key=lambda row: row["seed"])
 
 
-def samples(rows: list[Row], episodes: set[int]) -> Iterator[list[list[float]]]:
-    """What an interval may be of, by task one number a seed: win rates on test, on validation after so many episodes and
-    at the end, and what one method has over another, run by run; of all seeds and of the first three.
+def measured(rows: list[Row], episodes: set[int]) -> Iterator[list[Row]]:
+    """The rows with what may be compared as their `final`: on test, on validation at the end and after so many episodes,
+    wins and, where rows have them, returns; and the base's wins.
     """
-    arms: dict[tuple[str, str], list[Row]] = {}
+    yield rows
+    yield [row | {"final": row["base"]} for row in rows]
+    with_return = [row for row in rows if "final_return" in row]
+    yield [row | {"final": row["final_return"]} for row in with_return]
+    for measure, some in (("win_rate", rows), ("return", with_return)):
+        yield [row | {"final": evaluated(row)[-1][measure]} for row in some]
+        for x in episodes:
+            yield [row | {"final": at(evaluated(row), "episodes", x, measure)} for row in some]
+
+
+def samples(rows: list[Row]) -> Iterator[list[list[float]]]:
+    """What an interval may be of, by task one number a seed: of one method, and what one has over another, run by run;
+    of all seeds and of the first three.
+    """
+    arms: dict[str, list[Row]] = {}
+    by_task: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        arms.setdefault((row["method"], row["task"]), []).append(row)
-    for arm in arms.values():
-        for some in (arm, arm[:3]):
-            yield [[row["final"] for row in some]]
-            yield [[row["base"] for row in some]]
-            yield [[evaluated(row)[-1]["win_rate"] for row in some]]
-            yield from ([[at(evaluated(row), "episodes", x) for row in some]] for x in episodes)
-    methods = sorted({row["method"] for row in rows})
-    for one, other in permutations(methods, 2):
-        found = differences(*([row for row in rows if row["method"] == name] for name in (one, other)))
+        arms.setdefault(row["method"], []).append(row)
+        by_task.setdefault((row["method"], row["task"]), []).append(row)
+    for arm in by_task.values():
+        yield from ([[row["final"] for row in some]] for some in (arm, arm[:3]))
+    for one, other in permutations(sorted(arms), 2):
+        found = differences(arms[one], arms[other])
         yield from ([some] for values in found.values() for some in (values, values[:3]))
         if len(found) > 1:
             yield list(found.values())
@@ -78,7 +90,10 @@ def unfounded(section: str, rows: list[Row]) -> list[str]:
     """The intervals and rows by seed in a section that no sample of its rows has."""
     episodes = {int(found.replace(",", "")) for found in re.findall(r"(\d[\d,]*) episodes", section)}
     known = [
-        sample for sample in samples(rows, episodes) if len(sample[0]) > 1 and not math.isnan(sum(map(sum, sample)))
+        sample
+        for some in measured(rows, episodes)
+        for sample in samples(some)
+        if len(sample[0]) > 1 and not math.isnan(sum(map(sum, sample)))
     ]
     by_mean: dict[int, list[list[list[float]]]] = {}
     for sample in known:
