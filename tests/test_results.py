@@ -19,6 +19,7 @@ STUDIES = (
     "The claims",
     "Table 1",
     "Frozen episodes",
+    "Sweeps",
     "Horizon",
     "The ladder",
     "A critic that is a number",
