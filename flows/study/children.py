@@ -59,7 +59,7 @@ def command(cell: Cell) -> list[str]:
 
 def _start(cell: Cell, home: Path, *, plain: bool) -> Leashed:
     name = re.sub(r"[^\w.=-]+", "-", f"{cell.part} {cell.title}")[:NAME]
-    log = home / "data" / "study" / f"{name}.log"
+    log = home / "data" / "study" / f"{name}.{os.getpid()}.log"  # another study may run the same cell
     how = ["--home", str(home), "--quiet", "--json", *(["--plain"] if plain else [])]
     # One thread a run: the cores are shared by the runs.
     return Leashed([*TURNWISE, *command(cell), *how], log=log, env={"OMP_NUM_THREADS": "1", **os.environ})
