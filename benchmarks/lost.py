@@ -19,25 +19,18 @@ from benchmarks.desk_run import desk_run
 from benchmarks.passes import table_head, table_row
 from stages.envs import service_desk as desk
 from stages.frame.react import parse_react
-from stages.frame.types import Malformed, Row, Scenario
+from stages.frame.types import Malformed, Row
 from stages.play.transitions import Transition, transitions
 
 UNREAD = "not understood"
 
 
-def faults(actions: Iterable[str], scenario: Scenario, options: desk.Options) -> set[str]:
-    """The steps of one visit at which a wrong option was chosen, and UNREAD where a turn was not understood."""
-    found, done = set[str](), list[str]()
-    for action in actions:
-        try:
-            right = desk.truth(options.model_dump(), scenario, [*done, action]).optimal
-        except Malformed:  # it was answered with a hint, and the step stayed
-            found.add(UNREAD)
-            continue
-        done.append(action)
-        if not right:
-            found.add(action.split()[0])
-    return found
+def fault(t: Transition, options: desk.Options) -> str:
+    """The step at which a wrong option was chosen, UNREAD where the turn was not understood, "" where it was right."""
+    if t.malformed:
+        return UNREAD
+    known = options.model_dump(), t.scenario, [*t.past_actions, t.action]
+    return "" if desk.truth(*known).optimal else t.action.split()[0]
 
 
 def taught(judgements: Iterable[Row]) -> Counter[str]:
@@ -57,14 +50,9 @@ def main() -> None:
     steps = [tool for tool, _, _ in desk.steps_of(options)]
     table_head("iteration", *(f"{tool} wrong" for tool in steps), UNREAD, *(f"{tool} taught" for tool in steps))
     for i, runs in enumerate(iterations, -1):
-        visits: dict[str, list[Transition]] = {}
-        for t in sorted(transitions(replay, [runs["evaluate"]]), key=lambda t: t.key):
-            visits.setdefault(t.episode_id, []).append(t)
-        wrong = Counter(
-            fault
-            for turns in visits.values()
-            for fault in faults((t.action for t in turns), turns[0].scenario, options)
-        )
+        turns = transitions(replay, [runs["evaluate"]])
+        visits = {t.episode_id for t in turns}
+        wrong = Counter(name for _, name in {(t.episode_id, fault(t, options)) for t in turns})
         labels = taught(replay.rows("judgements", [runs["refine"]])) if "refine" in runs else Counter[str]()
         shares = (f"{wrong[name] / max(1, len(visits)):.2f}" for name in (*steps, UNREAD))
         table_row("base" if i < 0 else i, *shares, *(labels[tool] for tool in steps))

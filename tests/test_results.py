@@ -53,10 +53,9 @@ def rows_of(section: str) -> list[Row]:
 
 def measured(rows: list[Row], episodes: set[int]) -> Iterator[list[Row]]:
     """The rows with what may be compared as their `final`: on test, on validation at the end and after so many episodes,
-    wins and, where rows have them, returns; and the base's wins.
+    wins and, where rows have them, returns.
     """
     yield rows
-    yield [row | {"final": row["base"]} for row in rows]
     with_return = [row for row in rows if "final_return" in row]
     yield [row | {"final": row["final_return"]} for row in with_return]
     for measure, some in (("win_rate", rows), ("return", with_return)):
@@ -66,7 +65,7 @@ def measured(rows: list[Row], episodes: set[int]) -> Iterator[list[Row]]:
 
 
 def samples(rows: list[Row]) -> Iterator[list[list[float]]]:
-    """What an interval may be of, by task one number a seed: of one method, and what one has over another, run by run;
+    """What an interval may be of, by task one number a seed: of one method or its base, and what one has over another, run by run;
     of all seeds and of the first three.
     """
     arms: dict[str, list[Row]] = {}
@@ -75,7 +74,7 @@ def samples(rows: list[Row]) -> Iterator[list[list[float]]]:
         arms.setdefault(row["method"], []).append(row)
         by_task.setdefault((row["method"], row["task"]), []).append(row)
     for arm in by_task.values():
-        yield from ([[row["final"] for row in some]] for some in (arm, arm[:3]))
+        yield from ([[row[what] for row in some]] for some in (arm, arm[:3]) for what in ("final", "base"))
     for one, other in permutations(sorted(arms), 2):
         found = differences(arms[one], arms[other])
         yield from ([some] for values in found.values() for some in (values, values[:3]))

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from waiting import until
 
 from flows.study import children
 
@@ -19,6 +20,5 @@ def test_two_studies_that_run_one_cell_at_once_end_it_both(tmp_path: Path, monke
     for process in (1, 2):  # one after the other, as two commands would be
         monkeypatch.setattr("os.getpid", lambda process=process: process)
         started.append(children._start(cell, tmp_path, plain=True))
-    while any(child.running() for child in started):
-        pass
+    assert until(lambda: not any(child.running() for child in started))
     assert [children._ended(child) for child in started] == ["", ""]
