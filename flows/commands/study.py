@@ -125,5 +125,10 @@ def _state(cell: Cell, state: str, found: Mapping[str, str | Row]) -> dict[str, 
 def _ending(kept: keep.Kept, missing: Sequence[str], report: Path) -> list[str]:
     tables = kept.files["table.md"].read_text(encoding="utf-8")
     how = "reused, all of it was there" if kept.reused else "kept"
-    lines = [tables, *(f"missing: {one}" for one in missing)]
+    # What was not come to may be most of a study, and stands in the table: what went wrong must not drown in it.
+    lines = [tables, *(f"missing: {one}" for one in missing if not one.endswith(f": {finish.NOT_RUN}"))]
+    if left := sum(one.endswith(f": {finish.NOT_RUN}") for one in missing):
+        lines.append(
+            f"{left} runs not run yet (they are listed above, under Missing runs): the same command without --only and --jobs 0 runs them"
+        )
     return [*lines, f"study {kept.run_id[:8]} {how}. Look: {report}; with its other files in the browser: turnwise ui"]

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from flows.study.rows import Row
     from stages.store.workspace import Workspace
 
+NOT_RUN = "not run"
+"""Why a cell has no result that was left out, or not come to."""
+
 
 @dataclass(frozen=True)
 class Done:
@@ -119,5 +122,5 @@ def _done(cell: Cell, found: Mapping[str, str | Row], said: dict[str, str], benc
     if cell.key in found:
         return Done(cell, cells.row_of(cell, found[cell.key], bench.workspace))
     if cell.key not in said:
-        return Done(cell, None, "not run")
+        return Done(cell, None, NOT_RUN)
     return Done(cell, None, said[cell.key] or "it ended well, and left no run that can be found again", failed=True)

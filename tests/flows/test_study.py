@@ -181,6 +181,11 @@ def test_only_some_cells_are_run_and_the_others_are_named_as_missing(project: Pa
     before = runs(project)
     status, again, _ = study(project, "--jobs", "0")  # as while another process is at it, or after one was stopped
     assert (status, rows_of(again), runs(project)) == (0, rows_of(found), before)
+    status, printed, _ = shell(f"{TURNWISE} study study.toml --home {project} --plain --jobs 0", project)
+    last = printed.rstrip().splitlines()[-3:]
+    assert (status, last[0]) == (0, "missing: nlac: not tuned, for want of runs")
+    assert last[1].startswith(f"{N_TUNING} runs not run yet")
+    assert "missing: nlac / desk" not in printed  # each is in the table
     assert study(project, "--jobs", "-1")[0] == 2
 
 
