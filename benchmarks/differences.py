@@ -3,7 +3,8 @@ the study's own table has each method against its `control` alone.
 
     python -m benchmarks.differences docs/results/table1.jsonl nlac rft grpo ppo
     python -m benchmarks.differences docs/results/table1.jsonl nlac 'no replay' --at 560    # on validation, half-way
-    python -m benchmarks.differences OUT/cells.jsonl td1 grpo --measure return                # where each turn pays
+    python -m benchmarks.differences docs/results/self_ac.jsonl td_mean grpo --task '8 steps, each paid' --axis cpu_s --at 240
+    python -m benchmarks.differences docs/results/self_ac.jsonl td1 grpo --measure return     # where each turn pays
 
 Pairs of one task and seed. Two 95 % intervals: that of the study's table, by a bootstrap, and Student's, which is wider
 and by which the claims are decided (`flows/study/figures.py`; how often each covers the truth: `benchmarks/coverage.py`).
@@ -15,7 +16,7 @@ import argparse
 import json
 from pathlib import Path
 
-from flows.study.figures import at, differences, stratified_mean, students_mean
+from flows.study.figures import AXES, at, differences, stratified_mean, students_mean
 from flows.study.rows import Row, evaluated
 from flows.study.tables import rate
 
@@ -26,17 +27,22 @@ def main() -> None:
     parser.add_argument("method")
     parser.add_argument("others", nargs="+")
     parser.add_argument(
-        "--at", type=float, metavar="EPISODES", help="validation after so many, in place of test at the end"
+        "--at", type=float, metavar="COST", help="validation after so many episodes, in place of test at the end"
     )
+    parser.add_argument("--axis", choices=AXES, default="episodes", help="what --at counts (default: episodes)")
+    parser.add_argument("--task", help="this one alone (default: each task of the rows)")
     parser.add_argument("--measure", choices=("win_rate", "return"), default="win_rate", help="what is compared")
     args = parser.parse_args()
     rows = [row for row in map(json.loads, args.rows.read_text("utf-8").splitlines()) if row["part"] == "table"]
+    if args.task not in (None, *(tasks := {row["task"] for row in rows})):
+        parser.error(f"{args.rows} has no task {args.task!r}; it has {', '.join(sorted(tasks))}")
+    rows = [row for row in rows if args.task in (None, row["task"])]
     arms = {name: [row for row in rows if row["method"] == name] for name in (args.method, *args.others)}
     if missing := [name for name, found in arms.items() if not found]:
         parser.error(
             f"{args.rows} has no rows of {missing[0]!r}; it has {', '.join(sorted({r['method'] for r in rows}))}"
         )
-    arms = {name: [_measured(row, args.measure, args.at, parser) for row in found] for name, found in arms.items()}
+    arms = {name: [_measured(row, args, parser) for row in found] for name, found in arms.items()}
     print("| task | minus | pairs | difference | Student's |\n|---|---|---|---|---|")
     for other in args.others:
         for task, found in differences(arms[args.method], arms[other]).items():
@@ -44,16 +50,16 @@ def main() -> None:
             print(f"| {task} | {other} | {len(found)} | {drawn} | {students} |")
 
 
-def _measured(row: Row, measure: str, episodes: float | None, parser: argparse.ArgumentParser) -> Row:
-    """The row with what is compared as its `final`: on test at the end, or on validation after so many episodes."""
+def _measured(row: Row, args: argparse.Namespace, parser: argparse.ArgumentParser) -> Row:
+    """The row with what is compared as its `final`: on test at the end, or on validation at a cost."""
     where, curve = f"{row['method']} on seed {row['seed']}", evaluated(row)
-    if measure == "return" and "final_return" not in row:
+    if args.measure == "return" and "final_return" not in row:
         parser.error(f"{where} was kept before rows had a return: run it again, or compare win rates")
-    if episodes is None:
-        return row | {"final": row["final_return" if measure == "return" else "final"]}
-    if episodes > (last := curve[-1]["episodes"]):
-        parser.error(f"{where} has {last:.0f} episodes: choose --at no later")
-    return row | {"final": at(curve, "episodes", episodes, measure)}
+    if args.at is None:
+        return row | {"final": row["final_return" if args.measure == "return" else "final"]}
+    if args.at > (last := curve[-1][args.axis]):
+        parser.error(f"{where} has {last:.0f} {AXES[args.axis]}: choose --at no later")
+    return row | {"final": at(curve, args.axis, args.at, args.measure)}
 
 
 if __name__ == "__main__":

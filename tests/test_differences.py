@@ -25,9 +25,9 @@ def _rows(path: Path) -> Path:
             "final": final,
             "final_return": 0.4 * final,
             "curve": [
-                {"iteration": -1, "episodes": 0.0, "win_rate": 0.0, "return": 0.0},
-                {"iteration": 0, "episodes": 25.0, "win_rate": None, "return": None},
-                {"iteration": 1, "episodes": 100.0, "win_rate": last, "return": 0.4 * last},
+                {"iteration": -1, "episodes": 0.0, "cpu_s": 0.0, "win_rate": 0.0, "return": 0.0},
+                {"iteration": 0, "episodes": 25.0, "cpu_s": 3.0, "win_rate": None, "return": None},
+                {"iteration": 1, "episodes": 100.0, "cpu_s": 8.0, "win_rate": last, "return": 0.4 * last},
             ],
         }
         for (method, seed), (last, final) in ends.items()
@@ -46,6 +46,8 @@ def _run(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
     [
         ((), "+0.25"),
         (("--at", 50), "+0.20"),
+        (("--axis", "cpu_s", "--at", 4), "+0.20"),
+        (("--task", "desk"), "+0.25"),
         (("--measure", "return"), "+0.10"),
         (("--measure", "return", "--at", 50), "+0.08"),
     ],
@@ -65,6 +67,8 @@ def test_the_mean_of_pairs_at_the_end_and_half_way(
     ("words", "said"),
     [
         (("fast", "slow", "--at", 200), "fast on seed 1 has 100 episodes: choose --at no later"),
+        (("fast", "slow", "--axis", "cpu_s", "--at", 9), "fast on seed 1 has 8 CPU seconds: choose --at no later"),
+        (("fast", "slow", "--task", "vault"), "has no task 'vault'; it has desk"),
         (("fast", "other"), "has no rows of 'other'; it has fast, slow"),
     ],
 )

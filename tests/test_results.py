@@ -20,6 +20,7 @@ STUDIES = (
     "Table 1",
     "Frozen episodes",
     "Sweeps",
+    "Self-AC: credit by turn",
     "Horizon",
     "The ladder",
     "A critic that is a number",
@@ -51,17 +52,18 @@ def rows_of(section: str) -> list[Row]:
     return sorted(cells.values(), key=lambda row: row["seed"])
 
 
-def measured(rows: list[Row], episodes: set[int]) -> Iterator[list[Row]]:
-    """The rows with what may be compared as their `final`: on test, on validation at the end and after so many episodes,
-    wins and, where rows have them, returns.
+def measured(rows: list[Row], costs: dict[str, set[int]]) -> Iterator[list[Row]]:
+    """The rows with what may be compared as their `final`: on test, on validation at the end and after so many episodes or
+    CPU seconds, wins and, where rows have them, returns.
     """
     yield rows
     with_return = [row for row in rows if "final_return" in row]
     yield [row | {"final": row["final_return"]} for row in with_return]
     for measure, some in (("win_rate", rows), ("return", with_return)):
         yield [row | {"final": evaluated(row)[-1][measure]} for row in some]
-        for x in episodes:
-            yield [row | {"final": at(evaluated(row), "episodes", x, measure)} for row in some]
+        for axis, at_costs in costs.items():
+            for x in at_costs:
+                yield [row | {"final": at(evaluated(row), axis, x, measure)} for row in some]
 
 
 def samples(rows: list[Row]) -> Iterator[list[list[float]]]:
@@ -88,10 +90,13 @@ def close(quoted: tuple[float, ...], found: tuple[float, ...]) -> bool:
 
 def unfounded(section: str, rows: list[Row]) -> list[str]:
     """The intervals and rows by seed in a section that no sample of its rows has."""
-    episodes = {int(found.replace(",", "")) for found in re.findall(r"(\d[\d,]*) episodes", section)}
+    costs = {
+        axis: {int(found.replace(",", "")) for found in re.findall(rf"(\d[\d,]*) {name}", section)}
+        for axis, name in (("episodes", "episodes"), ("cpu_s", "CPU seconds"))
+    }
     known = [
         sample
-        for some in measured(rows, episodes)
+        for some in measured(rows, costs)
         for sample in samples(some)
         if len(sample[0]) > 1 and not math.isnan(sum(map(sum, sample)))
     ]
