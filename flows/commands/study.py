@@ -50,7 +50,7 @@ def study(args: Namespace) -> int:
         told = {"run_id": kept.run_id, "reused": kept.reused, "chosen": found.chosen, "missing": found.missing}
         emit({**told, "files": [str(path) for path in files.values()]})
     else:
-        print("\n".join(_ending(kept, found.missing, files["report.html"])))
+        print("\n".join(_ending(found, files["report.html"])))
     return 1 if found.failed else 0
 
 
@@ -122,13 +122,15 @@ def _state(cell: Cell, state: str, found: Mapping[str, str | Row]) -> dict[str, 
     }
 
 
-def _ending(kept: keep.Kept, missing: Sequence[str], report: Path) -> list[str]:
-    tables = kept.files["table.md"].read_text(encoding="utf-8")
-    how = "reused, all of it was there" if kept.reused else "kept"
+def _ending(found: finish.Studied, report: Path) -> list[str]:
+    tables = found.kept.files["table.md"].read_text(encoding="utf-8")
+    how = "reused, all of it was there" if found.kept.reused else "kept"
     # What was not come to may be most of a study, and stands in the table: what went wrong must not drown in it.
-    lines = [tables, *(f"missing: {one}" for one in missing if not one.endswith(f": {finish.NOT_RUN}"))]
-    if left := sum(one.endswith(f": {finish.NOT_RUN}") for one in missing):
+    lines = [tables, *(f"missing: {one}" for one in found.missing if one not in found.unrun)]
+    if found.unrun:
         lines.append(
-            f"{left} runs not run yet (they are listed above, under Missing runs): the same command without --only and --jobs 0 runs them"
+            f"{len(found.unrun)} runs not run yet (they are listed above, under Missing runs): "
+            "the same command without --only and --jobs 0 runs them"
         )
-    return [*lines, f"study {kept.run_id[:8]} {how}. Look: {report}; with its other files in the browser: turnwise ui"]
+    run = found.kept.run_id[:8]
+    return [*lines, f"study {run} {how}. Look: {report}; with its other files in the browser: turnwise ui"]

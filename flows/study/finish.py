@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from flows.study.rows import Row
     from stages.store.workspace import Workspace
 
-NOT_RUN = "not run"
-"""Why a cell has no result that was left out, or not come to."""
-
 
 @dataclass(frozen=True)
 class Done:
@@ -29,6 +26,10 @@ class Done:
     row: Row | None
     why: str = ""
     failed: bool = False
+
+    @property
+    def line(self) -> str:
+        return f"{self.cell.title}: {self.why}"
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Studied:
     rows: Sequence[Row]
     chosen: Mapping[str, Setting]
     missing: Sequence[str]  # each run without a result, and why
+    unrun: Sequence[str]  # those of them that were left out, or not come to
     failed: int  # runs that ended without one
     kept: keep.Kept
 
@@ -65,11 +67,12 @@ def run_study(asked: Study, bench: Bench) -> Studied:
     table, waiting = cells.with_episodes(asked, planned, played)
     done = [*tuned, *finish(asked, table, bench)]
     rows = [one.row for one in done if one.row]
-    missing = [f"{one.cell.title}: {one.why}" for one in done if not one.row]
+    missing = [one.line for one in done if not one.row]
     missing += [f"{name}: not tuned, for want of runs" for name in asked.tuned if name not in chosen]
     missing += [f"{cell.title}: the episodes of {asked.source} are missing" for cell in waiting]
     failed = sum(one.failed for one in done)
-    return Studied(rows, chosen, missing, failed, bench.book.keep(rows, chosen, missing, failed))
+    unrun = [one.line for one in done if not one.row and not one.failed]
+    return Studied(rows, chosen, missing, unrun, failed, bench.book.keep(rows, chosen, missing, failed))
 
 
 def is_meant(asked: Study, cell: Cell, only: Sequence[str]) -> bool:
@@ -122,5 +125,5 @@ def _done(cell: Cell, found: Mapping[str, str | Row], said: dict[str, str], benc
     if cell.key in found:
         return Done(cell, cells.row_of(cell, found[cell.key], bench.workspace))
     if cell.key not in said:
-        return Done(cell, None, NOT_RUN)
+        return Done(cell, None, "not run")
     return Done(cell, None, said[cell.key] or "it ended well, and left no run that can be found again", failed=True)
