@@ -3,7 +3,7 @@ the study's own table has each method against its `control` alone.
 
     python -m benchmarks.differences docs/results/table1.jsonl nlac rft grpo ppo
     python -m benchmarks.differences docs/results/table1.jsonl nlac 'no replay' --at 560    # on validation, half-way
-    python -m benchmarks.differences docs/results/self_ac.jsonl td_mean grpo --task '8 steps, each paid' --axis cpu_s --at 240
+    python -m benchmarks.differences docs/results/self_ac.jsonl td_mean grpo --task '8 steps, each paid' --axis cpu_s --at 236
     python -m benchmarks.differences docs/results/self_ac.jsonl td1 grpo --measure return     # where each turn pays
 
 Pairs of one task and seed. Two 95 % intervals: that of the study's table, by a bootstrap, and Student's, which is wider
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("method")
     parser.add_argument("others", nargs="+")
     parser.add_argument(
-        "--at", type=float, metavar="COST", help="validation after so many episodes, in place of test at the end"
+        "--at", type=float, metavar="COST", help="validation after so much of --axis, in place of test at the end"
     )
     parser.add_argument("--axis", choices=AXES, default="episodes", help="what --at counts (default: episodes)")
     parser.add_argument("--task", help="this one alone (default: each task of the rows)")
