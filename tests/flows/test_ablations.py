@@ -86,7 +86,9 @@ def test_where_there_is_no_critic_the_policy_takes_fewer_steps_and_one_arm_of_th
     assert counts(found["hindsight"])["distill"][1] == counts(found["nlac"])["distill"][1]
     assert "critic" not in counts(found["hindsight"])
     found = arms("ladder.toml", "fault")
-    steps = [sum(one for _, one in counts(found[arm]).values()) for arm in ("hindsight, as many steps", "nlac, ungated")]
+    steps = [
+        sum(one for _, one in counts(found[arm]).values()) for arm in ("hindsight, as many steps", "nlac, ungated")
+    ]
     assert steps[0] == pytest.approx(steps[1], rel=0.05)
 
 
