@@ -101,8 +101,9 @@ def test_without_replay_there_are_a_tenth_fewer_targets() -> None:
 
 @pytest.mark.parametrize(("sweeps", "steps"), [(2, 560), (4, 672), (8, 896)])
 def test_sweeps_share_targets_and_the_last_batch_of_each_is_what_is_left_over(sweeps: int, steps: int) -> None:
-    run, one = presets.load(f"demo_sweeps_{sweeps}"), presets.load("demo_one_step")
-    assert run.iterations == sweeps * one.iterations  # type: ignore[attr-defined]
-    assert run.targets.transitions * sweeps == one.targets.transitions  # type: ignore[attr-defined]
+    run: Any = presets.load(f"demo_sweeps_{sweeps}")
+    one: Any = presets.load("demo_one_step")
+    assert run.iterations == sweeps * one.iterations
+    assert run.targets.transitions * sweeps == one.targets.transitions
     assert (counts(one)["critic"][1], counts(run)["critic"][1]) == (560, steps)
     assert counts(run)["distill"] == counts(one)["distill"]
