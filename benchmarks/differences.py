@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from pathlib import Path
 
 from flows.study.figures import AXES, at, differences, stratified_mean, students_mean
@@ -42,6 +43,9 @@ def main() -> None:
         parser.error(
             f"{args.rows} has no rows of {missing[0]!r}; it has {', '.join(sorted({r['method'] for r in rows}))}"
         )
+    if twice := [one for one, n in Counter((row["method"], row["task"], row["seed"]) for row in rows).items() if n > 1]:
+        method, task, seed = twice[0]
+        parser.error(f"{args.rows} has {method} / {task} / seed {seed} more than once: keep one run of it")
     arms = {name: [_measured(row, args, parser) for row in found] for name, found in arms.items()}
     print("| task | minus | pairs | difference | Student's |\n|---|---|---|---|---|")
     for other in args.others:

@@ -84,6 +84,17 @@ def test_what_cannot_be_answered_is_said(
     assert said in capsys.readouterr().err
 
 
+def test_a_cell_that_is_there_twice_is_no_second_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _rows(tmp_path / "cells.jsonl")
+    text = path.read_text("utf-8")
+    path.write_text(text + "\n" + text.splitlines()[0], "utf-8")
+    with pytest.raises(SystemExit):
+        _run(monkeypatch, path, "fast", "slow")
+    assert "has fast / desk / seed 1 more than once: keep one run of it" in capsys.readouterr().err
+
+
 def test_rows_of_before_returns_were_kept_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,7 +43,7 @@ def sections() -> dict[str, str]:
 
 
 def rows_of(section: str) -> list[Row]:
-    """The table's rows of the files that a section names; of a cell that ran with two base models the newer one."""
+    """The table's rows of the files that a section names."""
     cells: dict[tuple[str, str, int], Row] = {}
     for name in sorted(set(re.findall(r"results/(\w+\.jsonl)", section))):
         for row in map(json.loads, (DOCS / "results" / name).read_text("utf-8").splitlines()):
