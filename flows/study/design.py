@@ -49,7 +49,7 @@ class Method(Config):
     seeds: int = Field(0, ge=0, description="Seeds of its runs: so many of the table's first ones; 0 = all. [ours]")
     settings: str = Field(
         "",
-        description="Whose tuned settings it runs with: its own (empty), those of the method named, as an ablation does, or those of its preset (preset). [ours]",
+        description="Whose tuned settings it runs with: its own (empty), those of the method named, as an ablation does, its own `sets` on top; or those of its preset (preset). [ours]",
     )
 
 

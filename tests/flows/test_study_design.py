@@ -168,6 +168,15 @@ def test_the_cells_are_methods_by_tasks_by_seeds_each_with_its_settings(tuned: d
     assert {(cell.task, cell.seed) for cell in tuning} == {("easy", 7), ("easy", 8)}
 
 
+def test_what_an_arm_is_there_to_change_is_not_overruled_by_the_settings_it_borrows(tmp_path: Path) -> None:
+    text = TUNED.replace('settings = "nlac"', 'settings = "nlac"\nsets = ["critic.epochs=2"]')
+    study = design.read(written(tmp_path, text))
+    found = cells.table_cells(study, {"nlac": ("distill.lr=0.001", "critic.epochs=8"), "rft": ()})
+    arms: dict[str, Any] = {cell.method: cell for cell in found}
+    assert (arms["nlac"].run.critic.epochs, arms["frozen"].run.critic.epochs) == (8, 2)
+    assert arms["frozen"].run.distill.lr == 0.001 and arms["frozen"].setting == ("distill.lr=0.001",)
+
+
 def tried(asked: design.Study, rates: dict[tuple[str, int, int], list[float]]) -> list[Row]:
     """Tuning rows: (method, number of its setting, seed) -> validation win rates of the iterations."""
     return [
