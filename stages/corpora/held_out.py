@@ -91,6 +91,8 @@ def desk_card(made: str, n_probe: int, scores: Mapping[str, float]) -> str:
 
 A word-level Llama-shaped decoder, {made} examples of `stages/corpora/desk.py`. It knows the language of the roles on `service_desk`,
 and no rule of any desk: every training example has a rule book of its own, drawn at random (`tests/corpora/test_desk.py`).
+What is given away, and so to every method that starts from it: the order of the tools, the options of each, and on which words of a customer the rule of a step
+hangs. So a method has to learn which option goes with which of these words, and nothing else.
 
 Made only to try the pipeline on a laptop. It can do nothing else.
 
