@@ -128,6 +128,43 @@ def test_what_is_quoted_of_a_study_is_in_its_rows(name: str) -> None:
     assert not unfounded(section, rows_of(section))
 
 
+VERSUS = re.compile(rf"{NUMBER} \[{NUMBER}, {NUMBER}\] (?:over|against) (?:`([^`]+)`|(\w+))")
+
+
+def test_the_claims_differences_are_their_rows_by_student_s_interval() -> None:
+    """Rows 1, 3 to 6 and 15: what one arm has over another that is named behind its interval."""
+    text = (DOCS / "results.md").read_text("utf-8")
+    section = re.split(r"\n## ", text[text.index("## The claims of") :])[0]
+    table = section[section.index("| | claim |") :]
+    rows = rows_of("results/claims.jsonl")
+    arms: dict[str, list[Row]] = {}
+    for row in rows:
+        arms.setdefault(row["method"], []).append(row)
+    seen = []
+    for line in table.splitlines():
+        if re.match(r"\| (?:1|3|4|5|6|15) \|", line):
+            ours = "by turn" if line.startswith("| 15") else "nlac"
+            for *quoted, named, word in VERSUS.findall(line):
+                other = named or word
+                mean = students_mean(list(differences(arms[ours], arms[other]).values()))
+                assert close(tuple(map(float, quoted)), (mean.value, mean.low, mean.high)), (line, other)
+                seen.append(other)
+    assert {
+        "grpo",
+        "ppo",
+        "nlrl",
+        "rft",
+        "parser",
+        "sac",
+        "sac, told",
+        "no replay",
+        "frozen",
+        "hindsight",
+        "nlql",
+        "by episode",
+    } <= set(seen)
+
+
 def test_a_figure_that_no_row_gives_is_found() -> None:
     section = next(text for title, text in sections().items() if title.startswith("Held-out pairs"))
     rows = rows_of(section)
