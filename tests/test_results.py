@@ -21,6 +21,7 @@ STUDIES = (
     "Frozen episodes",
     "Sweeps",
     "Self-AC: credit by turn",
+    "Self-AC on arithmetic",
     "Horizon",
     "The ladder",
     "A critic that is a number",
