@@ -89,6 +89,8 @@ def test_the_baselines_play_as_many_problems_of_the_same_kind() -> None:
         ("demo_math_ppo", "step"),
         ("demo_math_sac", "step"),
         ("demo_math_nlrl", "reply"),
+        ("demo_math_nlql", "step"),
+        ("demo_math_hindsight", "reply"),
     ],
 )
 def test_a_whole_loop_on_the_shipped_model(
