@@ -32,15 +32,9 @@ def study(args: Namespace) -> int:
     workspace = open_workspace(find_home(args.home, to_write=not args.dry_run))
     if args.dry_run:
         return dry_run(asked, every, workspace, args, rows)
-    command = shlex.join(
-        [
-            "turnwise",
-            "study",
-            str(args.file),
-            *(part for one in args.only for part in ("--only", one)),
-            *(part for one in args.rows for part in ("--rows", str(one))),
-        ]
-    )
+    # Without --only: the page has all that is finished, and this makes it.
+    rows_of = [part for one in args.rows for part in ("--rows", str(one))]
+    command = shlex.join(["turnwise", "study", str(args.file), *rows_of])
     with Display(quiet=args.quiet) as display, keep.open_study(workspace, asked, file, command) as book:
         bench = finish.Bench(workspace, display, book, args.jobs, args.plain, args.only, rows)
         found = finish.run_study(asked, bench)
