@@ -61,7 +61,7 @@ CLAIMS = (
         (Higher("nlac", ("no replay",)), Sooner("nlac", ("no replay",))), "higher, and fewer in every pair of runs",
     ),
     Claim(
-        5, "The trained successor matters.", "NLAC, second version", ".56 and .43, above self-distillation", "`hindsight`: what really came of the action; `frozen`: a successor that is never trained",
+        5, "The trained successor matters.", "NLAC, second version", ".56 and .43, above self-distillation", "`hindsight`: what really came of the action, without the critic's stage and its steps; `frozen`: a successor that is never trained",
         (Higher("nlac", ("hindsight", "frozen")),),
     ),
     Claim(
