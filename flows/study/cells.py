@@ -96,22 +96,12 @@ def table_cells(study: Study, chosen: Mapping[str, Setting]) -> list[Cell]:
     All of them as if each played its own episodes: see `with_episodes`.
     """
     return [
-        _cell(study, "table", method, task, _setting_of(study, method, chosen), seed)
+        _cell(study, "table", method, task, study.setting_of(method, chosen), seed)
         for seed in study.seeds
         for task in study.tasks
         for method in study.methods
         if study.runs(method, task, seed) and ((source := study.settings_of(method)) == PRESET or source in chosen)
     ]
-
-
-def _setting_of(study: Study, method: str, chosen: Mapping[str, Setting]) -> Setting:
-    """What was tuned for a method. Of another's settings an arm takes all but the keys that it is there to change."""
-    if (source := study.settings_of(method)) == PRESET:
-        return ()
-    if source == method:
-        return chosen[source]
-    own = {item.partition("=")[0] for item in study.methods[method].sets}
-    return tuple(item for item in chosen[source] if item.partition("=")[0] not in own)
 
 
 def with_episodes(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -124,6 +124,16 @@ class Study(Config):
             for key, values in part.by_seed.items()
         ]
         return (*self.sets, *drawn, *self.tasks[task].sets, *self.methods[method].sets)
+
+    def setting_of(self, method: str, chosen: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+        """What was tuned for a method. Of another's settings an arm takes all but the keys that it is there to change."""
+        source = self.settings_of(method)
+        if source == PRESET:
+            return ()
+        if source == method:
+            return chosen[source]
+        own = {item.partition("=")[0] for item in self.methods[method].sets}
+        return tuple(item for item in chosen[source] if item.partition("=")[0] not in own)
 
     def grid(self, method: str) -> list[tuple[str, ...]]:
         """Every point of a method's space, as `--set` takes it, in the order of the file."""

@@ -102,7 +102,7 @@ def _setting_of(study: Study, method: str, chosen: Mapping[str, Setting]) -> str
     if source == PRESET:
         return OWN
     of = "" if source == method else f", chosen for {source}"
-    return f"{' '.join(chosen[source]) or f'{OWN}, best of those tried'}{of}"
+    return f"{' '.join(study.setting_of(method, chosen)) or f'{OWN}, best of those tried'}{of}"
 
 
 def _costs(study: Study, task: str, rows: Sequence[Row]) -> Table:

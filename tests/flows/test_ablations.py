@@ -37,15 +37,17 @@ def arms(file: str, task: str) -> dict[str, Any]:
     return {one.method: one.run for one in every if one.task == task and one.seed == asked.seeds[0]}
 
 
-def different(run: Any, other: Any, path: str = "") -> set[str]:
+def keys(run: Any) -> dict[str, Any]:
+    """`section.key` -> value, and top-level keys by their name."""
+    found = run.model_dump(exclude={"preset"})
+    flat = {name: value for name, value in found.items() if not isinstance(value, dict)}
+    return flat | {f"{name}.{key}": value for name in found.keys() - flat.keys() for key, value in found[name].items()}
+
+
+def different(run: Any, other: Any) -> set[str]:
     """Keys that the two configs do not have alike."""
-    ours, theirs = run.model_dump(exclude={"preset"}), other.model_dump(exclude={"preset"})
-    return {
-        f"{stage}.{key}" if isinstance(ours[stage], dict) else stage
-        for stage in ours
-        for key in (ours[stage] if isinstance(ours[stage], dict) else [stage])
-        if (ours[stage][key] != theirs[stage][key] if isinstance(ours[stage], dict) else ours[stage] != theirs[stage])
-    }
+    ours, theirs = keys(run), keys(other)
+    return {key for key in ours if ours[key] != theirs[key]}
 
 
 ASKED = {"evaluate.audit_turns", "evaluate.audit_futures", "evaluate.probe_path"}  # what evaluations ask besides
@@ -57,7 +59,7 @@ def without_successor_rows(run: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("file", "task", "arm", "keys"),
+    ("file", "task", "arm", "changed"),
     [
         ("claims.toml", "desk", "frozen", FROZEN),
         ("claims.toml", "desk", "uncorrected", {"targets.correct", "refine.correct"}),
@@ -72,10 +74,10 @@ def without_successor_rows(run: Any) -> Any:
         ("twenty.toml", "game", "frozen", FROZEN),
     ],
 )
-def test_an_ablation_trains_as_many_rows_in_as_many_steps(file: str, task: str, arm: str, keys: set[str]) -> None:
+def test_an_ablation_trains_as_many_rows_in_as_many_steps(file: str, task: str, arm: str, changed: set[str]) -> None:
     """A frozen successor has no rows to be rehearsed on while the policy learns; all others are as many."""
     run, nlac = arms(file, task)[arm], arms(file, task)["nlac"]
-    assert different(run, nlac) - ASKED == keys
+    assert different(run, nlac) - ASKED == changed
     assert counts(without_successor_rows(run)) == counts(without_successor_rows(nlac))
 
 
