@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,7 @@ def add(commands: Any) -> None:
     study.add_argument("--jobs", type=int, metavar="N", help=jobs)
     only = "run these only, and what they are tuned by, by names or patterns of them (repeatable); all that is finished is reported"
     study.add_argument("--only", action="append", default=[], metavar="METHOD/TASK", help=only)
-    rows = "a cells.jsonl of a study in another folder: what finished there with the same config and code is not run again (repeatable)"
-    study.add_argument("--rows", action="append", default=[], type=Path, metavar="FILE", help=rows)
+    _add_rows(study, "")
     study.add_argument(
         "--out", type=Path, metavar="FOLDER", help="also write report.html, table.md, the curves and the rows there"
     )
@@ -99,6 +99,7 @@ def add(commands: Any) -> None:
         "--only", action="append", default=[], type=int, metavar="N", help="this claim only (repeatable)"
     )
     claims.add_argument("--study", type=Path, metavar="FILE", help="the runs (default: studies/claims.toml)")
+    _add_rows(claims, "; a claim that wants more of a run than win rates and costs is left out")
     claims.add_argument("--out", type=Path, metavar="FOLDER", help="also write claims.md there")
     claims.add_argument("--plain", action="store_true", help="without Prefect")
     pretrain = command(
@@ -110,3 +111,9 @@ def add(commands: Any) -> None:
     pretrain.add_argument("--out", type=Path, metavar="FOLDER", help="where the model goes (default: data/base)")
     pretrain.add_argument("--force", action="store_true", help="make it again even if a finished run made the same")
     add_set(pretrain)
+
+
+def _add_rows(command: argparse.ArgumentParser, more: str) -> None:
+    """--rows; more: what its help says besides."""
+    what = "a cells.jsonl of a study in another folder: what finished there with the same config and code is not run again (repeatable)"
+    command.add_argument("--rows", action="append", default=[], type=Path, metavar="FILE", help=what + more)

@@ -37,7 +37,7 @@ class Found:
 
     rows: Sequence[Row]
     level: float
-    metrics: Callable[[Row], Sequence[Metrics]]  # of each iteration, the base model first
+    metrics: Callable[[Row], Sequence[Metrics]]  # of each iteration, the base model first; none of a run elsewhere
     said: Mapping[Program, Said]
 
     def of(self, method: str) -> list[Row]:
@@ -156,8 +156,9 @@ class Metric:
         """By task and seed, of the runs that have it."""
         values = {}
         for row in found.of(self.method):
-            base, *rest = found.metrics(row)
-            seen = [point[self.key] for point in ([base] if self.when == "base" else rest) if self.key in point]
+            points = found.metrics(row)
+            asked = points[:1] if self.when == "base" else points[1:]
+            seen = [point[self.key] for point in asked if self.key in point]
             if seen:
                 values[row["task"], row["seed"]] = statistics.mean(seen) if self.when == "mean" else seen[-1]
         return values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from flows.claims import programs
 from flows.claims.evidence import Finding, Found, together
 from flows.claims.sources import CLAIMS, Claim
 from flows.report import Display, emit
-from flows.study import design, finish, keep
+from flows.study import design, elsewhere, finish, keep
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
 
@@ -64,9 +65,11 @@ def _studied(
     if args.jobs is not None and args.jobs < 1:
         raise UsageError(f"--jobs {args.jobs}: wanted at least 1.")
     only = [f"{method}/*" for method in methods] if args.only else []
-    command = f"turnwise claims{f' --study {args.study}' if args.study else ''}"
+    options = [*(["--study", str(args.study)] if args.study else []), *elsewhere.options(args.rows)]
+    command = shlex.join(["turnwise", "claims", *options])
+    rows = elsewhere.read(args.rows, asked)
     with keep.open_study(workspace, asked, file, command) as book:
-        bench = finish.Bench(workspace, display, book, args.jobs, args.plain, only)
+        bench = finish.Bench(workspace, display, book, args.jobs, args.plain, only, rows)
         return finish.run_study(asked, bench) if methods else None
 
 
@@ -91,7 +94,8 @@ def _said(
         return {}
     found: dict[Program, Said] = {}
     for program in asked:
-        of = [str(row["run"]) for row in rows if row["method"] == program.of]
+        mine = [str(row["run"]) for row in rows if row["method"] == program.of]
+        of = [run for run in mine if workspace.tracking.is_finished(run)]
         if program.of and not of:
             continue
         run_id = of[0] if program.of else ""
@@ -115,6 +119,9 @@ def said_by(program: Program, run_id: str, workspace: Workspace, display: Displa
 
 
 def _metrics(row: Row, workspace: Workspace) -> list[Mapping[str, float]]:
+    """None of a run of another folder: its row has win rates and costs alone."""
+    if not workspace.tracking.is_finished(row["run"]):
+        return []
     return [one["metrics"] for one in rerun.stored_summary(workspace, row["run"])["iterations"]]
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.report import Display, duration, emit
-from flows.study import cells, design, finish, keep
-from flows.study.elsewhere import read
+from flows.study import cells, design, elsewhere, finish, keep
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
 
@@ -28,13 +27,12 @@ def study(args: Namespace) -> int:
     asked = design.read(file)
     every = planned(asked)
     check_options(args, asked, every)
-    rows = read_rows(args.rows, asked)
+    rows = elsewhere.read(args.rows, asked)
     workspace = open_workspace(find_home(args.home, to_write=not args.dry_run))
     if args.dry_run:
         return dry_run(asked, every, workspace, args, rows)
     # Without --only: the page has all that is finished, and this makes it.
-    rows_of = [part for one in args.rows for part in ("--rows", str(one))]
-    command = shlex.join(["turnwise", "study", str(args.file), *rows_of])
+    command = shlex.join(["turnwise", "study", str(args.file), *elsewhere.options(args.rows)])
     with Display(quiet=args.quiet) as display, keep.open_study(workspace, asked, file, command) as book:
         bench = finish.Bench(workspace, display, book, args.jobs, args.plain, args.only, rows)
         found = finish.run_study(asked, bench)
@@ -62,17 +60,8 @@ def check_options(args: Namespace, asked: Study, every: Sequence[Cell]) -> None:
             raise UsageError(f"--only {pattern}: wanted METHOD or METHOD/TASK, one of {names}.")
 
 
-def read_rows(files: Sequence[Path], asked: Study) -> dict[str, Row]:
-    """recipe -> the row of a run that finished elsewhere. Raises UsageError."""
-    if files and asked.source:
-        raise UsageError(
-            f"--rows: every method learns from the episodes of {asked.source}, which a row does not hold; leave it out."
-        )
-    return read(files)
-
-
 def dry_run(
-    asked: Study, every: Sequence[Cell], workspace: Workspace, args: Namespace, elsewhere: Mapping[str, Row]
+    asked: Study, every: Sequence[Cell], workspace: Workspace, args: Namespace, elsewhere_rows: Mapping[str, Row]
 ) -> int:
     """Each cell that `--only` means with its state, and the time that is left by what the finished runs took."""
 
@@ -80,7 +69,7 @@ def dry_run(
         return [cell for cell in every if finish.is_meant(asked, cell, args.only)]
 
     tuning = [cell for cell in every if cell.part == "tuning"]
-    found = cells.finished(workspace, tuning, elsewhere)
+    found = cells.finished(workspace, tuning, elsewhere_rows)
     rows = [cells.row_of(cell, found[cell.key], workspace) for cell in tuning if cell.key in found]
     known = (design.PRESET, *(chosen := cells.choose(asked, rows)))
     ready = cells.table_cells(asked, chosen)
@@ -88,7 +77,7 @@ def dry_run(
     ended = cells.stored(workspace, first)
     played = {(cell.task, cell.seed): ended[cell.key] for cell in first if cell.key in ended}
     table, waiting = cells.with_episodes(asked, ready, played)
-    found |= cells.finished(workspace, table, elsewhere)
+    found |= cells.finished(workspace, table, elsewhere_rows)
     rows += [cells.row_of(cell, found[cell.key], workspace) for cell in table if cell.key in found]
     later = [cell for cell in every if cell.part == "table" and asked.settings_of(cell.method) not in known]
     listed = [_state(cell, "finished" if cell.key in found else "to run", found) for cell in meant([*tuning, *table])]

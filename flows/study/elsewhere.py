@@ -20,6 +20,7 @@ from stages.frame.types import UsageError
 if TYPE_CHECKING:
     from flows.pipeline import Call
     from flows.presets import RunConfig
+    from flows.study.design import Study
     from flows.study.rows import Row
     from stages.store.workspace import StageRun, Workspace
 
@@ -45,14 +46,25 @@ def recipe(run: RunConfig, workspace: Workspace) -> str:
     return hashlib.sha256("\n".join(made).encode()).hexdigest()
 
 
-def read(files: Sequence[Path]) -> dict[str, Row]:
-    """recipe -> its row; the first of several. Raises UsageError, which names file and line, for what is no row."""
+def read(files: Sequence[Path], study: Study) -> dict[str, Row]:
+    """recipe -> its row; the first of several. Raises UsageError, which names file and line, for what is no row, and
+    where all methods learn from one method's episodes.
+    """
+    if files and study.source:
+        raise UsageError(
+            f"--rows: every method learns from the episodes of {study.source}, which a row does not hold; leave it out."
+        )
     found: dict[str, Row] = {}
     for file in files:
         for number, line in enumerate(_lines(file), 1):
             row = _row(line, f"--rows: {file} line {number}")
             found.setdefault(row[RECIPE], row)
     return found
+
+
+def options(files: Sequence[Path]) -> list[str]:
+    """As a command line has them."""
+    return [part for file in files for part in ("--rows", str(file))]
 
 
 def _lines(file: Path) -> list[str]:

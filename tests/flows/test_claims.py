@@ -249,3 +249,13 @@ def test_claims_are_judged_by_runs_which_the_second_time_are_all_there(home: Pat
     status, out, err = shell(f"{TURNWISE} {options} --out seen", home)
     assert (status, err) == (0, "") and out.startswith("| | claim | verdict |")
     assert "| 6 | Rewriting beats picking" in (home / "seen" / "claims.md").read_text()
+
+    # The same by rows in another folder: nothing runs.
+    status, _, err = shell(f"{TURNWISE} study --home {home} small.toml --jobs 0 --out rows", home)
+    assert status == 0, err
+    other = home / "other"
+    other.mkdir()
+    elsewhere = f"claims --home {other} --study {home}/small.toml --rows {home}/rows/cells.jsonl --plain --json"
+    status, out, err = shell(f"{TURNWISE} {elsewhere} --only 3 --only 6", other)
+    assert (status, err) == (0, "")
+    assert {one["number"]: one for one in json.loads(out)} == told
