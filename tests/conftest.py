@@ -21,6 +21,7 @@ from stages.store.workspace import Workspace
 
 if TYPE_CHECKING:
     from engines import Subject
+    from openai_stub import Stub
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +44,18 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from models import save_base
 
     return save_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    """An OpenAI-compatible endpoint on loopback that answers as a test wants."""
+    from openai_stub import Stub
+
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    server = Stub()
+    yield server
+    server.server.shutdown()
+    server.server.server_close()
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from stages.frame.types import Request
 from stages.llm.openai import OpenAIEngine
 
 N_IDS = 5000  # of the stub's tokenizer
@@ -98,6 +99,16 @@ def stub_engine(url: str | Sequence[str], **settings: Any) -> OpenAIEngine:
     engine = OpenAIEngine("base-model", url=url, **{"timeout_s": 10.0, **settings})
     engine.tokenizer = StubTokenizer()
     return engine
+
+
+def engine(stub: Stub, **settings: Any) -> OpenAIEngine:
+    """One that asks this stub, three times at most."""
+    return stub_engine(stub.url, **{"retries": 2, **settings})
+
+
+def request(n: int = 3, **changes: Any) -> Request:
+    """Of n ids, n its seed."""
+    return Request(tuple(range(5, 5 + n)), **{"max_tokens": 8, "temperature": 0.7, "seed": n, **changes})
 
 
 class StubTokenizer:

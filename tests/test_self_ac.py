@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import models
-import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -22,7 +21,7 @@ from stages.frame.sections import RolesConfig
 from stages.frame.types import MissingInput, Request, TurnwiseError, UsageError
 from stages.learn.checkpoint import save_checkpoint
 from stages.llm.hf import HfEngine
-from stages.train.actor_critic import Part, SelfAcConfig, credited_pass
+from stages.train.actor_critic import Part, credited_pass
 
 
 @pytest.fixture
@@ -97,111 +96,6 @@ def test_the_critic_learns_the_return(bench: models.Bench, base: Path) -> None:
     metrics = run(bench, lr=0.02, epochs=60, alpha=1.0).metrics
     assert metrics["self_ac/explained_variance_first"] < 0.5
     assert metrics["self_ac/explained_variance"] > 0.9
-
-
-def one_scenario(bench: models.Bench, n: int = 4) -> None:
-    """The first n episodes are of one scenario, the others of one each."""
-    for i, head in enumerate(bench.memory.tables["episodes", "collect0"]):
-        head["scenario_id"] = "same" if i < n else f"own{i}"
-
-
-def test_group_advantages_are_of_whole_episodes(bench: models.Bench) -> None:
-    episodes = keep_episodes(bench)
-    one_scenario(bench)
-    run(bench, advantage="group", batch=4)
-    entries = pq.read_table(bench.memory.files["self_ac0", "ledger.parquet"]).to_pylist()
-    seen = {(entry["episode"], entry["advantage"]) for entry in entries if entry["in_action"]}
-    mean, spread = 0.5, 0.5
-    assert dict(seen) == pytest.approx({e.id: (e.total_reward - mean) / spread for e in episodes}, abs=1e-4)
-    assert len(seen) == 4
-
-
-def advantages_by_turn(bench: models.Bench, name: str) -> dict[tuple[str, int], float]:
-    """As the loss read them, of the first step."""
-    entries = pq.read_table(bench.memory.files[name, "ledger.parquet"]).to_pylist()
-    return {(entry["episode"], entry["turn"]): entry["advantage"] for entry in entries if entry["in_action"]}
-
-
-@pytest.mark.parametrize(
-    "kind", [{"advantage": kind} for kind in ("td_mean", "td1", "gae", "mc")] + [{"advantage": "gae", "separate": True}]
-)
-def test_advantages_of_one_scale_are_the_estimator_s_over_their_deviation(
-    bench: models.Bench, kind: dict[str, Any]
-) -> None:
-    """All nine turns are in the first step, whose weights are those that sampled: deviation 1, whatever the estimator."""
-    keep_episodes(bench)
-    options: dict[str, Any] = {"batch": 4, "epochs": 1, "known_end": True, **kind}
-    own = run(bench, name="own", **options).metrics
-    batch = run(bench, name="batch", advantage_scale="batch", **options).metrics
-    plain = advantages_by_turn(bench, "own")
-    mean = sum(plain.values()) / len(plain)
-    deviation = (sum((x - mean) ** 2 for x in plain.values()) / len(plain)) ** 0.5
-    assert deviation == pytest.approx(own["self_ac/advantage_deviation"], rel=1e-4)
-    assert own["self_ac/advantage_divisor"] == 1
-    assert batch["self_ac/advantage_divisor"] == pytest.approx(deviation, rel=1e-4)
-    assert 0.05 < deviation < 0.9
-    assert batch["self_ac/advantage_deviation"] == pytest.approx(1.0, rel=1e-4)
-    scaled = {turn: x / deviation for turn, x in plain.items()}
-    assert advantages_by_turn(bench, "batch") == pytest.approx(scaled, rel=1e-3, abs=1e-4)
-
-
-def test_group_advantages_of_one_scale_are_divided_by_the_batch_s_deviation_and_not_by_their_group_s(
-    bench: models.Bench,
-) -> None:
-    """Two groups: 1 of 2 won, and none, which has no say in either way. Turns: 3 and 1, then 2 and 3."""
-    episodes = keep_episodes(bench)
-    for i, head in enumerate(bench.memory.tables["episodes", "collect0"]):
-        head["scenario_id"] = f"group{i // 2}"
-        head["total_reward"] = float(i == 1)
-    for turn in bench.memory.tables["turns", "collect0"]:
-        turn["reward"] = turn["reward"] if turn["episode_id"] == episodes[1].id else 0.0
-    options: dict[str, Any] = {"batch": 4, "epochs": 1, "advantage": "group", "alpha": 0.0}
-    run(bench, name="own", **options)
-    divisor = run(bench, name="batch", advantage_scale="batch", **options).metrics["self_ac/advantage_divisor"]
-    by_turn = [-0.5] * 3 + [0.5] + [0.0] * 5
-    mean = sum(by_turn) / 9
-    assert divisor == pytest.approx((sum((x - mean) ** 2 for x in by_turn) / 9) ** 0.5, rel=1e-5)
-    assert [*advantages_by_turn(bench, "own").values()].count(0.0) == 5
-    expected = {(e.id, k): {0: -0.5, 1: 0.5}.get(i, 0.0) for i, e in enumerate(episodes) for k in range(len(e.turns))}
-    assert advantages_by_turn(bench, "own") == pytest.approx({turn: 2 * x for turn, x in expected.items()}, abs=1e-4)
-    assert advantages_by_turn(bench, "batch") == pytest.approx({t: x / divisor for t, x in expected.items()}, abs=1e-4)
-
-
-def test_an_episode_without_a_group_is_left_out_and_counted(bench: models.Bench) -> None:
-    keep_episodes(bench)
-    one_scenario(bench, 3)
-    metrics = run(bench, advantage="group").metrics
-    assert (metrics["self_ac/alone"], metrics["self_ac/rows"]) == (1, 3)
-    one_scenario(bench, 0)
-    with pytest.raises(MissingInput, match=r"found none with two; set collect.group to 4 or more"):
-        run(bench, advantage="group")
-
-
-def test_without_a_critic_no_value_is_asked_for(bench: models.Bench) -> None:
-    """GRPO: the head stays as it was made, no value is reported, and the policy moves."""
-    keep_episodes(bench)
-    one_scenario(bench)
-    before = tensors(bench, "fresh") if run(bench, name="fresh", lr=1e-12) else {}
-    metrics = run(bench, advantage="group", alpha=0.0, ratio="token", lr=0.01).metrics
-    after = tensors(bench)
-    assert not any("value_loss" in name or "explained_variance" in name for name in metrics)
-    assert all(torch.allclose(after[name], before[name], atol=1e-9) for name in after if name.startswith("head."))
-    assert any(bool(value.any()) for name, value in after.items() if "lora_B" in name)
-
-
-def test_the_actor_alone_learns_the_same_with_and_without_shadows_in_its_row(bench: models.Bench) -> None:
-    """alpha = 0 with values read, and without any: the shadows are seen by nobody, so the policies are equal."""
-    keep_episodes(bench)
-    one_scenario(bench)
-    real = SelfAcConfig.has_critic
-    run(bench, name="plain", advantage="group", alpha=0.0, lr=0.01)
-    try:
-        SelfAcConfig.has_critic = property(lambda config: True)  # type: ignore[method-assign, assignment]
-        run(bench, name="shadowed", advantage="group", alpha=0.0, lr=0.01)
-    finally:
-        SelfAcConfig.has_critic = real  # type: ignore[method-assign]
-    plain, shadowed = tensors(bench, "plain"), tensors(bench, "shadowed")
-    assert all(torch.allclose(value, shadowed[name], atol=2e-5) for name, value in plain.items() if "lora" in name)
 
 
 def test_actor_and_critic_with_an_adapter_each_do_not_touch_one_another(bench: models.Bench) -> None:
