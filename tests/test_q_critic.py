@@ -182,6 +182,34 @@ def test_it_learns_the_rewards_and_nothing_without_steps(bench: models.Bench) ->
     assert len(left) == 4 and all(0 <= e < 0.2 for e in left)
 
 
+@pytest.mark.parametrize(("gamma", "photo", "passport"), [(0.9, 0.9, 0.0), (0.0, 0.0, 0.0)])
+def test_one_step_backups_bring_the_end_s_worth_to_the_step_before_it(
+    base: Path, tmp_path: Path, gamma: float, photo: float, passport: float
+) -> None:
+    """Visits of two steps that part at the first: after a photo the policy goes on to give a discount, which wins, after a
+    passport to give cash, which loses. Q of the first step is gamma Q of what comes next, by the target network alone.
+    """
+
+    def goes_on(prompt: str, request: Any) -> str:
+        return "Action: give discount" if "photo done." in prompt else "Action: give cash"
+
+    bench = models.Bench(base, tmp_path, engine=models.Recorder(goes_on))
+    won = [("Action: check photo", "photo done."), ("Action: give discount", "discount done. pass.")]
+    lost = [("Action: check passport", "passport done."), ("Action: give cash", "cash done. fail.")]
+    visits = [
+        models.make_episode(bench.engine, "Won", won, Outcome.SCORED, reward=1.0),
+        models.make_episode(bench.engine, "Lost", lost, Outcome.SCORED),
+    ]
+    bench.memory.keep("collect0", Outputs({}, episode_rows(visits, 0)))
+    inputs: dict[str, list[str]] = dict(FIRST)
+    for i in range(8):
+        found = wanted(run(bench, inputs, f"q{i}", steps=1, gamma=gamma, alpha=0, ema_rate=0.3, lr=0.02, epochs=40, batch=4, policy_rows=0))  # fmt: skip
+        inputs = FIRST | {"q_critic": [f"q{i}"]}
+    assert found["Won", 1]["q"] == 1.0 and found["Lost", 1]["q"] == 0.0
+    assert found["Won", 0]["q"] == pytest.approx(photo, abs=0.1)
+    assert found["Lost", 0]["q"] == pytest.approx(passport, abs=0.1)
+
+
 def test_priorities_are_the_sizes_of_the_errors(bench: models.Bench) -> None:
     outputs = run(bench, lr=1e-12)
     q = outputs.metrics["q_critic/q"]

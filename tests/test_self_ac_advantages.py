@@ -11,8 +11,14 @@ import pytest
 import torch
 from self_ac_play import keep_episodes, run, tensors
 
+from stages.frame.contract import Config
 from stages.frame.types import MissingInput
+from stages.learn.adapter import base_of
+from stages.learn.value_head import load_head
+from stages.llm.roles import roles_of
 from stages.train.actor_critic import SelfAcConfig
+from stages.train.episode_steps import critic_prompt
+from stages.train.model import trainable
 
 
 @pytest.fixture
@@ -86,6 +92,45 @@ def test_group_advantages_of_one_scale_are_divided_by_the_batch_s_deviation_and_
     expected = {(e.id, k): {0: -0.5, 1: 0.5}.get(i, 0.0) for i, e in enumerate(episodes) for k in range(len(e.turns))}
     assert advantages_by_turn(bench, "own") == pytest.approx({turn: 2 * x for turn, x in expected.items()}, abs=1e-4)
     assert advantages_by_turn(bench, "batch") == pytest.approx({t: x / divisor for t, x in expected.items()}, abs=1e-4)
+
+
+def plain_values(bench: models.Bench, run_id: str, adapter: str, prompts: list[tuple[int, ...]]) -> list[float]:
+    """V of each state by a pass of its own: the head of a run on the last token of the state and the critic prompt."""
+    model = trainable(bench.context(Config(), {}), bench.memory.files[run_id, adapter]).eval()
+    head = load_head(bench.memory.files[run_id, "head"], width=base_of(model).config.hidden_size)
+    asked = critic_prompt(bench.context(SelfAcConfig(), {}))
+    with torch.no_grad():
+        rows = [torch.tensor([[*prompt, *asked]]) for prompt in prompts]
+        return [float(head(base_of(model).model(input_ids=ids).last_hidden_state[0, -1])) for ids in rows]
+
+
+@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("known_end", [False, True])
+def test_gae_is_the_discounted_sum_of_later_errors_by_hand(
+    bench: models.Bench, known_end: bool, separate: bool
+) -> None:
+    """Of adapters and a head that have learned, at gamma = .9 and lambda = .8; the third episode was cut short."""
+    episodes = keep_episodes(bench)
+    run(bench, name="before", lr=0.01, epochs=2, separate=separate)
+    later = {"collect": ["collect0"], "self_ac": ["before"]}
+    options = {"advantage": "gae", "gamma": 0.9, "gae_lambda": 0.8, "known_end": known_end, "separate": separate}
+    run(bench, later, "gae", 1, batch=4, **options)
+    found = advantages_by_turn(bench, "gae")
+    for i, episode in enumerate(episodes):
+        n, reward = len(episode.turns), float(i % 2)
+        final = bench.engine.encode(roles_of(bench.roles).policy(episode.messages))
+        prompts = [*(turn.prompt_ids for turn in episode.turns), final]
+        v = plain_values(bench, "before", "critic" if separate else "adapter", prompts)
+        ahead = 0.0 if i == 2 or known_end else reward - v[n]  # the end state's own error
+        if known_end and i != 2:
+            v[n] = reward
+        by_hand = {}
+        for k in reversed(range(n)):  # no turn but the last is paid, and that on the end state
+            ahead = 0.9 * v[k + 1] - v[k] + 0.9 * 0.8 * ahead
+            by_hand[episode.id, k] = ahead
+        assert {turn: found[turn] for turn in by_hand} == pytest.approx(by_hand, abs=1e-4)
+        assert len({round(value, 3) for value in v}) == n + 1
+    assert len(found) == 9
 
 
 def test_an_episode_without_a_group_is_left_out_and_counted(bench: models.Bench) -> None:
