@@ -4,9 +4,11 @@ the visits and the right option all of them.
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +65,41 @@ def test_where_wins_are_rare_a_parser_learns_what_it_is_told_and_rft_has_nothing
     _, rewarded = learned("demo_rft", **world)
     assert base < 0.15 and told >= 0.9
     assert rewarded < 0.6
+
+
+def turned(name: str, change: Callable[[Any], Any]) -> tuple[str, Callable[[Any], Callable[..., Any]]]:
+    """A function's name, and what makes of it one whose result is changed."""
+    return name, lambda original: lambda *args, **options: change(original(*args, **options))
+
+
+def other_verdicts(pick: Callable[..., Any]) -> Callable[..., Any]:
+    """A pick that reads Yes for No."""
+
+    def flipped(option: Any) -> Any:
+        judgement = option.judgement
+        said = {"yes": "no", "no": "yes"}.get(judgement and judgement.verdict)
+        return replace(option, judgement=replace(judgement, verdict=said)) if said else option
+
+    return lambda choices, judged: pick(choices, [flipped(one) for one in judged])
+
+
+SABOTAGE = {
+    "demo_rft": turned("stages.rft.candidates", lambda lived: [replace(t, total_reward=1 - t.total_reward) for t in lived]),
+    "demo_grpo": turned("stages.grpo.episode_advantages", lambda found: {key: -a for key, a in found.items()}),
+    "demo_ppo": turned("stages.train.actor_critic.advantages", lambda found: -found),
+    "demo_nlql": ("stages.pick.with_best_judged", other_verdicts),
+    "demo_sac": turned("stages.pick.q_values", lambda values: [-v for v in values]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("preset", SABOTAGE)
+def test_with_its_signal_turned_round_it_does_not(
+    preset: str, learned: Callable[..., tuple[float, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the tests above: two rounds of the same training, of what lost, was worse or was judged No."""
+    name, changed = SABOTAGE[preset]
+    module, function = name.rsplit(".", 1)
+    original = getattr(importlib.import_module(module), function)
+    monkeypatch.setattr(name, changed(original))
+    _, final = learned(preset, iterations=2)
+    assert final < 0.7
