@@ -19,6 +19,7 @@ from flows.study.rows import Row, evaluated
 STUDIES = (
     "The claims",
     "Table 1",
+    "Long visits",
     "Frozen episodes",
     "Sweeps",
     "Self-AC: credit by turn",
