@@ -35,9 +35,10 @@ def claims(args: Namespace) -> int:
     out = args.out and args.out.resolve()
     wanted = _wanted(args.only)
     asked = design.read(file)
+    known = elsewhere.read(args.rows, asked)
     workspace = open_workspace(find_home(args.home, to_write=True))
     with Display(quiet=args.quiet) as display:
-        studied = _studied(wanted, asked, file, workspace, display, args)
+        studied = _studied(wanted, asked, file, known, workspace, display, args)
         rows = [row for row in studied.rows if row["part"] == "table"] if studied else []
         said = _said(wanted, rows, workspace, display, folder)
     found = Found(rows, asked.level, lambda row: _metrics(row, workspace), said)
@@ -54,9 +55,15 @@ def claims(args: Namespace) -> int:
 
 
 def _studied(
-    wanted: Sequence[Claim], asked: Study, file: Path, workspace: Workspace, display: Display, args: Namespace
+    wanted: Sequence[Claim],
+    asked: Study,
+    file: Path,
+    known: Mapping[str, Row],
+    workspace: Workspace,
+    display: Display,
+    args: Namespace,
 ) -> Studied | None:
-    """The runs of the methods that these claims rest on; None where they rest on none."""
+    """The runs of the methods that these claims rest on, or what is known of them from elsewhere; None where they rest on none."""
     methods = _methods(wanted)
     if missing := [name for name in methods if name not in asked.methods]:
         raise UsageError(
@@ -67,9 +74,8 @@ def _studied(
     only = [f"{method}/*" for method in methods] if args.only else []
     options = [*(["--study", str(args.study)] if args.study else []), *elsewhere.options(args.rows)]
     command = shlex.join(["turnwise", "claims", *options])
-    rows = elsewhere.read(args.rows, asked)
     with keep.open_study(workspace, asked, file, command) as book:
-        bench = finish.Bench(workspace, display, book, args.jobs, args.plain, only, rows)
+        bench = finish.Bench(workspace, display, book, args.jobs, args.plain, only, known)
         return finish.run_study(asked, bench) if methods else None
 
 

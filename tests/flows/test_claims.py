@@ -255,7 +255,7 @@ def test_claims_are_judged_by_runs_which_the_second_time_are_all_there(home: Pat
     assert status == 0, err
     other = home / "other"
     other.mkdir()
-    elsewhere = f"claims --home {other} --study {home}/small.toml --rows {home}/rows/cells.jsonl --plain --json"
-    status, out, err = shell(f"{TURNWISE} {elsewhere} --only 3 --only 6", other)
+    elsewhere = f"claims --home {other} --study small.toml --rows rows/cells.jsonl --plain --json"
+    status, out, err = shell(f"{TURNWISE} {elsewhere} --only 3 --only 6", home)
     assert (status, err) == (0, "")
     assert {one["number"]: one for one in json.loads(out)} == told
