@@ -21,6 +21,7 @@ from stages.store.workspace import Workspace
 
 if TYPE_CHECKING:
     from engines import Subject
+    from models import Bench
     from openai_stub import Stub
 
 
@@ -44,6 +45,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from models import save_base
 
     return save_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture
+def bench(base: Path, tmp_path: Path) -> Bench:
+    """Runs stages by hand on that model, with a replay in memory."""
+    from models import Bench
+
+    return Bench(base, tmp_path)
 
 
 @pytest.fixture

@@ -76,11 +76,6 @@ def bring_near(model: Any, turns: list[dict[str, Any]], advantage: dict[str, flo
     return n
 
 
-@pytest.fixture
-def bench(base: Path, tmp_path: Path) -> models.Bench:
-    return models.Bench(base, tmp_path)
-
-
 def run(bench: models.Bench, inputs: Any = None, **config: Any) -> Outputs:
     return bench.run(grpo.STAGE, GrpoConfig(**({"max_gap": 1e9} | config)), inputs or {"collect": ["collect0"]})
 

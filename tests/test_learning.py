@@ -4,8 +4,8 @@ the visits and the right option all of them.
 
 from __future__ import annotations
 
-import importlib
 import json
+import pkgutil
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -98,8 +98,6 @@ def test_with_its_signal_turned_round_it_does_not(
 ) -> None:
     """The control of the tests above: two rounds of the same training, of what lost, was worse or was judged No."""
     name, changed = SABOTAGE[preset]
-    module, function = name.rsplit(".", 1)
-    original = getattr(importlib.import_module(module), function)
-    monkeypatch.setattr(name, changed(original))
+    monkeypatch.setattr(name, changed(pkgutil.resolve_name(name)))
     _, final = learned(preset, iterations=2)
     assert final < 0.7

@@ -182,10 +182,8 @@ def test_it_learns_the_rewards_and_nothing_without_steps(bench: models.Bench) ->
     assert len(left) == 4 and all(0 <= e < 0.2 for e in left)
 
 
-@pytest.mark.parametrize(("gamma", "photo", "passport"), [(0.9, 0.9, 0.0), (0.0, 0.0, 0.0)])
-def test_one_step_backups_bring_the_end_s_worth_to_the_step_before_it(
-    base: Path, tmp_path: Path, gamma: float, photo: float, passport: float
-) -> None:
+@pytest.mark.parametrize("gamma", [0.9, 0.0])
+def test_one_step_backups_bring_the_end_s_worth_to_the_step_before_it(base: Path, tmp_path: Path, gamma: float) -> None:
     """Visits of two steps that part at the first: after a photo the policy goes on to give a discount, which wins, after a
     passport to give cash, which loses. Q of the first step is gamma Q of what comes next, by the target network alone.
     """
@@ -206,8 +204,8 @@ def test_one_step_backups_bring_the_end_s_worth_to_the_step_before_it(
         found = wanted(run(bench, inputs, f"q{i}", steps=1, gamma=gamma, alpha=0, ema_rate=0.3, lr=0.02, epochs=40, batch=4, policy_rows=0))  # fmt: skip
         inputs = FIRST | {"q_critic": [f"q{i}"]}
     assert found["Won", 1]["q"] == 1.0 and found["Lost", 1]["q"] == 0.0
-    assert found["Won", 0]["q"] == pytest.approx(photo, abs=0.1)
-    assert found["Lost", 0]["q"] == pytest.approx(passport, abs=0.1)
+    assert found["Won", 0]["q"] == pytest.approx(gamma, abs=0.1)
+    assert found["Lost", 0]["q"] == pytest.approx(0.0, abs=0.1)
 
 
 def test_priorities_are_the_sizes_of_the_errors(bench: models.Bench) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,10 @@ ASKED = (
 
 
 @pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+def stub(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Stub:
     for name, key in KEYS.items():
         monkeypatch.setenv(name, key)
-    server = Stub()
-    yield server
-    server.server.shutdown()
-    server.server.server_close()
+    return stub
 
 
 def test_no_key_of_the_environment_is_written_or_printed(

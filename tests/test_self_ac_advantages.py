@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import models
@@ -19,11 +18,6 @@ from stages.llm.roles import roles_of
 from stages.train.actor_critic import SelfAcConfig
 from stages.train.episode_steps import critic_prompt
 from stages.train.model import trainable
-
-
-@pytest.fixture
-def bench(base: Path, tmp_path: Path) -> models.Bench:
-    return models.Bench(base, tmp_path)
 
 
 def one_scenario(bench: models.Bench, n: int = 4) -> None:

@@ -100,8 +100,11 @@ def _said(
         return {}
     found: dict[Program, Said] = {}
     for program in asked:
-        mine = [str(row["run"]) for row in rows if row["method"] == program.of]
-        of = [run for run in mine if workspace.tracking.is_finished(run)]
+        of = [
+            str(row["run"])
+            for row in rows
+            if row["method"] == program.of and workspace.tracking.is_finished(row["run"])
+        ]
         if program.of and not of:
             continue
         run_id = of[0] if program.of else ""
@@ -126,8 +129,6 @@ def said_by(program: Program, run_id: str, workspace: Workspace, display: Displa
 
 def _metrics(row: Row, workspace: Workspace) -> list[Mapping[str, float]]:
     """None of a run of another folder: its row has win rates and costs alone."""
-    if not workspace.tracking.is_finished(row["run"]):
-        return []
     return [one["metrics"] for one in rerun.stored_summary(workspace, row["run"])["iterations"]]
 
 

@@ -303,11 +303,6 @@ def chains(bench: models.Bench) -> list[Episode]:
     return episodes
 
 
-@pytest.fixture
-def bench(base: Path, tmp_path: Path) -> models.Bench:
-    return models.Bench(base, tmp_path)
-
-
 INPUTS: Mapping[str, Sequence[str]] = {"collect": ["collect0"]}
 
 

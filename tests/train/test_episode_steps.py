@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import models
@@ -20,12 +19,6 @@ from stages.learn.episode_row import BadEpisode, EpisodeTooLong, pack, unbroken
 from stages.train import episode_steps
 from stages.train.actor_critic import SelfAcConfig
 from stages.train.episode_steps import Trainable, steps
-
-
-@pytest.fixture
-def bench(base: Path, tmp_path: Path) -> models.Bench:
-    return models.Bench(base, tmp_path)
-
 
 BROKEN = [row([5], [6, 7], 0.5), row([5, 6, 9], [8], 0.25), row([5, 6, 9, 8, 4], [3], 4.0)]
 
