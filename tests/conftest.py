@@ -84,6 +84,12 @@ def home(tmp_path: Path, empty_store: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def tracking(home: Path) -> Tracking:
+    """That store."""
+    return Tracking(home / "mlflow")
+
+
 @pytest.fixture(scope="session")
 def prefect_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a new database of Prefect's. Making one costs a start of its server, copying it milliseconds."""
