@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import pytest
 from documents import DOCS
@@ -69,9 +70,13 @@ def measured(rows: list[Row], costs: dict[str, set[int]]) -> Iterator[list[Row]]
                 yield [row | {"final": at(evaluated(row), axis, x, measure)} for row in some]
 
 
+def parts(seeds: list[Any]) -> tuple[list[Any], ...]:
+    return (seeds, seeds[:3], seeds[:5], seeds[5:])
+
+
 def samples(rows: list[Row]) -> Iterator[list[list[float]]]:
     """What an interval may be of, by task one number a seed: of one method or its base, and what one has over another, run by run;
-    of all seeds and of the first three.
+    of all seeds, of the first three, and of the five that were run first and those added.
     """
     arms: dict[str, list[Row]] = {}
     by_task: dict[tuple[str, str], list[Row]] = {}
@@ -79,10 +84,10 @@ def samples(rows: list[Row]) -> Iterator[list[list[float]]]:
         arms.setdefault(row["method"], []).append(row)
         by_task.setdefault((row["method"], row["task"]), []).append(row)
     for arm in by_task.values():
-        yield from ([[row[what] for row in some]] for some in (arm, arm[:3]) for what in ("final", "base"))
+        yield from ([[row[what] for row in some]] for some in parts(arm) for what in ("final", "base"))
     for one, other in permutations(sorted(arms), 2):
         found = differences(arms[one], arms[other])
-        yield from ([some] for values in found.values() for some in (values, values[:3]))
+        yield from ([some] for values in found.values() for some in parts(values))
         if len(found) > 1:
             yield list(found.values())
 
