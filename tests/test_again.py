@@ -99,3 +99,23 @@ def test_what_the_page_says_of_it() -> None:
         f"lie {again.apart(some):.3f} apart",
     ):
         assert quoted.replace("0.", ".") in section, quoted
+
+
+def test_what_the_page_says_of_the_long_desk_s_controls() -> None:
+    """RFT's runs by seed on both processors, and the means of GRPO and PPO there and here."""
+    text = (DOCS / "results.md").read_text("utf-8")
+    first, second = (
+        [json.loads(line) for line in (DOCS / "results" / name).read_text("utf-8").splitlines()]
+        for name in ("table1.jsonl", "table1_again.jsonl")
+    )
+    found = again.by_method(again.pairs(first, second))
+    both = {
+        method: list(zip(*((a["final"], b["final"]) for a, b in pairs), strict=True))
+        for (method, _), pairs in found.items()
+    }
+    assert {method: len(rates[0]) for method, rates in both.items()} == {"rft": 5, "grpo": 5, "ppo": 3}
+    assert both["rft"][0] == both["rft"][1]
+    rates = " ".join(f"{rate:.2f}" for rate in both["rft"][0]).replace("0.", ".")
+    there, here = (f"{fmean(rates):.2f}".replace("0.", ".") for rates in both["grpo"])
+    assert f"RFT is {rates} on both, GRPO {there} there and {here} here" in text
+    assert [f"{fmean(rates):.2f}" for rates in both["ppo"]] == ["0.00", "0.00"]
