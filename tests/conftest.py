@@ -16,6 +16,7 @@ from commands import RUN, Commands, Done, Ended, commands, make_home, seen
 from toys import toy_workspace
 
 from stages.store import sqlite
+from stages.store.replay import Replay
 from stages.store.tracking import Tracking
 from stages.store.workspace import Workspace
 
@@ -88,6 +89,12 @@ def home(tmp_path: Path, empty_store: Path) -> Path:
 def tracking(home: Path) -> Tracking:
     """That store."""
     return Tracking(home / "mlflow")
+
+
+@pytest.fixture
+def replay(tmp_path: Path) -> Replay:
+    """An empty replay, whose file comes with its first rows."""
+    return Replay(tmp_path / "data" / "replay.duckdb")
 
 
 @pytest.fixture(scope="session")

@@ -13,13 +13,13 @@ from zlib import crc32
 
 import models
 import pytest
+from evaluate_play import Play, bench_of
+from evaluate_play import run as run_evaluate
 from models import role_of
 from refine_play import Seeing
 from refine_play import bench_of as refine_bench
 from refine_play import run as run_refine
 from rollout_play import ROLES, SETTINGS, scenario, speak, toy, without_time
-from test_evaluate import Play, bench_of
-from test_evaluate import run as run_evaluate
 from test_targets import INPUTS, TABLE, role_play
 from test_targets import bench_of as targets_bench
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,12 @@ from stages.store.execute import execute
 from stages.store.replay import Replay
 from stages.store.tracking import Tracking
 from stages.store.workspace import StageRun, Workspace
+
+HERE = Path(__file__).parent
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
+}
+"""Of a Python process of its own, which is to find the project and the tests' helpers."""
 
 
 class ToyConfig(Config):
@@ -54,6 +61,10 @@ def turn_row(
         "seconds": 0.25,
     }
     return row | changes
+
+
+def priority_row(turn: int, loss: float = 0.5) -> dict[str, Any]:
+    return {"episode_id": f"e{turn}", "turn": turn, "loss": loss, "step": 0}
 
 
 def episode_row(episode_id: str, **changes: Any) -> dict[str, Any]:

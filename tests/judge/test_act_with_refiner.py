@@ -8,8 +8,8 @@ from pathlib import Path
 
 import models
 import pytest
+from evaluate_play import bench_of
 from refine_play import OPTIONS, Seeing, asked
-from test_evaluate import bench_of
 
 from benchmarks.act_with_refiner import acting
 from stages import evaluate

@@ -8,7 +8,7 @@ from typing import Any
 
 import models
 import pytest
-from test_evaluate import OPTIONS, Play, bench_of
+from evaluate_play import OPTIONS, Play, bench_of
 
 from stages import evaluate
 from stages.evaluate import EvaluateConfig

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -14,11 +13,6 @@ import pytest
 
 from stages.frame.types import UsageError
 from stages.store.replay import Replay
-
-
-@pytest.fixture
-def replay(tmp_path: Path) -> Replay:
-    return Replay(tmp_path / "data" / "replay.duckdb")
 
 
 def priority(turn: int) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import subprocess
 import sys
@@ -10,12 +9,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from toys import ENVIRONMENT
 
 from stages.frame.types import TurnwiseError, UsageError
 from stages.store.tracking import Tracking
-
-ROOT = Path(__file__).parent.parent.parent
-ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
 INITIALISE = """
 import sys

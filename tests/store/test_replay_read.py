@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +10,6 @@ from toys import turn_row
 
 from stages.frame.types import MissingInput
 from stages.store.replay import PIECE, Replay
-
-
-@pytest.fixture
-def replay(tmp_path: Path) -> Replay:
-    return Replay(tmp_path / "data" / "replay.duckdb")
 
 
 def turn_of(episode: str, turn: int, prompt: list[int] | None = None, log_probs: Any = (-0.5, -0.25)) -> dict[str, Any]:

@@ -4,7 +4,6 @@ sentence says why not.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,20 +11,12 @@ from typing import Any
 
 import duckdb
 import pytest
-from toys import turn_row
+from toys import ENVIRONMENT, turn_row
 
 from stages.frame.types import TurnwiseError
 from stages.store import duckdb_file
 from stages.store.replay import Replay
 from stages.store.tables import schema_sql
-
-ROOT = Path(__file__).parent.parent.parent
-ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-
-
-@pytest.fixture
-def replay(tmp_path: Path) -> Replay:
-    return Replay(tmp_path / "data" / "replay.duckdb")
 
 
 def older(replay: Replay) -> dict[str, Any]:
