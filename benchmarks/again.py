@@ -23,6 +23,10 @@ Pair = tuple[Row, Row]
 NEAR = 0.05  # of win rates: about five of 96 test customers
 
 
+def read(file: Path) -> list[Row]:
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+
+
 def pairs(first: list[Row], second: list[Row]) -> list[Pair]:
     """Rows of the same recipe and of two runs, by method, task and seed."""
     there = {row["recipe"]: row for row in second if row["part"] == "table"}
@@ -62,10 +66,7 @@ def main() -> None:
     parser.add_argument("second", type=Path, help="cells.jsonl of the same study, run anew elsewhere")
     parser.add_argument("--episodes", type=int, default=96, help="of a test (default: 96, the demo's)")
     args = parser.parse_args()
-    first, second = (
-        [json.loads(line) for line in file.read_text("utf-8").splitlines()] for file in (args.first, args.second)
-    )
-    if not (some := pairs(first, second)):
+    if not (some := pairs(read(args.first), read(args.second))):
         parser.error(f"{args.first} and {args.second} have no run of one recipe that was made twice")
     print("| method | task | first | again | mean of again - first |\n|---|---|---|---|---|")
     means = []

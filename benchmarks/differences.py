@@ -5,6 +5,7 @@ the study's own table has each method against its `control` alone.
     python -m benchmarks.differences docs/results/table1.jsonl nlac 'no replay' --at 560    # on validation, half-way
     python -m benchmarks.differences docs/results/self_ac.jsonl td_mean grpo --task '8 steps, each paid' --axis cpu_s --at 236
     python -m benchmarks.differences docs/results/self_ac.jsonl td1 grpo --measure return     # where each turn pays
+    python -m benchmarks.differences docs/results/long.jsonl 'by the step' nlac --to 0.6      # what it took to get there
 
 Pairs of one task and seed. Two 95 % intervals: that of the study's table, by a bootstrap, and Student's, which is wider
 and by which the claims are decided (`flows/study/figures.py`; how often each covers the truth: `benchmarks/coverage.py`).
@@ -16,10 +17,11 @@ import argparse
 import json
 from collections import Counter
 from pathlib import Path
+from statistics import median
 
-from flows.study.figures import AXES, at, differences, stratified_mean, students_mean
+from flows.study.figures import AXES, at, cost_to, differences, stratified_mean, students_mean
 from flows.study.rows import Row, evaluated
-from flows.study.tables import rate
+from flows.study.tables import cost, rate
 
 
 def main() -> None:
@@ -27,13 +29,17 @@ def main() -> None:
     parser.add_argument("rows", type=Path, help="cells.jsonl of a study, of one base model")
     parser.add_argument("method")
     parser.add_argument("others", nargs="+")
-    parser.add_argument(
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
         "--at", type=float, metavar="COST", help="validation after so much of --axis, in place of test at the end"
     )
-    parser.add_argument("--axis", choices=AXES, default="episodes", help="what --at counts (default: episodes)")
+    where.add_argument("--to", type=float, metavar="RATE", help="so much of --axis to this win rate on validation")
+    parser.add_argument("--axis", choices=AXES, default="episodes", help="what --at and --to count (default: episodes)")
     parser.add_argument("--task", help="this one alone (default: each task of the rows)")
     parser.add_argument("--measure", choices=("win_rate", "return"), default="win_rate", help="what is compared")
     args = parser.parse_args()
+    if args.to is not None and args.measure == "return":
+        parser.error("--to is of win rates: leave out --measure, or choose --at")
     rows = [row for row in map(json.loads, args.rows.read_text("utf-8").splitlines()) if row["part"] == "table"]
     if args.task not in (None, *(tasks := {row["task"] for row in rows})):
         parser.error(f"{args.rows} has no task {args.task!r}; it has {', '.join(sorted(tasks))}")
@@ -46,12 +52,35 @@ def main() -> None:
     if twice := [one for one, n in Counter((row["method"], row["task"], row["seed"]) for row in rows).items() if n > 1]:
         method, task, seed = twice[0]
         parser.error(f"{args.rows} has {method} / {task} / seed {seed} more than once: keep one run of it")
+    if args.to is not None:
+        return _print_costs(arms, args)
     arms = {name: [_measured(row, args, parser) for row in found] for name, found in arms.items()}
     print("| task | minus | pairs | difference | Student's |\n|---|---|---|---|---|")
     for other in args.others:
         for task, found in differences(arms[args.method], arms[other]).items():
             drawn, students = (rate(mean([found]), "+.2f") for mean in (stratified_mean, students_mean))
             print(f"| {task} | {other} | {len(found)} | {drawn} | {students} |")
+
+
+def _print_costs(arms: dict[str, list[Row]], args: argparse.Namespace) -> None:
+    """Medians over pairs, and in how many of them the method took less."""
+    costs = {
+        name: {(row["task"], row["seed"]): cost_to(row, args.to, args.axis) for row in found}
+        for name, found in arms.items()
+    }
+    print(f"Median over pairs of {AXES[args.axis]} to {args.to:g} on validation\n")
+    print(f"| task | against | {args.method} | the other | less in | as much in |\n|---|---|---|---|---|---|")
+    for other in args.others:
+        for task in dict.fromkeys(row["task"] for row in arms[args.method]):
+            pairs = [
+                (mine, costs[other][key])
+                for key, mine in costs[args.method].items()
+                if key[0] == task and key in costs[other]
+            ]
+            if pairs:
+                middle = " | ".join(cost(median(some)) for some in zip(*pairs, strict=True))
+                less, equal = sum(a < b for a, b in pairs), sum(a == b for a, b in pairs)
+                print(f"| {task} | {other} | {middle} | {less} of {len(pairs)} | {equal} |")
 
 
 def _measured(row: Row, args: argparse.Namespace, parser: argparse.ArgumentParser) -> Row:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from math import comb
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -50,8 +51,6 @@ def test_how_far_they_moved_by_hand() -> None:
 
 def test_two_tests_of_one_policy_differ_as_the_bound_says() -> None:
     """The sum over all outcomes of ten independent visits."""
-    from math import comb
-
     chance = [comb(10, wins) * 0.3**wins * 0.7 ** (10 - wins) for wins in range(11)]
     mean_square = sum(p * q * ((a - b) / 10) ** 2 for a, p in enumerate(chance) for b, q in enumerate(chance))
     one = (_row("a", "1", "fast", 1, 0.3), _row("a", "2", "fast", 1, 0.3))
@@ -69,15 +68,15 @@ def test_files_without_a_run_that_was_made_twice_are_told(
     assert "no run of one recipe that was made twice" in capsys.readouterr().err
 
 
+def _made_twice(study: str) -> list[again.Pair]:
+    return again.pairs(*(again.read(DOCS / "results" / f"{name}.jsonl") for name in (study, f"{study}_again")))
+
+
 def test_what_the_page_says_of_it() -> None:
     """The table of docs/results.md, and the figures below it."""
     text = (DOCS / "results.md").read_text("utf-8")
     section = text[text.index("## The same runs on another processor") :].split("\n## ")[0]
-    first, second = (
-        [json.loads(line) for line in (DOCS / "results" / name).read_text("utf-8").splitlines()]
-        for name in ("claims.jsonl", "claims_again.jsonl")
-    )
-    some = again.pairs(first, second)
+    some = _made_twice("claims")
     table = [
         [cell.strip(" `") for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("| `")
     ]
@@ -104,11 +103,7 @@ def test_what_the_page_says_of_it() -> None:
 def test_what_the_page_says_of_the_long_desk_s_controls() -> None:
     """RFT's runs by seed on both processors, and the means of GRPO and PPO there and here."""
     text = (DOCS / "results.md").read_text("utf-8")
-    first, second = (
-        [json.loads(line) for line in (DOCS / "results" / name).read_text("utf-8").splitlines()]
-        for name in ("table1.jsonl", "table1_again.jsonl")
-    )
-    found = again.by_method(again.pairs(first, second))
+    found = again.by_method(_made_twice("table1"))
     both = {
         method: list(zip(*((a["final"], b["final"]) for a, b in pairs), strict=True))
         for (method, _), pairs in found.items()

@@ -103,3 +103,17 @@ def test_rows_of_before_returns_were_kept_are_told(
     with pytest.raises(SystemExit):
         _run(monkeypatch, path, "fast", "slow", "--measure", "return")
     assert "fast on seed 1 was kept before rows had a return: run it again" in capsys.readouterr().err
+
+
+def test_what_a_win_rate_took_in_each_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On validation fast has .8 and .4 at its last evaluation, slow .2 twice."""
+    rows = _rows(tmp_path / "rows.jsonl")
+    _run(monkeypatch, rows, "fast", "slow", "--to", 0.3)
+    assert capsys.readouterr().out.splitlines()[-1] == "| desk | slow | 100 | not reached | 2 of 2 | 0 |"
+    _run(monkeypatch, rows, "fast", "slow", "--to", 0.1, "--axis", "cpu_s")
+    assert capsys.readouterr().out.splitlines()[-1] == "| desk | slow | 8 | 8 | 0 of 2 | 2 |"
+    with pytest.raises(SystemExit):
+        _run(monkeypatch, rows, "fast", "slow", "--to", 0.1, "--measure", "return")
+    assert "--to is of win rates" in capsys.readouterr().err

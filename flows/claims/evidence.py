@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from flows.claims.programs import Program, Said, half_width, number
-from flows.study.figures import AXES, Mean, differences, reached, students_mean
+from flows.study.figures import AXES, Mean, cost_to, differences, students_mean
 from flows.study.rows import Row, evaluated
 from flows.study.tables import rate
 
@@ -134,11 +134,7 @@ class Sooner(_Versus):
         return Finding("; ".join([own, *(part.figure for part in parts)]), together(parts))
 
     def _costs(self, found: Found, method: str) -> dict[tuple[str, int], float]:
-        costs = {}
-        for row in found.of(method):
-            point = reached(evaluated(row), found.level)
-            costs[row["task"], row["seed"]] = math.inf if point is None else float(point[self.axis])
-        return costs
+        return {(row["task"], row["seed"]): cost_to(row, found.level, self.axis) for row in found.of(method)}
 
 
 When = Literal["base", "last", "mean"]

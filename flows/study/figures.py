@@ -100,12 +100,17 @@ def reached(curve: Sequence[Point], level: float) -> Point | None:
     return next((point for point in curve if point["iteration"] >= 0 and point["win_rate"] >= level), None)
 
 
+def cost_to(row: Row, level: float, axis: str) -> float:
+    """The cost at which a run reached the level; infinite where it did not, which is later than all that did."""
+    point = reached(evaluated(row), level)
+    return math.inf if point is None else float(point[axis])
+
+
 def median_cost(rows: Sequence[Row], level: float, axis: str) -> float:
     """Median over seeds of the cost at which the level was reached. A run that did not reach it counts as later than all
     others, so the median is infinite where half of the runs did not.
     """
-    found = [reached(evaluated(row), level) for row in rows]
-    return float(statistics.median(math.inf if point is None else point[axis] for point in found))
+    return float(statistics.median(cost_to(row, level, axis) for row in rows))
 
 
 def differences(rows: Sequence[Row], controls: Sequence[Row]) -> dict[str, list[float]]:
