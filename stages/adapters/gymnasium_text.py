@@ -7,16 +7,17 @@
 
 The interface is that of Gymnasium 1.x (gymnasium.Env), by its methods alone: any object that has them will do, and only
 `as_gymnasium` imports the package. terminated and truncated stay apart. What fails raises on both sides, and is never a
-reward: Gymnasium has no value for it. [ours]
+reward: Gymnasium has no value for it. What is handed over is checked on both sides (stages/frame/border.py). [ours]
 """
 
 from __future__ import annotations
 
-import math
 import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
+from stages.frame.border import At, flag_of, number_of, shown, text_of
+from stages.frame.checked_env import checked
 from stages.frame.react import parse_react
 from stages.frame.types import Env, Malformed, Message, Scenario, Step, UsageError
 
@@ -56,46 +57,50 @@ class FromGymnasium:
     ) -> None:
         self.system = system
         self._env, self._read, self._malformed = env, read, malformed
+        self._where = f"FromGymnasium of {type(env).__name__}"
         self._running = False
 
     def reset(self, scenario: Scenario) -> tuple[Message, ...]:
         self._running = False
         # Only what there is: GEM's environments take no options, others no seed.
         given = {name: scenario.data[name] for name in ("seed", "options") if scenario.data.get(name) is not None}
-        observation, _ = self._env.reset(**given)
+        answer, at = self._env.reset(**given), At(self._where, "reset")
+        if not (isinstance(answer, tuple) and len(answer) == 2):
+            raise at.broken("(observation, info)", shown(answer), "that is what reset gives since Gymnasium 0.26")
         self._running = True
-        return (_observed(observation),)
+        return (_observed(at, answer[0]),)
 
     def step(self, message: Message) -> Step:
-        """Act. Raises Malformed; RuntimeError after the end, and for an answer that is no text with a finite reward;
-        whatever `env` raises.
+        """Act. Raises Malformed; RuntimeError after the end; BrokenEnvironment for an answer that is no text with a
+        finite reward; whatever `env` raises.
         """
         if not self._running:
             raise RuntimeError("the episode has not begun, or is over: call reset first")
         action = self._read(str(message.get("content") or ""))
         self._running = False  # so that an error leaves no episode to go on with
         try:
-            observation, reward, terminated, truncated, info = self._env.step(action)
+            answer = self._env.step(action)
         except self._malformed as error:
             self._running = True
             raise Malformed(str(error) or "the action cannot be read") from error
-        if not math.isfinite(reward):
-            raise RuntimeError(f"the environment gave the reward {reward}")
+        at, wanted = At(self._where, "step"), "(observation, reward, terminated, truncated, info)"
+        if not (isinstance(answer, tuple) and len(answer) == 5):
+            raise at.broken(wanted, shown(answer), "that is what step gives since Gymnasium 0.26")
+        observation, reward, terminated, truncated, info = answer
+        over = flag_of(at, "terminated", terminated)
         # Gymnasium allows both (a time limit reached by the last action); what is over by itself has no future to be
         # bootstrapped.
-        step = Step(
-            (_observed(observation),), float(reward), bool(terminated), bool(truncated) and not terminated, dict(info)
-        )
+        cut = flag_of(at, "truncated", truncated) and not over
+        step = Step((_observed(at, observation),), number_of(at, "reward", reward), over, cut, dict(info))
         self._running = not (step.terminated or step.truncated)
         return step
 
 
-def _observed(observation: Any) -> Message:
+def _observed(at: At, observation: Any) -> Message:
     if not isinstance(observation, str):
-        raise RuntimeError(
-            f"wanted a text as observation, found {type(observation).__name__}; wrap the environment in one that describes it"
-        )
-    return {"role": "user", "content": observation or "(nothing)"}
+        fix = "wrap the environment in one that describes it"
+        raise at.broken("a text as observation", shown(observation), fix)
+    return {"role": "user", "content": text_of(at, "observation", observation) or "(nothing)"}
 
 
 class ToGymnasium:
@@ -122,7 +127,7 @@ class ToGymnasium:
     ) -> None:
         if not scenarios:
             raise UsageError("ToGymnasium: there are no scenarios to play. Name a split that has some.")
-        self._make_env, self._scenarios = make_env, list(scenarios)
+        self._make_env, self._scenarios = checked(make_env), list(scenarios)
         self._max_turns, self._allowance = max_turns, malformed_allowance
         self._env: Env | None = None
         self._next = self._turns = self._malformed = 0
@@ -134,7 +139,7 @@ class ToGymnasium:
         env = self._make_env()
         first = env.reset(scenario)
         self._env, self._turns, self._malformed = env, 0, 0
-        return text_of(first), {
+        return joined(first), {
             "system": env.system,
             "tools": [dict(tool) for tool in env.tools],
             "scenario": scenario.id,
@@ -158,7 +163,7 @@ class ToGymnasium:
         truncated = not step.terminated and (step.truncated or self._turns >= self._max_turns)
         if not (step.terminated or truncated):
             self._env = env
-        return text_of(step.messages), step.reward, step.terminated, truncated, info
+        return joined(step.messages), step.reward, step.terminated, truncated, info
 
     def _chosen(self, seed: int | None, name: str | None) -> Scenario:
         if name is not None:
@@ -171,7 +176,7 @@ class ToGymnasium:
         return self._scenarios[number % len(self._scenarios)]
 
 
-def text_of(messages: Sequence[Message]) -> str:
+def joined(messages: Sequence[Message]) -> str:
     return "\n".join(str(message["content"]) for message in messages)
 
 

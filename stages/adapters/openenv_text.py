@@ -10,11 +10,11 @@ end, `done`; that an episode was cut short stands in the observation's text fiel
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from stages.adapters.gymnasium_text import ToGymnasium, action_of_react
+from stages.frame.border import At, flag_of, number_of, text_of
 from stages.frame.types import Env, Message, Scenario, Step, UsageError
 
 
@@ -44,35 +44,38 @@ class FromOpenEnv:
     ) -> None:
         self.system = system
         self._client, self._tell, self._act = client, tell, act
+        self._where = f"FromOpenEnv of {type(client).__name__}"
         self._running = False
 
     def reset(self, scenario: Scenario) -> tuple[Message, ...]:
         self._running = False
         result = self._client.reset(**scenario.data)
-        if result.done:
+        at = At(self._where, "reset")
+        if flag_of(at, "done", result.done):
             raise RuntimeError("the environment is over before the first reply")
         self._running = True
-        return (self._told(result.observation),)
+        return (self._told(at, result.observation),)
 
     def step(self, message: Message) -> Step:
-        """Act. Raises Malformed; RuntimeError after the end and for a reward that is no finite number; whatever the
-        client raises.
+        """Act. Raises Malformed; RuntimeError after the end; BrokenEnvironment for a reward that is no finite number;
+        whatever the client raises.
         """
         if not self._running:
             raise RuntimeError("the episode has not begun, or is over: call reset first")
         action = self._act(str(message.get("content") or ""))
         self._running = False  # so that an error leaves no episode to go on with
         result = self._client.step(action)
-        reward = 0.0 if result.reward is None else float(result.reward)  # it may leave out what is not at the end
-        if not math.isfinite(reward):
-            raise RuntimeError(f"the environment gave the reward {reward}")
-        self._running = not result.done
-        seen = result.observation
-        cut = bool(result.done and (seen.get("cut") if isinstance(seen, Mapping) else getattr(seen, "cut", False)))
-        return Step((self._told(seen),), reward, terminated=bool(result.done) and not cut, truncated=cut)
+        at, seen = At(self._where, "step"), result.observation
+        # It may leave out what is not at the end.
+        reward = 0.0 if result.reward is None else number_of(at, "reward", result.reward)
+        done = flag_of(at, "done", result.done)
+        cut = done and bool(seen.get("cut") if isinstance(seen, Mapping) else getattr(seen, "cut", False))
+        step = Step((self._told(at, seen),), reward, terminated=done and not cut, truncated=cut)
+        self._running = not done
+        return step
 
-    def _told(self, observation: Any) -> Message:
-        return {"role": "user", "content": self._tell(observation) or "(nothing)"}
+    def _told(self, at: At, observation: Any) -> Message:
+        return {"role": "user", "content": text_of(at, "observation", self._tell(observation)) or "(nothing)"}
 
 
 def as_openenv(

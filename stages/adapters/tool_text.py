@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stages.frame.border import At, text_of
 from stages.frame.react import parse_react
 from stages.frame.types import Malformed, Message
 
@@ -59,12 +60,12 @@ def spoken(reply: str, tools: Sequence[Mapping[str, Any]], call_id: str) -> Mess
 
 def observed(message: Mapping[str, Any]) -> Message:
     """What the policy sees of an environment's message: a tool's output is told by a user, since the policy's own call
-    is text to its chat template. Raises RuntimeError for what is no text.
+    is text to its chat template. Raises BrokenEnvironment for what is no text.
     """
-    content = message.get("content")
+    at, content = At("verifiers", "an observation"), message.get("content")
     if isinstance(content, list):
-        if any(part.get("type") != "text" for part in content):
-            raise RuntimeError("wanted texts as observations, found another kind of content")
-        content = "\n".join(str(part["text"]) for part in content)
-    text = str(content or "(nothing)")
+        if any(not isinstance(part, Mapping) or part.get("type") != "text" for part in content):
+            raise at.broken("texts", "another kind of content", "wrap the environment in one that describes it")
+        content = "\n".join(text_of(at, "part", part.get("text")) for part in content)
+    text = text_of(at, "content", content or "(nothing)")
     return {"role": "user", "content": f"Tool output: {text}" if message.get("role") == "tool" else text}

@@ -75,8 +75,8 @@ class FromVerifiers:
         return tuple(observed(message) for message in prompt if message["role"] != "system")
 
     def step(self, message: Message) -> Step:
-        """Hand over the reply. Raises Malformed for a tool call that cannot be read; RuntimeError after the end and for
-        a reward that is no finite number; whatever `env` raises.
+        """Hand over the reply. Raises Malformed for a tool call that cannot be read; RuntimeError after the end;
+        BrokenEnvironment for a reward that is no finite number; whatever `env` raises.
         """
         state = self._state
         if state is None:

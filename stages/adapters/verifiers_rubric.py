@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -23,6 +22,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from stages.frame.border import At, number_of
 from stages.frame.types import UsageError
 
 # Of one scoring, whatever tasks it is divided into: they inherit the context, and with it this list.
@@ -48,7 +48,7 @@ def rubrics_of(rubric: Any) -> Iterator[Any]:
 
 async def reward_of(rubric: Any, known: Mapping[str, Any]) -> float:
     """What `rubric.score_rollout` says. known: its arguments by name, of which it gets those that it takes. Raises what
-    a reward function raised, and RuntimeError for a reward that is no finite number.
+    a reward function raised, and BrokenEnvironment for a reward that is no finite number.
     """
     for one in rubrics_of(rubric):
         _watch(one)
@@ -56,10 +56,7 @@ async def reward_of(rubric: Any, known: Mapping[str, Any]) -> float:
     every = any(one.kind is one.VAR_KEYWORD for one in wanted.values())
     with failures():
         score = await rubric.score_rollout(**{name: one for name, one in known.items() if every or name in wanted})
-    reward = float(score.reward)
-    if not math.isfinite(reward):
-        raise RuntimeError(f"the environment gave the reward {reward}")
-    return reward
+    return number_of(At(type(rubric).__name__, "score_rollout"), "reward", score.reward)
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import math
 import queue
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from typing import Any
 from stages.adapters.asked import Asked, Question, asking
 from stages.adapters.tool_text import observed, spoken, with_tools
 from stages.adapters.verifiers_rubric import failures, limit_by_threads
+from stages.frame.border import At, number_of
 from stages.frame.loops import event_loop
 from stages.frame.types import Message, Scenario, Step, UsageError
 
@@ -204,7 +204,4 @@ def _judged(over: Future[Any]) -> tuple[float, bool]:
         raise RuntimeError(f"wanted one agent that is trained, found {len(trained)}")
     if trained[0].is_timeout or any(reward is None for reward in trained[0].rewards.values()):
         raise RuntimeError("the environment ran out of time before all rewards were given")
-    reward = float(trained[0].reward)
-    if not math.isfinite(reward):
-        raise RuntimeError(f"the environment gave the reward {reward}")
-    return reward, bool(trained[0].is_truncated)
+    return number_of(At("FromV1", "the task"), "reward", trained[0].reward), bool(trained[0].is_truncated)

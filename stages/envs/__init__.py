@@ -12,7 +12,8 @@ and, where it can tell more of episodes than their rewards,
 and, where it reads less than any action of ReAct's form,
     readable(options, state, reply)    -> raises Malformed where `step` would not read the reply in this state, or
         nobody should learn it
-They may trust `options`: they are checked here. No environment imports torch or an LLM.
+They may trust `options`: they are checked here. They are not trusted themselves: what they hand over is checked, too
+(stages/frame/border.py). No environment imports torch or an LLM.
 
 Modules:
 
@@ -55,8 +56,10 @@ from typing import Any, Protocol, cast
 
 from pydantic import ValidationError
 
+from stages.frame.border import At, numbers_of, scenarios_of, shown
+from stages.frame.checked_env import checked
 from stages.frame.contract import Config
-from stages.frame.own import is_own, own_file, own_module
+from stages.frame.own import is_own, own_file, own_module, telling
 from stages.frame.types import Ask, Env, Episode, Message, Scenario, UsageError
 
 EXPORTS = ("OPTIONS", "make", "scenarios")
@@ -78,18 +81,29 @@ def environments() -> list[str]:
     return sorted(name for name in names if _is_environment(importlib.import_module(f"{__name__}.{name}")))
 
 
-def make_env(name: str, options: Mapping[str, Any], ask: Ask | None = None) -> Callable[[], Env]:
-    """A function that makes one environment at each call. Raises UsageError for an unknown name or option."""
+def make_env(
+    name: str, options: Mapping[str, Any], ask: Ask | None = None, *, limit_s: float = 0.0
+) -> Callable[[], Env]:
+    """A function that makes one checked environment at each call (stages/frame/checked_env.py). limit_s: seconds that
+    it may take for an answer; 0 = any. Raises UsageError for an unknown name or option.
+    """
     module = _module(name)
     _check(name, module.OPTIONS, options)
-    return module.make(options, ask)
+    at = _at(name, "make")
+    with telling("task.env", name, "make"):
+        make = module.make(options, ask)
+    if not callable(make):
+        raise at.broken("a function that makes an Env", shown(make), "return the class, or a lambda: Env(options)")
+    return checked(make, at.where, limit_s=limit_s, more=at.more)
 
 
 def scenarios(name: str, options: Mapping[str, Any], split: str, n: int | None, seed: int) -> list[Scenario]:
     """Scenarios of a split; the same arguments give the same list. Raises UsageError for an unknown name or option."""
     module = _module(name)
     _check(name, module.OPTIONS, options)
-    return module.scenarios(options, split, n, seed)
+    with telling("task.env", name, "scenarios"):
+        found = module.scenarios(options, split, n, seed)
+    return scenarios_of(_at(name, "scenarios"), found, split, n)
 
 
 def options_of(name: str) -> type[Config]:
@@ -115,7 +129,9 @@ def describe(name: str, options: Mapping[str, Any], episodes: Sequence[Episode])
     module = _module(name)
     _check(name, module.OPTIONS, options)
     tell: Callable[[Mapping[str, Any], Sequence[Episode]], dict[str, float]] | None = getattr(module, "describe", None)
-    return tell(options, episodes) if tell else {}
+    with telling("task.env", name, "describe"):
+        found = tell(options, episodes) if tell else {}
+    return numbers_of(_at(name, "describe"), found)
 
 
 def check_readable(name: str, options: Mapping[str, Any], state: Sequence[Message], reply: str) -> None:
@@ -129,7 +145,13 @@ def check_readable(name: str, options: Mapping[str, Any], state: Sequence[Messag
     check: Callable[[Mapping[str, Any], Sequence[Message], str], None] | None = getattr(module, "readable", None)
     if check is not None:
         _check(name, module.OPTIONS, options)
-        check(options, state, reply)
+        with telling("task.env", name, "readable"):
+            check(options, state, reply)
+
+
+def _at(name: str, method: str) -> At:
+    """Where a value of this environment comes from."""
+    return At(f"{name} ({own_file(name)})" if is_own(name) else name, method, f"turnwise check {name}")
 
 
 def _is_environment(module: object) -> bool:

@@ -11,12 +11,14 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from stages.frame.types import UsageError
+from stages.frame.border import failure
+from stages.frame.types import Malformed, TurnwiseError, UsageError
 
 
 def is_own(name: str) -> bool:
@@ -51,7 +53,7 @@ def _imported(key: str, name: str, exports: tuple[str, ...], home: str) -> Modul
     try:
         module = importlib.import_module(name)
     except (Exception, SystemExit) as error:  # whatever the code of a user raises: it did not become a module
-        raise UsageError(f"{key}: {file} cannot be imported: {_told(error, home)}. Mend it.") from error
+        raise UsageError(f"{key}: {file} cannot be imported: {told(error, home)}. Mend it.") from error
     if Path(str(module.__file__)).resolve() != Path(home, file).resolve():
         raise UsageError(
             f"{key}: {name} is another module already, {module.__file__}; give the folder {name.partition('.')[0]} another name."
@@ -61,12 +63,27 @@ def _imported(key: str, name: str, exports: tuple[str, ...], home: str) -> Modul
     return module
 
 
-def _told(error: BaseException, home: str) -> str:
-    """What an import raised, and in which line of the project's files."""
+@contextmanager
+def telling(key: str, name: str, doing: str) -> Iterator[None]:
+    """Within the block a module that a config names at `key` is called. Of one's own, whatever it raises becomes a
+    UsageError with the line of its files; turnwise's own errors pass, and so does what a module that ships raises.
+    """
+    try:
+        yield
+    except (TurnwiseError, Malformed):
+        raise
+    except (Exception, SystemExit) as error:
+        if not is_own(name):
+            raise
+        raise UsageError(f"{key}: {doing} of {name} failed: {told(error, os.getcwd())}. Mend it.") from error
+
+
+def told(error: BaseException, home: str) -> str:
+    """What a module of the project raised, and in which line of its files."""
     where = ""
     if isinstance(error, SyntaxError):  # says it itself
         return f"{type(error).__name__}: {error}"
     for frame in traceback.extract_tb(error.__traceback__):
         if frame.filename.startswith(f"{home}{os.sep}"):
             where = f" ({os.path.relpath(frame.filename, home)}, line {frame.lineno})"
-    return f"{type(error).__name__}: {str(error).rstrip('.')}{where}"
+    return f"{failure(error).rstrip('.')}{where}"

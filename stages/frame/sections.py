@@ -38,7 +38,7 @@ def base_url(url: str) -> str:
     return url
 
 
-WAYS = {"timeout_s", "oracle_timeout_s", "cassette", "cassette_only"}
+WAYS = {"timeout_s", "oracle_timeout_s", "step_timeout_s", "cassette", "cassette_only"}
 """Keys of the sections that say by which way an answer comes, and how long it is waited for. No fingerprint holds them, as
 none holds what answers at an endpoint.
 """
@@ -82,7 +82,12 @@ class TaskConfig(Config):
     oracle_tokens: int = Field(
         256, ge=1, description="Longest answer of an oracle, or line of a simulated user. [ours]"
     )
-
+    step_timeout_s: float = Field(
+        0.0,
+        ge=0,
+        description="Longest time that the environment takes for one answer, those of an LLM inside it included; past it the episode has failed, and is "
+        "tried again; 0 = any. [ours]",
+    )
     oracle_timeout_s: float = Field(
         60.0,
         gt=0,

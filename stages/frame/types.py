@@ -153,8 +153,11 @@ class Env(Protocol):
     from messages to text; its tokens never reach a training row.
     """
 
-    system: str
-    tools: Sequence[Mapping[str, Any]]
+    @property
+    def system(self) -> str: ...  # a plain attribute will do
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]: ...
 
     def reset(self, scenario: Scenario) -> tuple[Message, ...]: ...
 

@@ -53,7 +53,8 @@ def environment(context: Context) -> Callable[[], Env]:
         raise UsageError(
             f"task.cassette: it keeps the answers of task.oracle = openai, found {task.oracle}; leave it out."
         )
-    return envs.make_env(task.env, task.options, None if ask is None else _without_thoughts(ask))
+    asked = None if ask is None else _without_thoughts(ask)
+    return envs.make_env(task.env, task.options, asked, limit_s=task.step_timeout_s)
 
 
 def read_action(context: Context, state: Sequence[Message], text: str) -> tuple[str, str]:

@@ -2,7 +2,8 @@
 a finished one is replaced.
 
 An episode's failure is sorted by whose it is (types.Outcome). What the policy cannot cause is tried again, kept and
-counted, and never becomes a reward. EngineUnavailable is nobody's episode: it ends the stage. An episode whose next
+counted, and never becomes a reward. EngineUnavailable is nobody's episode, and BrokenEnvironment no failure but a mistake
+of the environment's: each ends the stage. An episode whose next
 prompt leaves no room for a reply in the model's context is truncated; where it is the first prompt, it is the task that
 does not fit the model.
 """
@@ -15,7 +16,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from stages.frame.border import BrokenEnvironment, failure
+from stages.frame.checked_env import checked
 from stages.frame.contract import Context
 from stages.frame.react import without_thought
 from stages.frame.sections import Agent
@@ -92,7 +96,7 @@ class _Running:
 
     number: int
     scenario: Scenario
-    env: Env
+    env: Any  # an Env, once it is made
     messages: list[Message]
     attempt: int
     started: float
@@ -116,13 +120,14 @@ def rollout(
     hopeless: Hopeless | None = None,
     done: Callable[[int], None] = lambda n: None,
 ) -> list[Episode]:
-    """One episode a scenario, in their order. `done(1)` is called as each one ends. Raises EngineUnavailable.
+    """One episode a scenario, in their order. `done(1)` is called as each one ends. Raises EngineUnavailable, and
+    BrokenEnvironment at once.
 
     forced: replies, one list a scenario, that are said before the policy takes over; their turns carry no token ids.
     hopeless: asked of an episode from its second reply on; one that is given up is truncated.
     """
     with dropped_on_error(), Jobs[_Acted](settings.workers) as jobs:
-        playing = _Rollout(engine, make_env, roles, settings, jobs, forced, hopeless, done)
+        playing = _Rollout(engine, checked(make_env), roles, settings, jobs, forced, hopeless, done)
         playing.waiting.extend((number, scenario, 1) for number, scenario in enumerate(scenarios))
         playing.play()
     return [playing.finished[number] for number in range(len(scenarios))]
@@ -239,17 +244,17 @@ def _request(r: _Running, ids: tuple[int, ...], s: RolloutSettings) -> Request:
 def _start(
     number: int, scenario: Scenario, attempt: int, make_env: Callable[[], Env], seed: int
 ) -> tuple[_Running, Ended | None]:
-    env = make_env()
-    r = _Running(number, scenario, env, [], attempt, time.monotonic())
+    r = _Running(number, scenario, None, [], attempt, time.monotonic())
     try:
-        first = env.reset(replace(scenario, seed=mix(seed, number, attempt, "environment")))
-    except EngineUnavailable as error:  # the LLM inside the environment, not the policy's
-        return r, (Outcome.SIMULATOR_FAILED, str(error))
-    except SimulatorError as error:
+        r.env = make_env()
+        first = r.env.reset(replace(scenario, seed=mix(seed, number, attempt, "environment")))
+        r.messages = [{"role": "system", "content": r.env.system}, *first]
+    except BrokenEnvironment:
+        raise
+    except (SimulatorError, EngineUnavailable) as error:  # the LLM inside the environment, not the policy's
         return r, (Outcome.SIMULATOR_FAILED, str(error))
     except Exception as error:  # an environment is foreign code: whatever it raises is its failure, kept by name
-        return r, (Outcome.ENV_FAILED, f"{type(error).__name__}: {error}")
-    r.messages = [{"role": "system", "content": env.system}, *first]
+        return r, (Outcome.ENV_FAILED, failure(error))
     return r, None
 
 
@@ -275,10 +280,12 @@ def _act(
         observation, reward, terminated, truncated = step.messages, step.reward, step.terminated, step.truncated
     except Malformed as error:
         malformed, observation = True, ({"role": "user", "content": str(error)},)
+    except BrokenEnvironment:
+        raise
     except (SimulatorError, EngineUnavailable) as error:
         return Outcome.SIMULATOR_FAILED, str(error)
     except Exception as error:  # as in _start
-        return Outcome.ENV_FAILED, f"{type(error).__name__}: {error}"
+        return Outcome.ENV_FAILED, failure(error)
     r.replies += 1
     # A reply that the context cut short, not its own limit, is not the policy's doing: what follows does not fit, and
     # is truncated.

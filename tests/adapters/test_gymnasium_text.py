@@ -14,6 +14,7 @@ import pytest
 
 from stages import envs
 from stages.adapters.gymnasium_text import FromGymnasium, ToGymnasium, as_gymnasium
+from stages.frame.border import BrokenEnvironment
 from stages.frame.types import Env, Malformed, Message, Outcome, Scenario, SimulatorError, Step, UsageError
 from stages.llm.roles import Roles
 from stages.llm.scripted import ScriptedEngine
@@ -140,8 +141,8 @@ def test_only_errors_that_blame_the_action_are_malformed_and_they_change_nothing
     ("action", "error", "said"),
     [
         ("boom", ConnectionError, "gone"),
-        ("nan", RuntimeError, "reward nan"),
-        ("pixels", RuntimeError, "wanted a text as observation, found list"),
+        ("nan", BrokenEnvironment, "finite number as reward, found float nan"),
+        ("pixels", BrokenEnvironment, "wants a text as observation, found list"),
     ],
 )
 def test_a_failure_stays_a_failure_and_ends_the_episode(action: str, error: type[Exception], said: str) -> None:

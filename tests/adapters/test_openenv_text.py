@@ -17,6 +17,7 @@ import pytest
 
 from stages import envs
 from stages.adapters.openenv_text import FromOpenEnv, as_openenv
+from stages.frame.border import BrokenEnvironment
 from stages.frame.types import Env, Malformed, Message, Scenario, SimulatorError, Step, UsageError
 
 HAS_OPENENV = importlib.util.find_spec("openenv") is not None
@@ -75,7 +76,7 @@ def test_rewards_and_the_end_are_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "rewards", "error"), [("boom", [1.0], ConnectionError), ("a", [float("nan")], RuntimeError)]
+    ("text", "rewards", "error"), [("boom", [1.0], ConnectionError), ("a", [float("nan")], BrokenEnvironment)]
 )
 def test_a_failure_is_no_reward_and_ends_the_episode(text: str, rewards: list[float], error: type[Exception]) -> None:
     env = start(Echo(rewards))

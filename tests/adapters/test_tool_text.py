@@ -10,6 +10,7 @@ import pytest
 
 from stages.adapters.tool_text import observed, spoken, with_tools
 from stages.adapters.verifiers_rubric import failures, limit_by_threads
+from stages.frame.border import BrokenEnvironment
 from stages.frame.types import Malformed
 
 TOOL: dict[str, Any] = {
@@ -50,7 +51,7 @@ def test_a_tool_s_output_is_told_by_a_user() -> None:
     }
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert observed({"role": "user", "content": parts}) == {"role": "user", "content": "a\nb"}
-    with pytest.raises(RuntimeError, match="another kind"):
+    with pytest.raises(BrokenEnvironment, match="another kind"):
         observed({"role": "user", "content": [{"type": "image_url"}]})
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from stages import envs
 from stages.adapters.verifiers_env import FromVerifiers, ToVerifiers, as_verifiers
+from stages.frame.border import BrokenEnvironment
 from stages.frame.types import Malformed, Message, Outcome, Scenario, SimulatorError, Step, UsageError
 from stages.llm.roles import Roles
 from stages.llm.scripted import ScriptedEngine
@@ -141,7 +142,7 @@ def broken(state: dict[str, Any]) -> float:
     [
         ("boom", Rubric(right), ConnectionError, "gone"),
         ("bird", Rubric(right, broken), ConnectionError, "gone"),  # verifiers itself would book 0.0
-        ("bird", Rubric(lambda answer: float("nan")), RuntimeError, "reward nan"),
+        ("bird", Rubric(lambda answer: float("nan")), BrokenEnvironment, "finite number as reward, found float nan"),
     ],
 )
 def test_a_failure_is_no_reward_and_ends_the_episode(

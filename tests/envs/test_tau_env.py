@@ -15,6 +15,7 @@ import tau_small
 from tau_small import CANCEL, RETURN, acted, customer, said
 
 from stages import envs, evaluate
+from stages.envs import tau_bench
 from stages.envs.tau_bench import RESPOND, TauBench, parse_action, says_all
 from stages.envs.tau_tools import TERMINATE
 from stages.envs.tau_user import OPENING, STOP
@@ -49,7 +50,7 @@ def scenarios(path: str, split: str) -> dict[str, Scenario]:
 
 
 def start(path: str, name: str = "dev-0", ask: Ask = customer, **options: Any) -> TauBench:
-    env = envs.make_env("tau_bench", {"path": path} | options, ask)()
+    env = tau_bench.make({"path": path} | options, ask)()
     assert isinstance(env, TauBench)
     split = name.split("-")[0].replace("dev", "validation")
     env.reset(scenarios(path, split)[name])

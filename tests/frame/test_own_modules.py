@@ -10,6 +10,7 @@ import pytest
 from toys import ToyRun
 
 from stages import envs
+from stages.frame.border import BrokenEnvironment
 from stages.frame.own import own_module
 from stages.frame.sections import TaskConfig
 from stages.frame.types import UsageError
@@ -61,7 +62,8 @@ def code() -> str:
 
 def test_an_environment_of_one_s_own_is_a_module_of_the_project_folder(project: Path) -> None:
     assert envs.checked_options("lab.games.walk", {}).model_dump() == {"word": "go"}
-    assert isinstance(envs.make_env("lab.games.walk", {})(), list)
+    with pytest.raises(BrokenEnvironment, match=r"make of lab.games.walk \(lab/games/walk.py\) wants .* found list"):
+        envs.make_env("lab.games.walk", {})()
     assert envs.scenarios("lab.games.walk", {}, "train", None, 0) == []
     with pytest.raises(UsageError, match=r"lab.games.walk has no option 'wort'; did you mean 'word'"):
         envs.checked_options("lab.games.walk", {"wort": 1})

@@ -266,7 +266,7 @@ def test_whoever_answers_inside_the_environment_is_heard_without_a_thought(
 ) -> None:
     bench.task = TaskConfig(env="twenty_questions", oracle="engine")
     heard = []
-    monkeypatch.setattr("stages.envs.make_env", lambda env, options, ask: heard.append(ask))
+    monkeypatch.setattr("stages.envs.make_env", lambda env, options, ask, **_: heard.append(ask))
     monkeypatch.setattr(f"{__name__}.play", lambda prompt, request: "Yes.")
     environment(bench.context(CollectConfig(), {}))
     assert heard[0]([{"role": "user", "content": "Is it alive?"}]) == "Yes."
