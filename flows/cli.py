@@ -11,6 +11,8 @@ import importlib
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
@@ -18,8 +20,12 @@ from typing import NoReturn
 from flows.arguments import looking, running, serving
 from flows.output import lasting
 
-PRINTING = ("plan", "explain", "stages", "presets", "compare", "runs", "show", "lineage", "sql", "verify")
+PRINTING = ("plan", "explain", "stages", "presets", "compare", "runs", "show", "lineage", "sql", "check", "verify")
 """Commands that do nothing but print: they fail where it cannot be written. What the others did is done all the same."""
+
+
+GRACE_S = 5.0
+"""How long a thread that is no daemon may go on after the command is done."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -56,7 +62,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         ):  # as in `turnwise runs | head`: whoever read has read enough
             print(f"turnwise: what was printed could not be written ({lost.strerror}).", file=sys.stderr)
             status = status or int(args.command in PRINTING)
+    if argv is None:
+        _leave_threads(status)
     return status
+
+
+def _leave_threads(status: int) -> None:
+    """Let the process end, whatever goes on in it: Python waits for every thread that is no daemon, and an environment
+    may have left one.
+    """
+    left = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
+    if not left:
+        return
+
+    def end() -> None:
+        time.sleep(GRACE_S)
+        if running := [repr(one.name) for one in left if one.is_alive()]:
+            who = f"the thread {', '.join(running)[:200]} still ran"
+            print(
+                f"turnwise: {who} and was left; an environment ends its threads, or makes them daemons.",
+                file=sys.stderr,
+            )
+            sys.stderr.flush()
+        os._exit(status)
+
+    threading.Thread(target=end, daemon=True).start()
 
 
 def _done(args: argparse.Namespace) -> int:

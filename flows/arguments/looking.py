@@ -1,11 +1,11 @@
-"""The commands that look at what was run, or keep it in order: stages, presets, compare, runs, show, view, lineage, sql, export, import, replay, data, gc, verify."""
+"""The commands that look at what was run, or keep it in order: stages, presets, compare, runs, show, view, lineage, sql, export, import, replay, data, gc, check, verify."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from flows.arguments.command import command
+from flows.arguments.command import add_set, command
 
 
 def add(commands: Any) -> None:
@@ -113,7 +113,26 @@ def add(commands: Any) -> None:
         help="newest iterations of each pipeline run that are kept (default: 2)",
     )
     gc.add_argument("--yes", action="store_true", help="delete; without it nothing is changed")
-    what = "List stored rows that belong to no finished run, which are never read, and artifacts that are not what their run wrote."
+    what = "Hold an environment against the contract that those that ship keep: one line a claim, exit status 1 where one is broken."
+    check = command(
+        commands,
+        "check",
+        what,
+        'turnwise check my.traffic --reply "Action: stop" --reply "Action: go"',
+        module="commands.check",
+    )
+    check.add_argument("name", metavar="NAME", help="an environment: my.traffic is my/traffic.py of the project folder")
+    check.add_argument(
+        "--reply",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="a reply that it can read, as a policy says it (repeatable); said again and again they end an episode "
+        "(default: REPLIES of the module)",
+    )
+    check.add_argument("--answer", metavar="TEXT", help="what an LLM inside it always says, where it needs one")
+    add_set(check)
+    what = "List stored rows that belong to no finished run, which are never read; rows that no environment may leave; and artifacts that are not what their run wrote."
     verify = command(commands, "verify", what, "turnwise verify --mend")
     verify.add_argument(
         "--mend", action="store_true", help="let what has changed be made again by the next command that needs it"

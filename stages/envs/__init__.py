@@ -12,6 +12,8 @@ and, where it can tell more of episodes than their rewards,
 and, where it reads less than any action of ReAct's form,
     readable(options, state, reply)    -> raises Malformed where `step` would not read the reply in this state, or
         nobody should learn it
+and, for the contract suite (suite.py),
+    REPLIES                            readable replies that, said again and again, bring any episode to its end
 They may trust `options`: they are checked here. They are not trusted themselves: what they hand over is checked, too
 (stages/frame/border.py). No environment imports torch or an LLM.
 
@@ -43,6 +45,7 @@ Modules:
     squad             exact match and F1 of answers
     files             data files read line by line, broken ones named
     splits            train, validation and test by a seeded hash
+    suite             what every environment must do: the claims of `turnwise check`
     oracle            who answers: a rule over a table, or an LLM that is handed in
 """
 
@@ -56,7 +59,7 @@ from typing import Any, Protocol, cast
 
 from pydantic import ValidationError
 
-from stages.frame.border import At, numbers_of, scenarios_of, shown
+from stages.frame.border import At, numbers_of, scenarios_of, shown, text_of
 from stages.frame.checked_env import checked
 from stages.frame.contract import Config
 from stages.frame.own import is_own, own_file, own_module, telling
@@ -120,6 +123,21 @@ def module_name(name: str) -> str:
     """Full name of an environment's module. Raises UsageError for an unknown name."""
     _module(name)
     return name if is_own(name) else f"{__name__}.{name}"
+
+
+def replies(name: str) -> tuple[str, ...]:
+    """Replies that the environment's module says it can read, for the contract suite; () where it exports no REPLIES.
+    Raises UsageError for an unknown name, and for what are no texts.
+    """
+    at, found = _at(name, "REPLIES"), getattr(_module(name), "REPLIES", ())
+    if not isinstance(found, (tuple, list)):
+        raise at.broken("a tuple of texts", shown(found), 'as ("Action: stop", "Action: go")')
+    return tuple(text_of(at, "reply", one) for one in found)
+
+
+def has(name: str, export: str) -> bool:
+    """Whether the environment exports this, too. Raises UsageError for an unknown name."""
+    return hasattr(_module(name), export)
 
 
 def describe(name: str, options: Mapping[str, Any], episodes: Sequence[Episode]) -> dict[str, float]:

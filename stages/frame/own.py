@@ -12,10 +12,11 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from stages.frame.border import failure
 from stages.frame.types import Malformed, TurnwiseError, UsageError
@@ -51,7 +52,8 @@ def _imported(key: str, name: str, exports: tuple[str, ...], home: str) -> Modul
         sys.path.append(home)  # last, so that nothing installed is hidden
     importlib.invalidate_caches()
     try:
-        module = importlib.import_module(name)
+        with apart():
+            module = importlib.import_module(name)
     except (Exception, SystemExit) as error:  # whatever the code of a user raises: it did not become a module
         raise UsageError(f"{key}: {file} cannot be imported: {told(error, home)}. Mend it.") from error
     if Path(str(module.__file__)).resolve() != Path(home, file).resolve():
@@ -63,13 +65,19 @@ def _imported(key: str, name: str, exports: tuple[str, ...], home: str) -> Modul
     return module
 
 
+def apart() -> AbstractContextManager[Any]:
+    """What is printed within the block goes to stderr: stdout belongs to a command's results."""
+    return redirect_stdout(sys.stderr)
+
+
 @contextmanager
 def telling(key: str, name: str, doing: str) -> Iterator[None]:
     """Within the block a module that a config names at `key` is called. Of one's own, whatever it raises becomes a
     UsageError with the line of its files; turnwise's own errors pass, and so does what a module that ships raises.
     """
     try:
-        yield
+        with apart():
+            yield
     except (TurnwiseError, Malformed):
         raise
     except (Exception, SystemExit) as error:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stages import envs
+from stages.frame.border import broken_character
 from stages.frame.contract import Context
 from stages.frame.react import parse_react, without_thought
 from stages.frame.types import Ask, Env, Malformed, Message, Request, SimulatorError, UsageError
@@ -67,16 +68,19 @@ def read_action(context: Context, state: Sequence[Message], text: str) -> tuple[
 
 
 def _without_thoughts(ask: Ask) -> Ask:
-    """The same without a reasoning model's <think> part. It raises SimulatorError where that was cut short: nothing was
-    answered then.
+    """The same without a reasoning model's <think> part. It raises SimulatorError where that was cut short, since nothing
+    was answered then, and for an answer that is no valid Unicode.
     """
 
     def answer(messages: Sequence[Message], *, temperature: float = 0.0, seed: int = 0) -> str:
         try:
-            return without_thought(ask(messages, temperature=temperature, seed=seed))
+            text = without_thought(ask(messages, temperature=temperature, seed=seed))
         except Malformed:
             raise SimulatorError(
                 "the model inside the environment thought past its limit; raise roles.max_thought_tokens, or take another"
             ) from None
+        if broken_character(text) is not None:
+            raise SimulatorError("the model inside the environment answered with half of a surrogate pair")
+        return text
 
     return answer

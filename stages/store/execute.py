@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.frame.contract import Outputs, Stage, check_roles, fingerprint, ingredients
+from stages.frame.own import apart
 from stages.frame.sections import WAYS
 from stages.frame.types import MissingInput, TurnwiseError
 from stages.llm.metered import Metered
@@ -176,7 +177,8 @@ def _run(
         progress=progress,
     )
     started, cpu_started = time.perf_counter(), time.process_time()
-    outputs = stage.run(context)
+    with apart():  # an environment is foreign code, and so are the libraries
+        outputs = stage.run(context)
     outputs = replace(outputs, metrics={**outputs.metrics, **engine.metrics(stage.name)})
     seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu_started
     _save(stage, run_id, outputs, {"seconds": seconds, "cpu_s": cpu_s}, workspace)

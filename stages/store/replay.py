@@ -24,6 +24,12 @@ from stages.store.tables import PRODUCERS, TABLES, arrow, columns_of, compact, w
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
+IMPOSSIBLE = (
+    ("turns", "not coalesce(isfinite(reward), false)", "with a reward that is no finite number"),
+    ("turns", "terminated and truncated", "both terminated and truncated"),
+    ("episodes", "not coalesce(isfinite(total_reward), false)", "with a total reward that is no finite number"),
+)
+"""(table, condition, what it means) of rows that no environment may leave; until 2026-11-27 some could."""
 PIECE = 2048  # rows that DuckDB hands over at a time, the fewest that it can
 
 
@@ -160,6 +166,18 @@ class Replay:
             found = connection.execute(f"select run_id from ({every}) order by run_id").fetchall()
         finished = set(finished_run_ids)
         return [run_id for (run_id,) in found if run_id not in finished]
+
+    def impossible(self) -> dict[str, list[str]]:
+        """Runs that committed rows which no environment may leave: run id -> what they are, as "3 turns ..."."""
+        found: dict[str, list[str]] = {}
+        if not self.path.exists():
+            return found
+        with self._open(write=False) as connection:
+            for table, condition, what in IMPOSSIBLE:
+                query = f"select run_id, count(*) from {table} where {condition} group by run_id order by run_id"
+                for run_id, n in connection.execute(query).fetchall():
+                    found.setdefault(run_id, []).append(f"{n} {table} {what}")
+        return found
 
     def find_episode(self, prefix: str, is_finished: Callable[[str], bool] = lambda run_id: True) -> Row:
         """The episode whose id starts with `prefix`; of several runs that wrote it, the newest that `is_finished`

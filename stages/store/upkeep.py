@@ -32,10 +32,21 @@ def orphans(workspace: Workspace) -> list[str]:
     return workspace.replay.verify(workspace.tracking.finished_runs())
 
 
+def impossible_rows(workspace: Workspace) -> dict[str, list[str]]:
+    """Finished runs with rows that no environment may leave: run -> what they are."""
+    finished = set(workspace.tracking.finished_runs())
+    return {run_id: told for run_id, told in workspace.replay.impossible().items() if run_id in finished}
+
+
 def changed_runs(workspace: Workspace) -> dict[str, list[str]]:
     """Finished runs with an artifact that is not what was written: run -> its names."""
     found = {run_id: workspace.tracking.changed(run_id) for run_id in workspace.tracking.finished_runs()}
     return {run_id: names for run_id, names in found.items() if names}
+
+
+def give_up(workspace: Workspace, run_id: str, why: str) -> None:
+    """Let nobody reuse a finished run, nor read its rows."""
+    workspace.tracking.finish(run_id, "FAILED", why)
 
 
 def mend(workspace: Workspace, run_id: str, names: Sequence[str]) -> None:
@@ -50,4 +61,4 @@ def mend(workspace: Workspace, run_id: str, names: Sequence[str]) -> None:
     if read and all(name.endswith(".safetensors") for name in read):
         tracking.drop(run_id, lambda: False)
     elif read:
-        tracking.finish(run_id, "FAILED", f"{read[0]} is not what was written")
+        give_up(workspace, run_id, f"{read[0]} is not what was written")

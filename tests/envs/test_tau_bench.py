@@ -16,6 +16,7 @@ from shared_data import DATA, needs
 from tau_small import acted, customer, said
 
 from stages import envs
+from stages.envs import tau_bench
 from stages.envs.tau_bench import RESPOND, TauBench
 from stages.envs.tau_data import Domain, Name, load_domain
 from stages.envs.tau_database import Database
@@ -53,7 +54,7 @@ def domain(name: Name) -> Domain:
 
 
 def make(name: Name, **options: Any) -> TauBench:
-    env = envs.make_env("tau_bench", {"path": str(TAU), "domain": name} | options, customer)()
+    env = tau_bench.make({"path": str(TAU), "domain": name} | options, customer)()
     assert isinstance(env, TauBench)
     return env
 
