@@ -18,6 +18,7 @@ Modules:
     sweep        `turnwise run` with --seeds or lists of values in --set: all combinations, as a study
     compare      `turnwise compare`: runs side by side
     sql          `turnwise sql`: DuckDB's answer about the rows of the runs
+    check        `turnwise check`: the contract suite on an environment of one's own
     gc           `turnwise gc`: weights that nobody needs any more
     describe     `turnwise stages`, from the stages themselves
     data         `turnwise data`: fetches a task's published data, lists what there is
