@@ -44,7 +44,9 @@ def run(context: Context) -> Outputs:
     )
     episodes = rollout(context.engine, environment(context), scenarios, roles_of(roles), settings, done=bar.advance)
     check_environment(episodes)
-    return Outputs(summary(episodes, "collect"), episode_rows(episodes, context.iteration))
+    controls = sum(context.engine.count_controls(e.messages) for e in episodes)
+    metrics = summary(episodes, "collect") | {"collect/control_tokens_neutralised": float(controls)}
+    return Outputs(metrics, episode_rows(episodes, context.iteration))
 
 
 STAGE = Stage(

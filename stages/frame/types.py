@@ -101,6 +101,9 @@ class Engine(Protocol):
     def encode_all(self, chats: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
         """`encode` of each chat, on as many cores as the tokenizer can use."""
 
+    def count_controls(self, messages: Sequence[Message]) -> int:
+        """Control tokens of the chat template that stand in the messages' texts, which `encode` reads as text."""
+
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
     def load_adapter(self, name: str, path: Path) -> None:

@@ -74,6 +74,9 @@ class Metered:
     def encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
         return self._engine.encode(messages)
 
+    def count_controls(self, messages: Sequence[Message]) -> int:
+        return self._engine.count_controls(messages)
+
     def encode_all(self, chats: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
         return self._engine.encode_all(chats)
 

@@ -87,6 +87,9 @@ class ScriptedEngine:
     def encode_all(self, chats: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
         return [self.encode(chat) for chat in chats]
 
+    def count_controls(self, messages: Sequence[Message]) -> int:
+        return 0  # bytes are text, and END is none
+
     def decode(self, token_ids: Sequence[int]) -> str:
         return bytes(token for token in token_ids if token != END_ID).decode(errors="replace")
 

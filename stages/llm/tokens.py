@@ -10,6 +10,7 @@ from itertools import chain, pairwise
 from typing import Any
 
 from stages.frame.types import ChatRefused, EngineUnavailable, Message, Request, UsageError
+from stages.llm.controls import Controls
 from stages.llm.folder import GENERATION, check_folder, reading
 
 
@@ -26,12 +27,16 @@ KEPT_IDS = 4_000_000
 """Most ids that a tokenizer keeps before it forgets them all: about 200 MB with their texts."""
 
 
+LETTERS = 20
+"""Of a text that was looked at, as much memory as an id takes."""
+
+
 class ChatTokenizer:
     """Chats to token ids, and ids to text, as the tokenizer of a model folder or hub name does it; loaded when it is
     first needed.
 
     Of an episode's prompt only the end is new at each turn, so the ids of what lies between two special tokens are
-    kept. [ours]
+    kept. A text that holds control tokens is read as text (stages/llm/controls.py). [ours]
     """
 
     def __init__(self, path: str) -> None:
@@ -41,7 +46,11 @@ class ChatTokenizer:
     def forget(self) -> None:
         """Begin anew to keep ids."""
         self.kept_ids: dict[str, list[int]] = {}
-        self._n_kept = 0
+        self._harmless: tuple[set[str], set[str]] = (
+            set(),
+            set(),
+        )  # texts without control tokens: others', the assistant's
+        self._n_kept = self._n_read = 0
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -56,6 +65,42 @@ class ChatTokenizer:
         """Token ids of each chat, ready for the assistant's next reply. A fast tokenizer shares what is new out among
         the machine's cores. Raises ChatRefused where the chat template does.
         """
+        if max(self._n_kept, self._n_read // LETTERS) > KEPT_IDS:
+            self.forget()
+        harmless = [self._is_harmless(chat) for chat in chats]
+        if all(harmless):
+            return self._plain(chats)
+        plain = iter(self._plain([chat for chat, one in zip(chats, harmless, strict=True) if one]))
+        return [next(plain) if one else self._as_text(chat) for chat, one in zip(chats, harmless, strict=True)]
+
+    def encode_reply(self, text: str) -> tuple[int, ...]:
+        """Token ids of a reply that no engine produced, without an end token; special tokens in it are text."""
+        ids = self._controls.reply_ids(text)
+        return tuple(self.tokenizer(text, add_special_tokens=False).input_ids if ids is None else ids)
+
+    def count_controls(self, messages: Sequence[Message]) -> int:
+        """How many control tokens stand in the messages' texts, which `encode` reads as text."""
+        return 0 if self._is_harmless(messages) else self._controls.count(messages)
+
+    def _is_harmless(self, chat: Sequence[Message]) -> bool:
+        """Whether the chat's texts hold no control token, and no part of one that the template could complete."""
+        for message in chat:
+            known, text = self._harmless[message["role"] == "assistant"], message.get("content")
+            if len(message) == 2 and text in known:
+                continue
+            if self._controls.touch(message):
+                return False
+            if len(message) == 2 and isinstance(text, str):
+                known.add(text)
+                self._n_read += len(text)
+        return True
+
+    def _as_text(self, chat: Sequence[Message]) -> tuple[int, ...]:
+        masked, masks = self._controls.masked(chat)
+        return tuple(self._controls.ids(self._rendered([masked], tokenize=False)[0], masks))
+
+    def _plain(self, chats: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
+        """Ids of chats that are harmless."""
         if not chats:
             return []
         fast = self._fast
@@ -64,8 +109,6 @@ class ChatTokenizer:
             return [tuple(ids) for ids in rendered]
         if self._cut is None:
             return [tuple(found.ids) for found in self._encoded(fast, rendered)]
-        if self._n_kept > KEPT_IDS:
-            self.forget()
         pieces = [self._cut(text) for text in rendered]
         new = list(dict.fromkeys(piece for chat in pieces for piece in chat if piece not in self.kept_ids))
         for piece, found in zip(new, self._encoded(fast, new), strict=True):
@@ -107,6 +150,10 @@ class ChatTokenizer:
             fast.no_truncation()
             fast.no_padding()
         return fast
+
+    @cached_property
+    def _controls(self) -> Controls:
+        return Controls(self.tokenizer, lambda chat: str(self._rendered([chat], tokenize=False)[0]))
 
     @cached_property
     def _cut(self) -> Callable[[str], list[str]] | None:

@@ -86,7 +86,7 @@ def general_rows(model_path: str, path: str) -> list[TrainRow]:
 
 def reply_ids(chats: ChatTokenizer, text: str) -> tuple[int, ...]:
     """Ids of a reply that no engine produced, with the end token."""
-    return (*chats.tokenizer(text, add_special_tokens=False).input_ids, chats.tokenizer.eos_token_id)
+    return (*chats.encode_reply(text), chats.tokenizer.eos_token_id)
 
 
 class _Message(BaseModel):
