@@ -26,7 +26,7 @@ from typing import Any
 
 from stages.frame.types import ChatRefused, Message
 
-SPEAKERS = ("system", "user", "assistant", "tool")
+SPEAKERS = ("system", "user", "tool", "assistant")
 _TAGS = re.compile(r"</?[a-z_]+>")  # where a template may cut the assistant's text
 _MARK = "\ue000"
 SHAPES = (
@@ -49,7 +49,7 @@ class Finder:
     def __init__(self, contents: Sequence[str], normalize: Callable[[str], str] | None) -> None:
         self._normalize = normalize
         self._longest = max(map(len, contents), default=0)
-        self._first = {one[0] for one in contents}
+        self.first = tuple({one[0] for one in contents})
         every = "|".join(map(re.escape, sorted(contents, key=len, reverse=True))) or r"(?!)"
         self._every, self._overlapping = re.compile(every), re.compile(f"(?={every})")
         self.beginnings = tuple({one[:n] for one in contents for n in range(1, len(one))})
@@ -58,23 +58,25 @@ class Finder:
 
     def count(self, text: str) -> int:
         """Control tokens in a text; of those that overlap, the first one."""
-        if self._normalize is not None:
-            text = f"{text}\n{self._normalize(text)}"
-        return len(self._every.findall(text)) if any(one in text for one in self._first) else 0
+        return len(self._every.findall(self._both(text)))
 
     def touches(self, text: str, is_open: bool) -> bool:
         """Whether it holds one, or a part of one at an edge. is_open: the template may have begun one before the text."""
-        return self.count(text) > 0 or any(True for _ in self._edges(text, is_open))
+        return self._every.search(self._both(text)) is not None or any(True for _ in self._edges(text, is_open))
 
     def letters(self, text: str, is_open: bool) -> set[int]:
         """Where a text must be masked, so that no control token can come of it."""
         return {found.start() for found in self._overlapping.finditer(text)} | set(self._edges(text, is_open))
 
+    def _both(self, text: str) -> str:
+        """As it is, and as it is before the tokens that are normalized are looked for."""
+        return text if self._normalize is None else f"{text}\n{self._normalize(text)}"
+
     def _edges(self, text: str, is_open: bool) -> Iterator[int]:
         said = text.strip()
         start = len(text) - len(text.lstrip())
         tail = said[-self._longest :]
-        if any(one in tail for one in self._first) and tail.endswith(self.beginnings):
+        if any(one in tail for one in self.first) and tail.endswith(self.beginnings):
             yield from (start + len(said) - len(one) for one in self.beginnings if tail.endswith(one))
         if said and is_open and (said.startswith(self._ends) or said in self._joined):
             yield start
@@ -97,15 +99,30 @@ class Controls:
         self._tokenizer = tokenizer
         self._copy: tuple[Any, dict[str, str]] | None = None
         self._open = self._opened(render)
+        self._simple = not self._open and normalize is None  # a text without the first letter of any needs no mask
 
     def count(self, messages: Sequence[Message]) -> int:
         """Control tokens in the messages' texts, which are read as text."""
         return sum(self._of(m).count(text) for m in messages for text in _texts(m))
 
+    def is_plain(self, text: Any) -> bool:
+        """Whether a content needs no mask, whoever says it."""
+        if not isinstance(text, str):
+            return False
+        if self._simple:
+            for letter in self._all.first:
+                if letter in text:
+                    break
+            else:  # as almost always
+                return True
+        return not any(self._all.touches(part, bool(self._open)) for _, part in _parts("assistant", text))
+
     def touch(self, message: Message) -> bool:
         """Whether the message's texts need a mask."""
-        finder, is_open = self._of(message), message.get("role") in self._open
-        return any(finder.touches(part, is_open) for text in _texts(message) for _, part in _parts(message, text))
+        role, finder = str(message["role"]), self._of(message)
+        return any(
+            finder.touches(part, role in self._open) for text in _texts(message) for _, part in _parts(role, text)
+        )
 
     def masked(self, chat: Sequence[Message]) -> tuple[list[Message], dict[str, str]]:
         """The chat with masks in it, and mask -> letter. Raises ChatRefused where no letter is left for a mask."""
@@ -114,7 +131,7 @@ class Controls:
 
         def mask(message: Message, text: str) -> str:
             letters, is_open = list(text), message.get("role") in self._open
-            for start, part in _parts(message, text):
+            for start, part in _parts(str(message["role"]), text):
                 for place in self._of(message).letters(part, is_open):
                     letter = text[start + place]
                     if letter not in masks:
@@ -277,10 +294,10 @@ def _mapped(message: Message, change: Callable[[str], str]) -> Message:
     return {key: value if key == "role" and value in SPEAKERS else changed(value) for key, value in message.items()}
 
 
-def _parts(message: Message, text: str) -> Iterator[tuple[int, str]]:
+def _parts(role: str, text: str) -> Iterator[tuple[int, str]]:
     """(start, text) of what a template may write by itself: of the assistant's text, also what stands between tags."""
     yield 0, text
-    if message.get("role") == "assistant":
+    if role == "assistant":
         start = 0
         for tag in _TAGS.finditer(text):
             yield start, text[start : tag.start()]

@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain
+from operator import add
 from typing import Any
 
 from stages.frame.types import ChatRefused, EngineUnavailable, Message, Request, UsageError
@@ -84,15 +85,20 @@ class ChatTokenizer:
 
     def _is_harmless(self, chat: Sequence[Message]) -> bool:
         """Whether the chat's texts hold no control token, and no part of one that the template could complete."""
-        for message in chat:
-            known, text = self._harmless[message["role"] == "assistant"], message.get("content")
-            if len(message) == 2 and text in known:
-                continue
-            if self._controls.touch(message):
-                return False
-            if len(message) == 2 and isinstance(text, str):
-                known.add(text)
-                self._n_read += len(text)
+        plain, own = self._harmless
+        is_plain, n_read = self._controls.is_plain, 0
+        for message in [m for m in chat if m["content"] not in plain or len(m) != 2]:  # of a chat that grew, its end
+            text, is_own = message["content"], len(message) == 2 and message["role"] == "assistant"
+            if len(message) == 2 and is_plain(text):
+                plain.add(text)
+            elif not (is_own and text in own):
+                if self._controls.touch(message):
+                    return False
+                if not is_own:
+                    continue
+                own.add(text)
+            n_read += len(text)
+        self._n_read += n_read
         return True
 
     def _as_text(self, chat: Sequence[Message]) -> tuple[int, ...]:
@@ -171,13 +177,13 @@ def cutter(fast: Any) -> Callable[[str], list[str]] | None:
     special = [token for token in fast.get_added_tokens_decoder().values() if not token.normalized]
     if not special or fast.encode_special_tokens or any(token.lstrip or token.single_word for token in special):
         return None
-    found = re.compile(
-        "|".join(re.escape(content) for content in sorted((token.content for token in special), key=len, reverse=True))
-    )
+    contents = sorted((token.content for token in special), key=len, reverse=True)
+    split = re.compile(f"({'|'.join(map(re.escape, contents))})").split
 
     def cut(text: str) -> list[str]:
         # Each piece begins with its token: a text that stood alone might be read as the beginning of a sentence.
-        return [text[a:b] for a, b in pairwise([0, *(match.start() for match in found.finditer(text)), len(text)])]
+        first, *rest = split(text)
+        return [first, *map(add, rest[::2], rest[1::2])]
 
     return cut
 
