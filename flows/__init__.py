@@ -11,6 +11,8 @@ Modules:
     garbage    which weights are still needed, and which `turnwise gc` may delete
     remake     weights that were deleted, made again where a stage needs them
     workspace  opens a project folder: stores, engines, clean-up after dead processes
+    shipped    what the wheel carries beside the code: models and studies
+    completion what a shell completes at a tab
     report     progress on stderr, the table of iterations on stdout
     pages      HTML pages that need no other file
     output     streams that may close, fill up or know no bars: what is shown is dropped, the run goes on

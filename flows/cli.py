@@ -20,10 +20,26 @@ from typing import NoReturn
 from flows.arguments import looking, running, serving
 from flows.output import lasting
 
-PRINTING = ("plan", "explain", "stages", "presets", "compare", "runs", "show", "lineage", "sql", "check", "verify")
+PRINTING = (
+    "plan",
+    "explain",
+    "stages",
+    "presets",
+    "compare",
+    "runs",
+    "show",
+    "lineage",
+    "sql",
+    "check",
+    "verify",
+    "doctor",
+    "completion",
+)
 """Commands that do nothing but print: they fail where it cannot be written. What the others did is done all the same."""
 
 
+ASKED = "_ARGCOMPLETE"
+"""The variable by which a shell asks for completions."""
 GRACE_S = 5.0
 """How long a thread that is no daemon may go on after the command is done."""
 
@@ -52,6 +68,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status."""
+    if ASKED in os.environ:
+        from flows.completion import complete
+
+        complete(build_parser())
     outlets = lasting()
     args = build_parser().parse_args(argv)
     status = _done(args)

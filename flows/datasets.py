@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.registry import METHODS
+from flows.shipped import bring
 from stages import envs
 from stages.frame.types import UsageError
 from stages.store.runs import ScenarioSet
@@ -53,6 +54,11 @@ def check_data(run: RunConfig) -> None:
     """
     for told in missing_rows(run):
         raise UsageError(told)
+    check_splits(run)
+
+
+def check_splits(run: RunConfig) -> None:
+    """Raises UsageError where the task's data is not there, for any split that the run needs."""
     for split, options in splits(run).items():
         envs.scenarios(run.task.env, options, split, 1, run.seed)
 
@@ -62,6 +68,8 @@ def missing_rows(run: RunConfig) -> list[str]:
     found = []
     for stage in METHODS[run.method]:
         config = getattr(run, stage)
+        if getattr(config, "general_rows", 0):
+            bring(config.general_path)
         if getattr(config, "general_rows", 0) and not Path(config.general_path).is_file():
             found.append(
                 f"{stage}.general_path: wanted a JSONL file of general instruction rows at {config.general_path!r}, found none; put one there, lines of "

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.locks import device, hold_device
+from flows.shipped import bring
 from stages.frame.types import Engine, UsageError
 from stages.store.machine import disk_full
 
@@ -115,6 +116,7 @@ def engine_cache(home: Path) -> Callable[[RunConfig], Engine]:
 def make_engine(run: RunConfig) -> Engine:
     """The engine that `model.engine` names. Raises UsageError where the model is not there."""
     model = run.model
+    bring(model.path)
     if model.engine == "hf":
         from stages.llm.hf import HfEngine
 
@@ -140,6 +142,7 @@ def prompt_hashes(run: RunConfig) -> dict[str, str]:
 
 def model_hash(run: RunConfig) -> str:
     """Hash of the base model's files, or of its name where there are no files here."""
+    bring(run.model.path)
     return (
         _folder_hash(run.model.path) if run.model.engine in ("hf", "vllm") else f"{run.model.engine}:{run.model.path}"
     )

@@ -1,10 +1,12 @@
-"""The commands that serve: ui, serve; and init."""
+"""The commands that serve: ui, serve; and those that set up: completion, doctor, init."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from flows.arguments.command import command
+
+SHELLS = ("bash", "zsh", "fish")
 
 
 def add(commands: Any) -> None:
@@ -32,4 +34,9 @@ def add(commands: Any) -> None:
     serve.add_argument(
         "--limit", type=int, default=1, metavar="N", help="runs at once on this machine; the others wait (default: 1)"
     )
+    what = "Print what makes a shell complete commands, presets, stages and runs."
+    completion = command(commands, "completion", what, 'eval "$(turnwise completion bash)"', module="completion")
+    completion.add_argument("shell", metavar="SHELL", choices=SHELLS, help=f"one of {', '.join(SHELLS)}")
+    what = "Say what is installed and what is there: stores, GPU, disk, ports, and what each preset lacks; exit status 1 where the demo cannot run."
+    command(commands, "doctor", what, "turnwise doctor", module="commands.doctor")
     command(commands, "init", "Create the stores of this folder; what is there stays.", "turnwise init")

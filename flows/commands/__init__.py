@@ -19,6 +19,7 @@ Modules:
     compare      `turnwise compare`: runs side by side
     sql          `turnwise sql`: DuckDB's answer about the rows of the runs
     check        `turnwise check`: the contract suite on an environment of one's own
+    doctor       `turnwise doctor`: what is installed, what is there, and what each preset lacks
     gc           `turnwise gc`: weights that nobody needs any more
     describe     `turnwise stages`, from the stages themselves
     data         `turnwise data`: fetches a task's published data, lists what there is

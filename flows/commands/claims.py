@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows import rerun
+from flows import rerun, shipped
 from flows.claims import programs
 from flows.claims.evidence import Finding, Found, together
 from flows.claims.sources import CLAIMS, Claim
@@ -31,7 +31,7 @@ STUDY = Path("studies") / "claims.toml"
 def claims(args: Namespace) -> int:
     """turnwise claims"""
     folder = programs.root()
-    file = (args.study or (folder or Path()) / STUDY).resolve()
+    file = shipped.study((args.study or (folder or Path()) / STUDY).resolve())
     out = args.out and args.out.resolve()
     wanted = _wanted(args.only)
     asked = design.read(file)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows import shipped
 from flows.report import Display, duration, emit
 from flows.study import cells, design, elsewhere, finish, keep
 from flows.workspace import find_home, open_workspace
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 
 def study(args: Namespace) -> int:
     """turnwise study FILE"""
-    file, out = args.file.resolve(), args.out and args.out.resolve()  # before the working directory changes
+    file, out = (
+        shipped.study(args.file.resolve()),
+        args.out and args.out.resolve(),
+    )  # before the working directory changes
     asked = design.read(file)
     every = planned(asked)
     check_options(args, asked, every)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flows.shipped import bring
 from stages.envs import nearest
 from stages.frame.types import UsageError
 from stages.llm.folder import reading
@@ -145,6 +146,7 @@ def device_of(name: str) -> Device:
 
 def shape_of(path: str) -> Shape:
     """Shape of a model folder, or of a known hub name. Raises UsageError where neither tells it."""
+    bring(path)
     file = Path(path) / "config.json"
     if not file.is_file():
         # A folder is often named like the model in it.

@@ -3,6 +3,7 @@
 Modules:
 
     roles         the roles as prompt files, and how their replies are read
+    controls      control tokens in a message's text, read as text
     last_message  what a chat template makes of a message behind a conversation
     streams       an engine as a stream: new requests join those under way, or wait for the next tick
     metered       an engine that counts the tokens it generates

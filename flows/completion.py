@@ -1,0 +1,76 @@
+"""Completion in a shell, by argcomplete: commands and options from the parser; presets, stages and runs as they are.
+
+    eval "$(turnwise completion bash)"      # for this shell; into ~/.bashrc for all
+
+A shell asks by environment variables at each tab, so nothing heavy is imported here. [argcomplete]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sqlite3
+from argparse import Namespace
+from collections.abc import Iterable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from flows.registry import STAGES
+
+NEWEST = 50  # runs that are offered
+
+
+def completion(args: Namespace) -> int:
+    """turnwise completion SHELL"""
+    from argcomplete.shell_integration import shellcode
+
+    print(shellcode(["turnwise"], shell=args.shell))
+    return 0
+
+
+def complete(parser: argparse.ArgumentParser) -> None:
+    """Answer a shell and end the process."""
+    import argcomplete
+
+    for one in _all_parsers(parser):
+        for action in one._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                continue
+            if (names := _names(action)) is not None:
+                action.completer = names  # type: ignore[attr-defined]
+    argcomplete.autocomplete(parser, always_complete_options=False)
+
+
+def _all_parsers(parser: argparse.ArgumentParser) -> Iterable[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                yield from _all_parsers(child)
+
+
+def _names(action: argparse.Action) -> Any:
+    """What completes an argument; None where argparse or the shell knows better."""
+    metavar = str(action.metavar)
+    if metavar == "PRESET":
+        return lambda **_: sorted(presets())
+    if metavar in ("STAGE", "LAST"):
+        return lambda **_: list(STAGES)
+    return (lambda **_: runs(Path.cwd())) if metavar.startswith("RUN") else None
+
+
+def presets() -> list[str]:
+    folder = Path(__file__).parent / "presets"
+    return [path.stem for path in folder.glob("*.toml") if not path.stem.startswith("_")]
+
+
+def runs(here: Path) -> list[str]:
+    """Starts of the ids of the newest runs of the project folder, read from MLflow's store without MLflow."""
+    home = next((one for one in (here, *here.parents) if os.path.isfile(one / "mlflow" / "mlflow.db")), None)
+    if home is None:
+        return []
+    with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{home}/mlflow/mlflow.db?mode=ro", uri=True)) as store:
+        found = store.execute("select run_uuid from runs order by start_time desc limit ?", [NEWEST]).fetchall()
+        return [run_id[:8] for (run_id,) in found]
+    return []

@@ -1,0 +1,8 @@
+"""`python -m turnwise` is `turnwise`."""
+
+import sys
+
+from flows.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
