@@ -40,8 +40,8 @@ import torch
 
 from benchmarks.passes import table_head, table_row
 from flows import presets
-from flows.book import Summary
 from flows.pipeline import plain_step, run_pipeline
+from flows.telling import Summary
 from flows.workspace import make_engine, open_workspace
 from stages.frame.contract import POLICY_STAGES
 from stages.frame.types import Completion, Engine, Request, Row

@@ -19,7 +19,7 @@ Modules:
     played     a run that learns from the episodes which another one played
     champion   what a preset's scheduled runs go on from, and when it is replaced
     branch     a pipeline run that leaves another one at a stage
-    telling    what a run says of itself: name, description, figures
+    telling    what a run says of itself: name, summary, description, figures
     lineage    which stage runs made a run, as text and as a drawing
     datasets   the splits of a run as MLflow datasets
     locks      locks that end with their process: the device, a folder that is served

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows import telling
 from flows.lineage import lineage, runs_of, svg
 from flows.registry import METHODS
+from flows.telling import Asked, Iteration, Summary
 from stages.frame.types import TurnwiseError
 from stages.store.notes import run_link
 from stages.store.runs import NOTE
 
 if TYPE_CHECKING:
     from flows.presets import RunConfig
-    from flows.telling import Asked
     from stages.store.models import Version
     from stages.store.tracking import Status
     from stages.store.workspace import StageRun, Workspace
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 EXPERIMENT = "pipeline"
 SUMMARY = "summary.json"  # artifact of the parent run: what `--json` prints
 PICTURE = "lineage.svg"
-WIN_RATE = "evaluate/win_rate"
 CURVE = "agent"
 """Before the slash in the names of the two curves that a reader wants first. MLflow groups charts by what stands before a metric's last slash, in the order
 of the alphabet, and within a group likewise; the names of stages come later."""
@@ -38,36 +37,6 @@ TOTALS = (
     "env_steps",
     "generated_tokens",
 )  # the four axes of cost, summed over the iterations; evaluation is left out
-
-
-@dataclass(frozen=True)
-class Iteration:
-    """What one iteration came to. win_rate and its 95 % interval are of the validation split; None where not evaluated."""
-
-    iteration: int
-    runs: Mapping[str, str]  # stage -> run id
-    metrics: Mapping[str, float]
-    seconds: float  # of the stages' own work, evaluation left out; a reused stage counts what it took when it ran
-    reused: tuple[str, ...] = ()
-    cpu_s: float = 0.0  # as seconds, but processor time
-
-    @property
-    def win_rate(self) -> float | None:
-        return self.metrics.get(WIN_RATE)
-
-
-@dataclass(frozen=True)
-class Summary:
-    """A whole run, as `turnwise run --json` prints it."""
-
-    run_id: str
-    preset: str
-    status: str
-    seconds: float
-    base: Mapping[str, Any] = field(default_factory=dict)  # the base model on the test split
-    final: Mapping[str, Any] = field(default_factory=dict)  # the best adapter on the test split
-    iterations: Sequence[Mapping[str, Any]] = ()
-    match: Mapping[str, Any] = field(default_factory=dict)  # against the champion: `flows.champion.compared`
 
 
 def outcome(evaluated: StageRun) -> dict[str, Any]:
@@ -105,7 +74,7 @@ class Book:
     """The parent run's curves and its summary, kept up to date so that a killed run can be shown and rerun from."""
 
     def __init__(
-        self, run: RunConfig, workspace: Workspace, asked: telling.Asked, commit: Mapping[str, str], summary: Summary
+        self, run: RunConfig, workspace: Workspace, asked: Asked, commit: Mapping[str, str], summary: Summary
     ) -> None:
         self.run, self.asked, self.commit, self.summary = run, asked, commit, summary
         self._workspace, self._tracking = workspace, workspace.tracking

@@ -20,12 +20,11 @@ from flows import presets, rerun
 from flows.book import EXPERIMENT
 from flows.pipeline import LAST
 from flows.registry import METHODS
-from flows.telling import Asked, changes_told
+from flows.telling import Asked, Summary, changes_told
 from stages.frame.types import UsageError
 from stages.store.runs import differences, without_password
 
 if TYPE_CHECKING:
-    from flows.book import Summary
     from flows.pipeline import Call, Step
     from flows.presets import RunConfig
     from stages.frame.contract import Stage

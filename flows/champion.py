@@ -23,9 +23,9 @@ from stages.llm.roles import mix
 from stages.store.runs import differences
 
 if TYPE_CHECKING:
-    from flows.book import Iteration
     from flows.pipeline import Step
     from flows.presets import RunConfig
+    from flows.telling import Iteration
     from stages.store.models import Version
     from stages.store.workspace import StageRun, Workspace
 

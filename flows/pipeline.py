@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flows import presets, telling
-from flows.book import Iteration, Summary, open_book, outcome
+from flows import presets
+from flows.book import open_book, outcome
 from flows.datasets import scenario_sets
 from flows.registry import METHODS, SWEPT, load_stage, select_inputs
+from flows.telling import Asked, Iteration, Summary
 from stages.store.runs import flat
 
 if TYPE_CHECKING:
     from flows.presets import RunConfig
-    from flows.telling import Asked
     from stages.frame.contract import Stage
     from stages.store.models import Version
     from stages.store.workspace import Bar, StageRun, Workspace
@@ -174,7 +174,7 @@ def run_pipeline(
     Finished stages are reused, so after a kill the same call goes on from the last one that finished. Raises what a
     stage raises; the parent run is then marked FAILED, or KILLED on Ctrl-C, with what had been done by then.
     """
-    book = open_book(run, workspace, asked or telling.Asked())
+    book = open_book(run, workspace, asked or Asked())
     run_id = book.summary.run_id
     with book.closing():
         workspace.tracking.write_json(run_id, "config.json", run.model_dump(mode="json"))

@@ -23,10 +23,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from flows.telling import match_text, rate_text
+from flows.telling import Iteration, Summary, match_text, rate_text
 
 if TYPE_CHECKING:
-    from flows.book import Iteration, Summary
     from flows.pipeline import Call, Step
     from stages.frame import contract
     from stages.store.workspace import StageRun

@@ -1,4 +1,4 @@
-"""What a pipeline's run says of itself: its name, its description on MLflow's page, and the figures of its adapter.
+"""What a pipeline's run says of itself: its name, summary, description on MLflow's page, and the figures of its adapter.
 
 For somebody who sees two runs side by side and asks what they are, how they differ, and what came of it.
 """
@@ -15,7 +15,6 @@ from stages.store.notes import Link, code, run_link
 from stages.store.runs import MAX_VALUE, SET, differences, without_password
 
 if TYPE_CHECKING:
-    from flows.book import Summary
     from flows.presets import RunConfig
     from stages.store.models import Version
 
@@ -43,6 +42,36 @@ class Asked:
     def params(self) -> dict[str, Any]:
         """What differs, as params of the run."""
         return {f"{SET}{key}": new for key, (_, new) in self.changed.items()}
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What one iteration came to. win_rate and its 95 % interval are of the validation split; None where not evaluated."""
+
+    iteration: int
+    runs: Mapping[str, str]  # stage -> run id
+    metrics: Mapping[str, float]
+    seconds: float  # of the stages' own work, evaluation left out; a reused stage counts what it took when it ran
+    reused: tuple[str, ...] = ()
+    cpu_s: float = 0.0  # as seconds, but processor time
+
+    @property
+    def win_rate(self) -> float | None:
+        return self.metrics.get("evaluate/win_rate")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A whole run, as `turnwise run --json` prints it."""
+
+    run_id: str
+    preset: str
+    status: str
+    seconds: float
+    base: Mapping[str, Any] = field(default_factory=dict)  # the base model on the test split
+    final: Mapping[str, Any] = field(default_factory=dict)  # the best adapter on the test split
+    iterations: Sequence[Mapping[str, Any]] = ()
+    match: Mapping[str, Any] = field(default_factory=dict)  # against the champion: `flows.champion.compared`
 
 
 def asked(preset: str, run: RunConfig, sets: Sequence[str]) -> Asked:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from flows import presets, telling
 from flows import rerun as reruns
-from flows.book import Summary
 from flows.orchestration import launch
 from flows.report import Display
+from flows.telling import Summary
 from flows.workspace import find_home, open_workspace
 from stages.store.workspace import StageRun, Workspace
 

@@ -22,7 +22,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from flows.book import EXPERIMENT, SUMMARY, Iteration
+from flows.book import EXPERIMENT, SUMMARY
 from flows.commands import listed
 from flows.commands.certificate import all_clear, difference
 from flows.commands.ledger import ledger_table, read_ledger
@@ -30,6 +30,7 @@ from flows.output import visible
 from flows.report import emit, ending, header, sparkline, table_row
 from flows.rerun import stored_summary
 from flows.study import keep
+from flows.telling import Iteration, Summary
 from flows.view.episodes import VALUES, WRITERS
 from flows.view.verdicts import WRONG, disagreement, result
 from flows.workspace import find_home, open_workspace
@@ -235,8 +236,6 @@ def _labelled(label: str, text: str, style: str = "") -> Text:
 
 
 def _pipeline(workspace: Workspace, run_id: str, summary: Mapping[str, Any]) -> str:
-    from flows.book import Summary
-
     info = workspace.tracking.info(run_id)
     lines = [f"run {run_id}  {info.name}  {info.status}"]
     if old := info.tags.get("rerun_of"):

@@ -17,7 +17,6 @@ from flows import champion, played
 from flows.datasets import check_data
 
 if TYPE_CHECKING:
-    from flows.book import Iteration, Summary
     from flows.branch import Branch
     from flows.orchestration.page import Page
     from flows.orchestration.server import Server
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from flows.presets import RunConfig
     from flows.report import Display
     from flows.rerun import Rerun
-    from flows.telling import Asked
+    from flows.telling import Asked, Iteration, Summary
     from stages.store.workspace import StageRun, Workspace
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 from uuid import UUID
 
 from prefect.artifacts import create_markdown_artifact
@@ -18,10 +18,7 @@ from prefect.logging import get_logger
 from prefect.runtime import flow_run
 
 from flows.report import bar, sparkline
-from flows.telling import match_text, rate_text
-
-if TYPE_CHECKING:
-    from flows.book import Iteration, Summary
+from flows.telling import Iteration, Summary, match_text, rate_text
 
 MLFLOW_PORT = 5000  # where `turnwise ui` serves MLflow's page unless it is told otherwise
 

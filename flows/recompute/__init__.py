@@ -7,6 +7,6 @@ Modules:
     again      stages that are functions of what is stored: the whole stage once more
     episodes   collect and evaluate: what follows from the episodes as they were played
     drawn      targets, refine, pick and q_critic: what follows from the replies as they were drawn
-    compare    two values, rows or files, and where they differ
+    compare    what a stage run stored; two values, rows or files, and where they differ
     mute       the engine of a replay: the tokenizer alone
 """

@@ -7,10 +7,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flows.recompute import compare
-from flows.recompute.compare import Compared
+from flows.recompute.compare import Compared, Stored
 
 if TYPE_CHECKING:
-    from flows.recompute.run import Stored
     from stages.frame.contract import Context
 
 STAGES = ("critic", "distill", "rft", "grpo", "self_ac")

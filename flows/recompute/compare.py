@@ -1,4 +1,4 @@
-"""Two values, and where they differ by more than rounding."""
+"""What a stage run stored, and where a value that was found differs from it by more than rounding."""
 
 from __future__ import annotations
 
@@ -16,6 +16,19 @@ from stages.frame.types import Row
 TOLERANCE = 1e-6  # of a number, relative to it where it is above 1
 NOT_COMPARED = ("run_id", "seconds")
 SHOWN = 60  # characters of a value in a report
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a finished stage run left. has_model: whether its base model is at hand."""
+
+    run_id: str
+    stage: str
+    metrics: Mapping[str, float]
+    rows: Callable[[str], list[Row]]
+    artifacts: Path
+    has_model: bool
+    is_dropped: bool
 
 
 @dataclass(frozen=True)

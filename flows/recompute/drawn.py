@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flows.recompute import compare, mute
-from flows.recompute.compare import Compared
+from flows.recompute.compare import Compared, Stored
 from stages.frame.types import Completion, Message, Row
 from stages.judge.critique import Judgement
 from stages.llm.roles import roles_of
@@ -24,7 +24,6 @@ from stages.play.chains import draw, read_in_full, usable
 from stages.play.transitions import candidates, in_full, known_losses
 
 if TYPE_CHECKING:
-    from flows.recompute.run import Stored
     from stages.frame.contract import Context
     from stages.judge.refinement import Refinement
     from stages.play.transitions import Candidate, Transition

@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from flows.recompute import compare, mute
-from flows.recompute.compare import Compared
+from flows.recompute.compare import Compared, Stored
 from stages.frame.types import Completion, Episode, Outcome, Row, Scenario, Turn
 from stages.llm.roles import roles_of
 from stages.play.tally import env_steps, summary
 from stages.play.transitions import episode_rows
 
 if TYPE_CHECKING:
-    from flows.recompute.run import Stored
     from stages.frame.contract import Context
 
 

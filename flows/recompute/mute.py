@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.recompute import compare
-from flows.recompute.compare import Compared
+from flows.recompute.compare import Compared, Stored
 from stages.frame.types import Completion, Request, TurnwiseError
 from stages.llm.scripted import ScriptedEngine
 from stages.llm.tokens import ChatTokenizer
 
 if TYPE_CHECKING:
     from flows.presets import RunConfig
-    from flows.recompute.run import Stored
     from stages.frame.contract import Context
 
 

@@ -6,7 +6,7 @@ Each stage reads what is stored, never what was recomputed before: so a differen
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from flows.book import EXPERIMENT
 from flows.bundle.write import stage_runs
 from flows.recompute import again, compare
-from flows.recompute.compare import Compared
+from flows.recompute.compare import Compared, Stored
 from flows.rerun import is_same, prepare, stored_summary
 from stages.frame.types import Dropped, MissingInput, Row, TurnwiseError, UsageError
 
@@ -24,19 +24,6 @@ if TYPE_CHECKING:
     from stages.store.workspace import Workspace
 
 WHOLE, DERIVED, NOT = "whole", "from its draws", "not"
-
-
-@dataclass(frozen=True)
-class Stored:
-    """What a finished stage run left. has_model: whether its base model is at hand."""
-
-    run_id: str
-    stage: str
-    metrics: Mapping[str, float]
-    rows: Callable[[str], list[Row]]
-    artifacts: Path
-    has_model: bool
-    is_dropped: bool
 
 
 @dataclass(frozen=True)

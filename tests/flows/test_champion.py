@@ -11,10 +11,10 @@ import pytest
 from fakes import Stages, fake_stages
 
 from flows import champion, presets
-from flows.book import Summary
 from flows.orchestration.launch import Launcher, launch_run
 from flows.orchestration.recurring import next_sets
 from flows.report import Display, ending
+from flows.telling import Summary
 from stages.frame.types import EngineUnavailable, UsageError
 from stages.store import models
 from stages.store.runs import NOTE

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from flows.book import Iteration, Summary
 from flows.orchestration import page
+from flows.telling import Iteration, Summary
 
 RATES = {"evaluate/win_rate": 0.5, "evaluate/win_low": 0.4, "evaluate/win_high": 0.6, "collect/return": 0.25}
 

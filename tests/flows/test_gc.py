@@ -11,12 +11,13 @@ import pytest
 from commands import RUN, Commands, Ended, stage_runs
 from fakes import WEIGHTS, Stages, fake_stages
 
-from flows import book, cli, presets
+from flows import cli, presets
 from flows.garbage import delete, survey
 from flows.orchestration.launch import Launcher, launch_rerun, launch_run
 from flows.registry import METHODS, READS, WIRING
 from flows.report import Display
 from flows.rerun import prepare
+from flows.telling import Summary
 from stages.frame.types import Dropped
 from stages.store.stage_context import Inputs
 from stages.store.workspace import Workspace
@@ -31,7 +32,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
         yield found
 
 
-def go(workspace: Workspace, **values: Any) -> book.Summary:
+def go(workspace: Workspace, **values: Any) -> Summary:
     run = presets.resolve({"preset": "test", "iterations": 5, **values})
     return launch_run(run, workspace, Launcher(workspace.home, None), Display(quiet=True), sets=[])
 
@@ -41,7 +42,7 @@ def collected(workspace: Workspace, keep: int = 2) -> list[str]:
     return [f"{one.stage} {one.iteration}" for one in delete(workspace, survey(workspace, keep))]
 
 
-def runs_of(summary: book.Summary) -> dict[str, str]:
+def runs_of(summary: Summary) -> dict[str, str]:
     return {f"{s} {row['iteration']}": run for row in summary.iterations for s, run in row["runs"].items()}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fakes import Stages, fake_stages
 
-from flows import book, pipeline, presets, rerun
+from flows import pipeline, presets, rerun, telling
 from flows.commands.dry_run import plan
 from flows.orchestration.launch import Launcher, launch_run
 from flows.registry import read_weights
@@ -29,7 +29,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
         yield found
 
 
-def go(workspace: Workspace, **values: Any) -> book.Summary:
+def go(workspace: Workspace, **values: Any) -> telling.Summary:
     run = presets.resolve({"preset": "test", "iterations": 2, **values})
     return pipeline.run_pipeline(run, workspace, lambda parent: pipeline.plain_step(workspace, silent, parent))
 
@@ -333,6 +333,6 @@ def test_what_is_lost_without_an_error_is_told_beside_the_table(
     metrics: dict[str, float], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Display() as display:
-        display.row(book.Iteration(-1, {}, metrics, 1.0))
+        display.row(telling.Iteration(-1, {}, metrics, 1.0))
     found = " ".join(capsys.readouterr().err.split())
     assert re.match(told, found) if told else not found

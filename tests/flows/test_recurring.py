@@ -15,10 +15,10 @@ import pytest
 from fakes import Stages, fake_stages
 
 from flows import cli, presets
-from flows.book import Summary
 from flows.orchestration.launch import Launcher, launch_run
 from flows.orchestration.recurring import next_sets
 from flows.report import Display
+from flows.telling import Summary
 from stages.store.workspace import Workspace
 
 DUE = datetime(2026, 11, 22, 3, 0, tzinfo=UTC)

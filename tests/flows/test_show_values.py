@@ -9,8 +9,8 @@ import models
 import pytest
 
 from flows import cli
-from flows.book import Summary
 from flows.report import ending, sparkline
+from flows.telling import Summary
 from stages.frame.types import Outcome
 from stages.judge.values import TABLE, Judged, write_values
 from stages.llm.scripted import ScriptedEngine

@@ -38,7 +38,7 @@ def preset(tmp_path: Path) -> str:
     return str(tmp_path / "mine.toml")
 
 
-def ran(workspace: Workspace, preset: str, *sets: str) -> book.Summary:
+def ran(workspace: Workspace, preset: str, *sets: str) -> telling.Summary:
     run = presets.load(preset, sets)
     with Display(quiet=True) as display:
         return launch_run(
@@ -124,7 +124,7 @@ def test_the_description_of_a_long_run_fits_and_keeps_its_end(
     summary = ran(workspace, preset)
     rows = [{**summary.iterations[2], "iteration": i} for i in range(100)]
     long = telling.Asked("turnwise run mine", {f"critic.key{i}": (0, "x" * 500) for i in range(99)})
-    whole = book.Summary(summary.run_id, "mine", "FINISHED", 1.0, summary.base, summary.final, rows)
+    whole = telling.Summary(summary.run_id, "mine", "FINISHED", 1.0, summary.base, summary.final, rows)
     text = telling.note(presets.load(preset), long, {}, whole, workspace.tracking.link)
     assert len(text) <= MAX_VALUE
     assert "| 99 |" in text and "| 0 |" not in text and "earlier rows are left out" in text
