@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from flows.registry import STAGES
+from stages.frame.types import UsageError
 
+SHELLS = ("bash", "zsh", "fish")
 NEWEST = 50  # runs that are offered
 
 
@@ -25,6 +27,8 @@ def completion(args: Namespace) -> int:
     """turnwise completion SHELL"""
     from argcomplete.shell_integration import shellcode
 
+    if args.shell not in SHELLS:
+        raise UsageError(f"completion: there is no shell {args.shell[:20]!r} here; give one of {', '.join(SHELLS)}.")
     print(shellcode(["turnwise"], shell=args.shell))
     return 0
 
@@ -55,6 +59,8 @@ def _names(action: argparse.Action) -> Any:
     metavar = str(action.metavar)
     if metavar == "PRESET":
         return lambda **_: sorted(presets())
+    if metavar == "SHELL":
+        return lambda **_: list(SHELLS)
     if metavar in ("STAGE", "LAST"):
         return lambda **_: list(STAGES)
     return (lambda **_: runs(Path.cwd())) if metavar.startswith("RUN") else None

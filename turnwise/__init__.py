@@ -14,6 +14,7 @@ Modules:
 
     tables  what was run and kept, as DataFrames: runs, curves, rows, SQL, comparisons
     work    runs a preset or one stage
+    __main__  `python -m turnwise` is `turnwise`
 """
 
 from stages.frame.types import TurnwiseError, UsageError

@@ -6,8 +6,6 @@ from typing import Any
 
 from flows.arguments.command import command
 
-SHELLS = ("bash", "zsh", "fish")
-
 
 def add(commands: Any) -> None:
     """Add them to the commands."""
@@ -36,7 +34,7 @@ def add(commands: Any) -> None:
     )
     what = "Print what makes a shell complete commands, presets, stages and runs."
     completion = command(commands, "completion", what, 'eval "$(turnwise completion bash)"', module="completion")
-    completion.add_argument("shell", metavar="SHELL", choices=SHELLS, help=f"one of {', '.join(SHELLS)}")
+    completion.add_argument("shell", metavar="SHELL", help="bash, zsh or fish")
     what = "Say what is installed and what is there: stores, GPU, disk, ports, and what each preset lacks; exit status 1 where the demo cannot run."
     command(commands, "doctor", what, "turnwise doctor", module="commands.doctor")
     command(commands, "init", "Create the stores of this folder; what is there stays.", "turnwise init")
