@@ -15,7 +15,6 @@ wrong turns where they are counted. It is told what NLAC is told, and has no cri
 
 from __future__ import annotations
 
-import importlib
 import random
 from collections.abc import Sequence
 from itertools import groupby
@@ -106,23 +105,21 @@ def told_rows(
     Raises UsageError where the environment's module has no `lessons`.
     """
     task, config = context.run.task, context.config
-    desk: Any = importlib.import_module(envs.module_name(task.env))
-    if not hasattr(desk, "lessons"):
+    if not envs.has(task.env, "lessons"):
         raise UsageError(
             f'rft.labels: "told" wants an environment whose observations correct actions, and {task.env} has no function '
             '`lessons`; use "wins"'
         )
     seen, decode = observations(context.replay, lived), context.engine.decode
     read = dict(zip([t.key for t in lived], ids_of(context.replay, lived), strict=True))
-    useful, wrong = dict[tuple[str, int], tuple[str, str]](), dict[str, int]()
+    useful, wrong = dict[tuple[str, int], tuple[str, str]](), dict[str, float]()
     for episode_id, group in groupby(lived, lambda t: t.key[0]):
         turns = list(group)
         texts = [decode(read[t.key][1]) for t in turns]
-        told = desk.lessons(
-            [(text, seen[t.key]) for t, text in zip(turns, texts, strict=True)], won=turns[-1].total_reward >= 1
-        )
+        said = [(text, seen[t.key]) for t, text in zip(turns, texts, strict=True)]
+        told = envs.lessons(task.env, said, won=turns[-1].total_reward >= 1)
         useful |= {t.key: (a, b) for t, a, b in zip(turns, texts, told, strict=True) if b is not None}
-        wrong[episode_id] = desk.n_wrong(seen[turns[-1].key])
+        wrong[episode_id] = envs.n_wrong(task.env, seen[turns[-1].key])
     pool = sorted((t for t in lived if t.key in useful), key=lambda t: (wrong[t.key[0]], rng.random()))
     drawn = draw(pool[: config.rows], config.rows, rng, refill=config.refill)
     chats = ChatTokenizer(context.run.model.path)

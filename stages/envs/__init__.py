@@ -59,7 +59,7 @@ from typing import Any, Protocol, cast
 
 from pydantic import ValidationError
 
-from stages.frame.border import At, numbers_of, scenarios_of, shown, text_of
+from stages.frame.border import At, number_of, numbers_of, scenarios_of, shown, text_of
 from stages.frame.checked_env import checked
 from stages.frame.contract import Config
 from stages.frame.own import is_own, own_file, own_module, telling
@@ -150,6 +150,27 @@ def describe(name: str, options: Mapping[str, Any], episodes: Sequence[Episode])
     with telling("task.env", name, "describe"):
         found = tell(options, episodes) if tell else {}
     return numbers_of(_at(name, "describe"), found)
+
+
+def lessons(name: str, turns: Sequence[tuple[str, str]], *, won: bool) -> list[str | None]:
+    """What the environment's parser of the words makes of an episode's (action, observation): each action's text, mended,
+    or None where it says nothing of it. Raises UsageError as above.
+    """
+    at, module = _at(name, "lessons"), cast(Any, _module(name))
+    with telling("task.env", name, "lessons"):
+        found = module.lessons(turns, won=won)
+    if not isinstance(found, (tuple, list)) or len(found) != len(turns):
+        raise at.broken(
+            f"a list of {len(turns)} texts, one a turn", shown(found), "None where nothing is said of a turn"
+        )
+    return [None if one is None else text_of(at, "lesson", one) for one in found]
+
+
+def n_wrong(name: str, observation: str) -> float:
+    """How many turns the last observation says were wrong. Raises UsageError as above."""
+    with telling("task.env", name, "n_wrong"):
+        found = cast(Any, _module(name)).n_wrong(observation)
+    return number_of(_at(name, "n_wrong"), "number of wrong turns", found)
 
 
 def check_readable(name: str, options: Mapping[str, Any], state: Sequence[Message], reply: str) -> None:

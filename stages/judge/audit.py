@@ -17,6 +17,7 @@ import numpy as np
 
 from stages import envs
 from stages.frame.contract import Context
+from stages.frame.own import telling
 from stages.frame.types import Episode, Malformed, Row, Turn
 from stages.judge.critique import Judgement, judge
 from stages.learn.statistics import auroc, bootstrap_interval, calibration, cluster_draws, share_interval, spearman
@@ -186,7 +187,7 @@ def truths(context: Context, cases: Sequence[Case]) -> tuple[list[Case], list[An
     read, facts = [], []
     for c in cases if truth else ():
         # An action that the environment would not understand is neither right nor wrong.
-        with suppress(Malformed):
+        with suppress(Malformed), telling("task.env", task.env, "truth"):
             if c.judgement.verdict != "malformed":
                 facts.append(truth(task.options, c.episode.scenario, [*past_actions(c), c.action]))
                 read.append(c)

@@ -200,6 +200,25 @@ def test_what_describe_tells_is_checked(kind: str, said: str) -> None:
     assert envs.describe(NAME, {}, []) == {"n": 0.0}
 
 
+def test_what_a_parser_of_the_words_tells_is_checked() -> None:
+    turns = [("Action: check photo", "ok"), ("Action: give voucher", "ok")]
+    envs.options_of(NAME)
+    for found, said in (
+        ("none", "a list of 2 texts"),
+        (["one"], "a list of 2 texts"),
+        (["one", 2], "a text as lesson"),
+    ):
+        sys.modules[NAME].lessons = lambda turns, won, found=found: found  # type: ignore[attr-defined]
+        with pytest.raises(BrokenEnvironment, match=f"lessons of my.hostile .* wants {said}"):
+            envs.lessons(NAME, turns, won=True)
+    sys.modules[NAME].n_wrong = lambda observation: None  # type: ignore[attr-defined]
+    with pytest.raises(BrokenEnvironment, match="n_wrong of my.hostile .* wants a number"):
+        envs.n_wrong(NAME, "ok")
+    sys.modules[NAME].readable = lambda options, state, reply: {}["x"]  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match="readable of my.hostile failed: KeyError: 'x'"):
+        envs.check_readable(NAME, {}, [], "hello")
+
+
 @pytest.mark.parametrize(("kind", "said"), [("a text", "a tuple of dicts"), ("an object", "a tuple of dicts")])
 def test_tools_are_checked_as_they_are_read(kind: str, said: str) -> None:
     env = envs.make_env(NAME, {"at": "tools", "kind": kind})()
