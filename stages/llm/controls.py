@@ -58,19 +58,21 @@ class Finder:
 
     def count(self, text: str) -> int:
         """Control tokens in a text; of those that overlap, the first one."""
-        return len(self._every.findall(self._both(text)))
+        return max(len(self._every.findall(one)) for one in self._forms(text))
 
     def touches(self, text: str, is_open: bool) -> bool:
         """Whether it holds one, or a part of one at an edge. is_open: the template may have begun one before the text."""
-        return self._every.search(self._both(text)) is not None or any(True for _ in self._edges(text, is_open))
+        return any(map(self._every.search, self._forms(text))) or any(True for _ in self._edges(text, is_open))
 
     def letters(self, text: str, is_open: bool) -> set[int]:
         """Where a text must be masked, so that no control token can come of it."""
+        if any(map(self._every.search, self._forms(text)[1:])):  # who knows which letters became one
+            return {place for place, letter in enumerate(text) if not letter.isspace()}
         return {found.start() for found in self._overlapping.finditer(text)} | set(self._edges(text, is_open))
 
-    def _both(self, text: str) -> str:
-        """As it is, and as it is before the tokens that are normalized are looked for."""
-        return text if self._normalize is None else f"{text}\n{self._normalize(text)}"
+    def _forms(self, text: str) -> tuple[str, ...]:
+        """As it is, and as it is when the tokens that are normalized are looked for."""
+        return (text,) if self._normalize is None else (text, self._normalize(text))
 
     def _edges(self, text: str, is_open: bool) -> Iterator[int]:
         said = text.strip()

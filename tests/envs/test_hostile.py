@@ -212,10 +212,10 @@ def test_what_a_parser_of_the_words_tells_is_checked() -> None:
         with pytest.raises(BrokenEnvironment, match=f"lessons of my.hostile .* wants {said}"):
             envs.lessons(NAME, turns, won=True)
     sys.modules[NAME].n_wrong = lambda observation: None  # type: ignore[attr-defined]
-    with pytest.raises(BrokenEnvironment, match="n_wrong of my.hostile .* wants a number"):
+    with pytest.raises(BrokenEnvironment, match=r"n_wrong of my.hostile .* wants a number"):
         envs.n_wrong(NAME, "ok")
-    sys.modules[NAME].readable = lambda options, state, reply: {}["x"]  # type: ignore[attr-defined]
-    with pytest.raises(UsageError, match="readable of my.hostile failed: KeyError: 'x'"):
+    sys.modules[NAME].readable = lambda options, state, reply: [].index(reply)  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match=r"readable of my.hostile failed: ValueError: 'hello' is not in list"):
         envs.check_readable(NAME, {}, [], "hello")
 
 

@@ -209,6 +209,23 @@ def test_the_template_puts_no_control_token_together(template: str, texts: list[
     ]
 
 
+@pytest.mark.parametrize("text", ["<|A|>", "<|a|>", "x<|A|>y", "</S>"])
+def test_a_text_that_a_normalizer_makes_one_takes_no_effect(text: str) -> None:
+    """Of tokens that are looked for in the text as it is normalized, here in small letters."""
+    found = of(of_kind("small letters, as BERT", "normalized"))
+    known = set(found.tokenizer.get_added_vocab().values()) - {found.tokenizer.unk_token_id}
+    chat, harmless = (
+        [{"role": "user", "content": one}, {"role": "assistant", "content": one}] for one in (text, "x" * len(text))
+    )
+    assert [one for one in found.encode(chat) if one in known] == [
+        one for one in found.encode(harmless) if one in known
+    ]
+    assert found.count_controls(chat) == 2
+    assert [one for one in whole_path(found.tokenizer, chat) if one in known] != [
+        one for one in found.encode(chat) if one in known
+    ]
+
+
 def test_texts_beside_the_content_are_texts_too() -> None:
     template = "{% for m in messages %}<|a|>{{ m.role }}{{ m.name }}{{ m.content }}{{ m.calls | tojson }}{% endfor %}"
     made = wrapped(bytes_by_pairs(False), ("<|a|>", "<|b|>"), (), template)
