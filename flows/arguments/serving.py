@@ -32,8 +32,8 @@ def add(commands: Any) -> None:
     serve.add_argument(
         "--limit", type=int, default=1, metavar="N", help="runs at once on this machine; the others wait (default: 1)"
     )
-    what = "Print what makes a shell complete commands, presets, stages and runs."
-    completion = command(commands, "completion", what, 'eval "$(turnwise completion bash)"', module="completion")
+    what = 'Print what makes a shell complete commands, presets, stages and runs; for this shell: eval "$(turnwise completion bash)".'
+    completion = command(commands, "completion", what, "turnwise completion bash", module="completion")
     completion.add_argument("shell", metavar="SHELL", help="bash, zsh or fish")
     what = "Say what is installed and what is there: stores, GPU, disk, ports, and what each preset lacks; exit status 1 where the demo cannot run."
     command(commands, "doctor", what, "turnwise doctor", module="commands.doctor")
