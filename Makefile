@@ -33,7 +33,7 @@ help:
 	@echo "make tiny         every stage once, in seconds"
 	@echo "make pretrain     make the base models in data/base, base_agents, base_maths and base_twenty again"
 	@echo "make gpu-check    packed rows, step times and memory on a GPU"
-	@echo "make docs         write docs/cli.md and docs/rooms.md from the code"
+	@echo "make docs         write docs/reference/cli.md and docs/reference/rooms.md from the code"
 	@echo "make format       format the code and mend what ruff can"
 	@echo "make constraints  resolve constraints.txt anew (needs uv)"
 	@echo "make setup        only the environment and the stores; make clean removes the environment"

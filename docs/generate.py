@@ -1,4 +1,4 @@
-"""Writes docs/cli.md, the reference of the command line, from the parser, and docs/rooms.md from the docstrings of the folders.
+"""Writes docs/reference/cli.md, the reference of the command line, from the parser, and docs/reference/rooms.md from the docstrings of the folders.
 
     python docs/generate.py            write them
     python docs/generate.py --check    exit 1 if what is there is not what would be written
@@ -135,7 +135,7 @@ def rooms() -> str:
 def main(arguments: list[str]) -> int:
     from flows.cli import build_parser
 
-    pages = {HERE / "cli.md": reference(build_parser()), HERE / "rooms.md": rooms()}
+    pages = {HERE / "reference" / "cli.md": reference(build_parser()), HERE / "reference" / "rooms.md": rooms()}
     if arguments == ["--check"]:
         stale = [
             path.name for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text

@@ -4,7 +4,7 @@
         observation
 
 Source: arXiv 2512.04601, section 4 (successor training) and Algorithm 1; a fresh a', the terminal prompt and the
-sampling shares are ours (docs/paper-map.md). Each target keeps two information sets: the student prompt x
+sampling shares are ours (docs/reference/paper-map.md). Each target keeps two information sets: the student prompt x
 (conversation, action) and the teacher prompt x+ (with s', r, f'). Only x reaches a training row.
 
     turnwise rerun targets --of RUN --set targets.transitions=512

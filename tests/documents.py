@@ -17,9 +17,9 @@ from stages.frame.types import UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = [path for path in (ROOT / "README.md", *sorted(DOCS.glob("*.md"))) if path.is_file()]
+PAGES = [path for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if path.is_file()]
 # Every word in backticks of these must be something that can be looked up.
-CHECKED = ("architecture.md", "paper-map.md", "extending.md")
+CHECKED = ("explanation/architecture.md", "reference/paper-map.md", "how-to/extend.md")
 CODE = [path for folder in ("turnwise", "flows", "stages") for path in sorted((ROOT / folder).rglob("*.py"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")
@@ -128,7 +128,7 @@ def problem(span: str, page: str = "") -> str:
         file, _, test = span.partition("::")
         return "" if (ROOT / file).is_file() and test in functions_of(ROOT / file) else "no such test"
     if span.startswith("--"):
-        return "" if f"`{span.split('=')[0].split()[0]}" in text_of(DOCS / "cli.md") else "no such option"
+        return "" if f"`{span.split('=')[0].split()[0]}" in text_of(DOCS / "reference/cli.md") else "no such option"
     key, equals, _ = span.partition("=")
     if equals:
         return set_problem(span.replace(" ", "")) if key.strip() in config_keys() else "no such config key"

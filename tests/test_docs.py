@@ -115,7 +115,7 @@ def test_commands_in_docstrings_are_ones_that_there_are() -> None:
 
 
 def test_every_room_has_a_phrase_for_every_file_and_is_in_the_page() -> None:
-    page = text_of(DOCS / "rooms.md")
+    page = text_of(DOCS / "reference/rooms.md")
     for path in CODE:
         room = ast.get_docstring(ast.parse(text_of(path.parent / "__init__.py")), clean=False) or ""
         assert path.name == "__init__.py" or re.search(rf"^ {{4}}{path.stem} ", room, re.MULTILINE), path
@@ -123,7 +123,7 @@ def test_every_room_has_a_phrase_for_every_file_and_is_in_the_page() -> None:
 
 
 def test_every_row_of_the_paper_map_has_code_and_a_test() -> None:
-    for line in text_of(DOCS / "paper-map.md").splitlines():
+    for line in text_of(DOCS / "reference/paper-map.md").splitlines():
         if (
             line.startswith("| ")
             and not re.match(r"\| (?:what|key|--)", line)
@@ -136,7 +136,7 @@ def test_every_row_of_the_paper_map_has_code_and_a_test() -> None:
 
 
 def test_every_default_of_the_paper_is_in_the_paper_map() -> None:
-    named = set(spans(DOCS / "paper-map.md"))
+    named = set(spans(DOCS / "reference/paper-map.md"))
     stated = [
         key
         for key, field in config_keys().items()
@@ -152,7 +152,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     from stages.frame import own
 
     (tmp_path / "my").mkdir()
-    (tmp_path / "my" / "crossing.py").write_text(blocks("extending.md", "python")[0], encoding="utf-8")
+    (tmp_path / "my" / "crossing.py").write_text(blocks("how-to/extend.md", "python")[0], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield "my.crossing"
@@ -210,7 +210,7 @@ def test_the_presets_of_the_page_are_read(tmp_path: Path) -> None:
     from flows import presets
 
     game, ablation, small = (tmp_path / f"{name}.toml" for name in ("game", "ablation", "small"))
-    for file, text in zip((game, ablation, small), blocks("extending.md", "toml"), strict=True):
+    for file, text in zip((game, ablation, small), blocks("how-to/extend.md", "toml"), strict=True):
         file.write_text(text, encoding="utf-8")
     assert presets.load(str(game)).task.env == presets.load(str(small)).task.env == "my.crossing"
     demo = presets.load("demo").model_dump()
@@ -226,14 +226,14 @@ def test_the_small_model_of_the_page_can_be_read_and_its_run_learns(home: Path) 
 
     Actions at random win one drive in 9, and the base model knows no rule.
     """
-    game, words = blocks("extending.md", "python")[:2]
+    game, words = blocks("how-to/extend.md", "python")[:2]
     (home / "my").mkdir()
-    files = {"crossing.py": game, "words.py": words, "game.toml": blocks("extending.md", "toml")[2]}
+    files = {"crossing.py": game, "words.py": words, "game.toml": blocks("how-to/extend.md", "toml")[2]}
     for name, text in files.items():
         (home / "my" / name).write_text(text, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     found = []
-    for line in (line for line in commands(DOCS / "extending.md") if re.search(r"[= ]my[./]\w+ ?", line)):
+    for line in (line for line in commands(DOCS / "how-to/extend.md") if re.search(r"[= ]my[./]\w+ ?", line)):
         words_of = [
             *shlex.split(line)[1:],
             "--json",
@@ -262,11 +262,11 @@ def test_the_preset_of_operations_can_be_served_and_its_commands_run(
 
     monkeypatch.chdir(home)
     (home / "my").mkdir()
-    (home / "my" / "nightly.toml").write_text(blocks("operations.md", "toml")[0], encoding="utf-8")
+    (home / "my" / "nightly.toml").write_text(blocks("how-to/schedule.md", "toml")[0], encoding="utf-8")
     shutil.copytree(ROOT / "data" / "base", home / "data" / "base")
     made, _ = deployments({"nightly": "my/nightly.toml"}, "desk")
     assert [one.schedule.timezone for one in made.schedules or []] == ["Europe/Berlin"]  # type: ignore[union-attr]
-    lines = [line for line in commands(DOCS / "operations.md") if line.startswith("turnwise run ")]
+    lines = [line for line in commands(DOCS / "how-to/schedule.md") if line.startswith("turnwise run ")]
     assert lines
     for line in dict.fromkeys(lines):
         assert cli.main([*shlex.split(line)[1:], "--home", str(home), "--dry-run"]) == 0, capsys.readouterr().err
@@ -274,7 +274,7 @@ def test_the_preset_of_operations_can_be_served_and_its_commands_run(
 
 def test_the_stage_of_the_page_runs(workspace: Workspace, tmp_path: Path) -> None:
     file = tmp_path / "lengths.py"
-    file.write_text(blocks("extending.md", "python")[2], encoding="utf-8")
+    file.write_text(blocks("how-to/extend.md", "python")[2], encoding="utf-8")
     stage = load_file(file, "lengths").STAGE
     (turns, *_) = run_chain(workspace)
     run = SimpleNamespace(seed=0, lengths=stage.config(long=4))
@@ -288,7 +288,7 @@ def test_the_baseline_of_the_page_clones_what_won_above_what_lost(
 ) -> None:
     """A won episode and a lost one: weights that differ e^20 fold leave the lost one behind, equal ones do not."""
     file = tmp_path / "rwr.py"
-    file.write_text(blocks("extending.md", "python")[3], encoding="utf-8")
+    file.write_text(blocks("how-to/extend.md", "python")[3], encoding="utf-8")
     stage = load_file(file, "rwr").STAGE
     bench = models.Bench(base, tmp_path)
     said = {"Ana": "Action: check photo", "Ben": "Action: check passport"}
@@ -322,5 +322,5 @@ def nll(base: Path, adapter: Path | None, row: TrainRow) -> float:
 def test_the_fields_of_the_page_are_those_of_the_roles() -> None:
     from stages.llm.roles import FIELDS
 
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| .* \|$", text_of(DOCS / "extending.md"), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| .* \|$", text_of(DOCS / "how-to/extend.md"), re.MULTILINE)
     assert {role: frozenset(re.findall(r"`(\w+)`", fields)) for role, fields in rows} == FIELDS

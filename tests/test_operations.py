@@ -1,4 +1,4 @@
-"""docs/operations.md: every command that it shows, run in the order of the page in a small project, with real servers."""
+"""docs/how-to/schedule.md: every command that it shows, run in the order of the page in a small project, with real servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNDER_PREFECT = ("run", "rerun")  # in processes of their own: they are told of 
 
 def shown() -> list[str]:
     """The commands that stand in indented blocks of the page, in order."""
-    return re.findall(r"^ {4}(\S.*)$", FENCE.sub("", text_of(DOCS / "operations.md")), re.MULTILINE)
+    return re.findall(r"^ {4}(\S.*)$", FENCE.sub("", text_of(DOCS / "how-to/schedule.md")), re.MULTILINE)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def project(tmp_path: Path, empty_store: Path, base: Path, monkeypatch: pytest.M
     assert cli.main([*RUN, "--set", "critic.lr=1e-4"]) == 0
     keys = [item for item in RUN[RUN.index("--set") + 1 :: 2] if not item.startswith("iterations")]
     quoted = [re.sub(r"=([a-z][\w/]*)$", r"='\1'", item) for item in keys]
-    page = blocks("operations.md", "toml")[0].replace("match_episodes = 400", "match_episodes = 8")
+    page = blocks("how-to/schedule.md", "toml")[0].replace("match_episodes = 400", "match_episodes = 8")
     assert 'extends = "demo"' in page
     (home / "my").mkdir()
     (home / "my" / "small.toml").write_text("\n".join(["extends = 'tiny'", "iterations = 1", *quoted]))

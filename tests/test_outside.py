@@ -1,4 +1,4 @@
-"""What is used from outside, on a small real run: the package `turnwise`, the notebook, and the queries of docs/sql.md."""
+"""What is used from outside, on a small real run: the package `turnwise`, the notebook, and the queries of docs/how-to/sql.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import turnwise
 
 pytestmark = pytest.mark.slow
 QUERIES = dict(
-    zip(re.findall(r"^## (.*)$", text_of(DOCS / "sql.md"), re.MULTILINE), blocks("sql.md", "sql"), strict=True)
+    zip(re.findall(r"^## (.*)$", text_of(DOCS / "how-to/sql.md"), re.MULTILINE), blocks("how-to/sql.md", "sql"), strict=True)
 )
 CHANGES = [f"{key}={value}" for key, value in SMALL.items()]
 
@@ -59,13 +59,13 @@ def test_a_query_that_fails_is_one_sentence_and_changes_nothing(project: turnwis
 
 
 def test_the_notebook_runs_from_its_first_cell_to_its_last(project: turnwise.Project, finished: Ended) -> None:
-    cells = json.loads(text_of(DOCS / "notebook.ipynb"))["cells"]
+    cells = json.loads(text_of(DOCS / "tutorial/notebook.ipynb"))["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     small = {'preset, changes = "tiny", []': f"preset, changes = {RUN[1]!r}, {CHANGES!r}"}
     assert set(small) < set(code)
     scope: dict[str, Any] = {}
     for cell in code:
-        exec(compile(small.get(cell, cell), "docs/notebook.ipynb", "exec"), scope)
+        exec(compile(small.get(cell, cell), "docs/tutorial/notebook.ipynb", "exec"), scope)
     done = scope["done"]
     assert done.final["win_rate"] == finished.done.json["final"]["win_rate"]
     assert {row["runs"]["critic"] for row in done.iterations[1:]} == {
@@ -76,7 +76,7 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(project: turnwise.Pro
 
 
 def test_the_notebook_was_executed() -> None:
-    cells = [cell for cell in json.loads(text_of(DOCS / "notebook.ipynb"))["cells"] if cell["cell_type"] == "code"]
+    cells = [cell for cell in json.loads(text_of(DOCS / "tutorial/notebook.ipynb"))["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     assert sum(bool(cell["outputs"]) for cell in cells) >= 6
 

@@ -179,11 +179,11 @@ def test_a_figure_that_no_row_gives_is_found() -> None:
     assert unfounded(section + "\n+.08 [+.00, +.23], t [+.01, +.40]\n", rows) == ["+.08 [+.00, +.23], t [+.01, +.40]"]
 
 
-@pytest.mark.parametrize("page", [DOCS / "choosing.md", DOCS.parent / "README.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [DOCS / "explanation/choosing.md", DOCS.parent / "README.md"], ids=lambda page: page.name)
 def test_what_other_pages_quote_is_in_the_results(page: Path) -> None:
     there = {
         tuple(map(float, found))
-        for name in ("results.md", "results-earlier.md", "measurements.md")
+        for name in ("results.md", "archive/results-earlier.md", "explanation/measurements.md")
         for found in QUOTED.findall((DOCS / name).read_text("utf-8"))
     }
     quoted = QUOTED.findall(page.read_text("utf-8"))

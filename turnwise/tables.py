@@ -50,7 +50,7 @@ def episodes(project: Workspace, run: str) -> pd.DataFrame:
 
 
 def sql(project: Workspace, query: str, run: str | None = None) -> pd.DataFrame:
-    """What DuckDB answers; docs/sql.md has the tables, and queries to begin with. run: whose stage runs the relation
+    """What DuckDB answers; docs/how-to/sql.md has the tables, and queries to begin with. run: whose stage runs the relation
     `runs` has; those of all finished pipeline runs without it.
     """
     return asked(query, project, run).to_pandas()

@@ -58,7 +58,7 @@ def add(commands: Any) -> None:
     lineage = command(commands, "lineage", what, "turnwise lineage 3f9c --svg lineage.svg", module="commands.lineage")
     lineage.add_argument("run", metavar="RUN", help="pipeline or stage run; the start of its id is enough")
     lineage.add_argument("--svg", type=Path, metavar="FILE", help="also draw it there")
-    what = "Ask the rows of all runs in SQL, as DuckDB has it; docs/sql.md has queries to begin with."
+    what = "Ask the rows of all runs in SQL, as DuckDB has it; docs/how-to/sql.md has queries to begin with."
     example = "turnwise sql 'select outcome, count(*) from episodes join runs using (run_id) group by all' --of 3f9c"
     sql = command(commands, "sql", what, example, module="commands.sql")
     sql.add_argument("query", metavar="QUERY", help="a query; beside the tables it may join the relation runs")

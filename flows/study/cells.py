@@ -1,7 +1,7 @@
 """The cells of a study: one pipeline run for each method, task and seed, and the settings that each method is tuned over. Ours.
 
 A cell is an ordinary run: `turnwise run PRESET --set ...` makes the same one. It is found again by its config, as long as
-every stage of it would still be found by its fingerprint (docs/architecture.md).
+every stage of it would still be found by its fingerprint (docs/explanation/architecture.md).
 """
 
 from __future__ import annotations

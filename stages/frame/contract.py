@@ -1,6 +1,6 @@
 """What a stage is: a name, a version, a config, its upstream stages, the roles it prompts, and one function.
 
-Source: docs/architecture.md, "Stage contract". The fingerprint is the only cache of turnwise: a finished run with the
+Source: docs/explanation/architecture.md, "Stage contract". The fingerprint is the only cache of turnwise: a finished run with the
 same fingerprint is reused. It changes when, and only when, something that can change the result does.
 """
 
@@ -178,7 +178,7 @@ def ingredients(
 
     shared: the RunConfig's sections that the stage declares, as plain JSON. inputs: upstream stage -> run ids.
     prompt_hashes: of the roles that the task has prompts for. contents: config key -> hash of what the config names
-    there (`stages.store.contents`). Source: docs/architecture.md.
+    there (`stages.store.contents`). Source: docs/explanation/architecture.md.
     """
     content: dict[str, Any] = {
         "stage": stage.name,

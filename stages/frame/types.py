@@ -1,7 +1,7 @@
 """The values that every room speaks of: scenario, turn, episode, request, completion.
 
 Frozen data and Protocols only. Importing this module loads neither torch, MLflow, DuckDB nor Prefect.
-The words are the field's own; docs/architecture.md lists them.
+The words are the field's own; docs/explanation/architecture.md lists them.
 """
 
 from __future__ import annotations

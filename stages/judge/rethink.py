@@ -5,7 +5,7 @@ is free prose as long as a page, of which a corrector would have to find and rew
 anew instead: the policy's own prompt, and after it the action to arrive at, and nothing else that the teacher knew.
 Reply and thought come in one piece from the engine, so that what is learned is ids as they were produced.
 Source: rationales with the answer as a hint, learned without it: STaR, arXiv 2203.14465; that it is done here is ours
-(docs/decisions.md).
+(docs/explanation/decisions.md).
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ def leak_rate(
     It reads words, not meaning: a paraphrase is missed, and a guess that came true is counted; so compare it with
     the same measure on privileged texts of other rows.
     targets, privileged (s', reward, critique), known (student prompt): one a row. No row: (0, 0).
-    Raises ValueError if their numbers differ or n < 1. Source: docs/paper-map.md, CoT correction.
+    Raises ValueError if their numbers differ or n < 1. Source: docs/reference/paper-map.md, CoT correction.
     """
     if not len(targets) == len(privileged) == len(known):
         raise ValueError(

@@ -4,7 +4,7 @@ spoil.
     fingerprint -> finished run? reuse : start -> run -> artifacts, metrics -> rows (one transaction) -> finish
 
 Only finished runs are ever read, so a kill before the last arrow leaves nothing that counts: not the files of a
-half-done run, nor the rows of one that committed them but was not finished (docs/architecture.md, "Stage contract").
+half-done run, nor the rows of one that committed them but was not finished (docs/explanation/architecture.md, "Stage contract").
 """
 
 from __future__ import annotations

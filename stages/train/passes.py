@@ -70,7 +70,7 @@ def mixed_batches(
     `main` is gone through `epochs` times in a new order each time; the other kinds are drawn from, without repeats
     inside a step. Kinds with no rows are left out. draw: row by row, or episode by episode (`in_order`); steps hold as
     many rows either way. Every step then holds every kind: training the critic alone
-    destroys the policy within a stage (docs/decisions.md).
+    destroys the policy within a stage (docs/explanation/decisions.md).
     """
     rows, size = kinds[main]
     if draw == "episode":

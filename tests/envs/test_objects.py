@@ -161,7 +161,7 @@ def test_sizes_that_cannot_be_are_one_sentence(sizes: dict[str, int], said: str)
 
 @needs(THINGS)
 def test_things_list_loads_and_is_dealt_as_the_paper_does() -> None:
-    """1,823 in the published list by the rule of docs/tasks.md; the file here holds 1,723 of them."""
+    """1,823 in the published list by the rule of docs/reference/environments.md; the file here holds 1,723 of them."""
     table = object_table(str(THINGS))
     assert len(table.items) == 1723
     assert not {item.also for item in table.items.values()} - {()}
