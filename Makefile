@@ -20,7 +20,7 @@ export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 export UV_LINK_MODE ?= copy
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup demo test test-slow test-vllm test-adapters check format docs tiny ui gpu-check pretrain constraints clean
+.PHONY: help setup demo test test-slow test-vllm test-adapters check format docs site site-serve tiny ui gpu-check pretrain constraints clean
 
 help:
 	@echo "make demo         train on the service desk and show the curve"
@@ -34,6 +34,7 @@ help:
 	@echo "make pretrain     make the base models in data/base, base_agents, base_maths and base_twenty again"
 	@echo "make gpu-check    packed rows, step times and memory on a GPU"
 	@echo "make docs         write docs/reference/cli.md and docs/reference/rooms.md from the code"
+	@echo "make site         build the documents as a site; make site-serve shows it at 127.0.0.1:8000"
 	@echo "make format       format the code and mend what ruff can"
 	@echo "make constraints  resolve constraints.txt anew (needs uv)"
 	@echo "make setup        only the environment and the stores; make clean removes the environment"
@@ -111,6 +112,8 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
+	@# $(BIN)/python docs/prose.py
+	$(MAKE) --no-print-directory site
 
 format: $(STAMP)
 	$(BIN)/ruff format .
@@ -119,10 +122,17 @@ format: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
 
+# Strict: a dead link or anchor is an error.
+site: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+site-serve: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
 # Resolved together with vLLM, so that the pins also hold where the extra `vllm` is installed; pins that still fit are kept.
 constraints:
 	uv pip compile pyproject.toml --extra dev --extra vllm --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
 	    --no-annotate --custom-compile-command "make constraints" --output-file constraints.txt
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(ADAPTERS_VENV) build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) $(ADAPTERS_VENV) build .site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info

@@ -15,7 +15,11 @@ import turnwise
 
 pytestmark = pytest.mark.slow
 QUERIES = dict(
-    zip(re.findall(r"^## (.*)$", text_of(DOCS / "how-to/sql.md"), re.MULTILINE), blocks("how-to/sql.md", "sql"), strict=True)
+    zip(
+        re.findall(r"^## (.*)$", text_of(DOCS / "how-to/sql.md"), re.MULTILINE),
+        blocks("how-to/sql.md", "sql"),
+        strict=True,
+    )
 )
 CHANGES = [f"{key}={value}" for key, value in SMALL.items()]
 
@@ -76,7 +80,9 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(project: turnwise.Pro
 
 
 def test_the_notebook_was_executed() -> None:
-    cells = [cell for cell in json.loads(text_of(DOCS / "tutorial/notebook.ipynb"))["cells"] if cell["cell_type"] == "code"]
+    cells = [
+        cell for cell in json.loads(text_of(DOCS / "tutorial/notebook.ipynb"))["cells"] if cell["cell_type"] == "code"
+    ]
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     assert sum(bool(cell["outputs"]) for cell in cells) >= 6
 

@@ -179,7 +179,9 @@ def test_a_figure_that_no_row_gives_is_found() -> None:
     assert unfounded(section + "\n+.08 [+.00, +.23], t [+.01, +.40]\n", rows) == ["+.08 [+.00, +.23], t [+.01, +.40]"]
 
 
-@pytest.mark.parametrize("page", [DOCS / "explanation/choosing.md", DOCS.parent / "README.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [DOCS / "explanation/choosing.md", DOCS.parent / "README.md"], ids=lambda page: page.name
+)
 def test_what_other_pages_quote_is_in_the_results(page: Path) -> None:
     there = {
         tuple(map(float, found))
