@@ -15,6 +15,8 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from curves import curves
+
 HERE = Path(__file__).resolve().parent
 # From the top of the picture in architecture.md down.
 ROOMS = (
@@ -135,7 +137,11 @@ def rooms() -> str:
 def main(arguments: list[str]) -> int:
     from flows.cli import build_parser
 
-    pages = {HERE / "reference" / "cli.md": reference(build_parser()), HERE / "reference" / "rooms.md": rooms()}
+    pages = {
+        HERE / "reference" / "cli.md": reference(build_parser()),
+        HERE / "reference" / "rooms.md": rooms(),
+        HERE / "pictures" / "curves.svg": curves(),
+    }
     if arguments == ["--check"]:
         stale = [
             path.name for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text

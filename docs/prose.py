@@ -79,7 +79,7 @@ def _blocks(text: str) -> Iterator[str]:
             block = []
         if item:
             block = [line[item.end() :].strip()]
-        elif not code and not line.lstrip().startswith(("#", "|", "!!!", "???")):
+        elif line.strip() and not code and not line.lstrip().startswith(("#", "|", "!!!", "???")):
             block.append(line.strip())
 
 
