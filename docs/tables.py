@@ -21,7 +21,7 @@ import re
 import statistics
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -188,11 +188,6 @@ def picture(one: Spec) -> str:
     inside = draw(read_study(STUDIES / f"{one['study']}.toml"), one["task"], stored(one["data"]))
     head = f'<?xml version="1.0" encoding="utf-8"?>\n<svg xmlns="{SVG}" xmlns:xlink="{XLINK}" '
     return head + inside.removeprefix("<svg ")
-
-
-def marked(text: str) -> Iterator[str]:
-    """The names of the tables of a page."""
-    yield from (match[1] for match in MARKED.finditer(text))
 
 
 if __name__ == "__main__":
