@@ -189,10 +189,8 @@ SHOWN: dict[str, Callable[[list[Row], Spec], str]] = {
 
 
 def picture(one: Spec) -> str:
-    """The curves of a study's task, of all its methods or of those that are named, as an SVG that stands alone."""
-    study = read_study(STUDIES / f"{one['study']}.toml")
-    mine = [row for row in stored(one["data"]) if row["method"] in one.get("methods", study.methods)]
-    inside = draw(study, one["task"], mine)
+    """The curves of a study's task, as an SVG that stands alone."""
+    inside = draw(read_study(STUDIES / f"{one['study']}.toml"), one["task"], stored(one["data"]))
     head = f'<?xml version="1.0" encoding="utf-8"?>\n<svg xmlns="{SVG}" xmlns:xlink="{XLINK}" '
     return head + inside.removeprefix("<svg ")
 
