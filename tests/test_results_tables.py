@@ -86,6 +86,14 @@ def test_a_line_names_its_own_seeds_and_tuning_shows_what_was_chosen(tables: Mod
     assert tables.table("one", _plan(lines=["fast"], columns=tried)).endswith("| `fast` | 0.80, 0.60 | `lr=1` |")
 
 
+def test_the_pictures_are_there_and_can_be_drawn_again(tables: ModuleType) -> None:
+    pictures = tables.spec_file()["pictures"]
+    assert all((DOCS / f"results/{name}.svg").is_file() for name in pictures)
+    drawn = tables.picture(pictures["pairs"])
+    assert drawn.startswith("<?xml")
+    assert "parser (3)" in drawn
+
+
 @pytest.mark.parametrize("page", sorted((DOCS / "results").glob("*.md")), ids=lambda page: page.stem)
 def test_a_study_s_page_has_question_answer_and_limits(page: Path) -> None:
     text = page.read_text("utf-8")
