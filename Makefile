@@ -33,7 +33,7 @@ help:
 	@echo "make tiny         every stage once, in seconds"
 	@echo "make pretrain     make the base models in data/base, base_agents, base_maths and base_twenty again"
 	@echo "make gpu-check    packed rows, step times and memory on a GPU"
-	@echo "make docs         write docs/reference/cli.md and docs/reference/rooms.md from the code"
+	@echo "make docs         write docs/reference/cli.md and docs/reference/rooms.md from the code, and the tables of the results"
 	@echo "make site         build the documents as a site; make site-serve shows it at 127.0.0.1:8000"
 	@echo "make format       format the code and mend what ruff can"
 	@echo "make constraints  resolve constraints.txt anew (needs uv)"
@@ -112,6 +112,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
+	$(BIN)/python docs/tables.py --check
 	@# $(BIN)/python docs/prose.py
 	$(MAKE) --no-print-directory site
 
@@ -121,6 +122,7 @@ format: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/tables.py
 
 # Strict: a dead link or anchor is an error.
 site: $(STAMP)

@@ -1,4 +1,4 @@
-"""Runs presets over seeds, and keeps what came out: the figures of docs/results.md.
+"""Runs presets over seeds, and keeps what came out: the figures of docs/results/.
 
     python benchmarks/seeds.py --presets demo demo_frozen demo_no_critique demo_rft demo_grpo --seeds 30 31 32 33 34
         --into docs/results/desk.jsonl

@@ -1,4 +1,7 @@
-"""What docs/results.md quotes of a study is what its rows say: each `mean [low, high]` of win rates, and each row by seed."""
+"""What a page of docs/results/ quotes of a study is what its rows say: each `mean [low, high]`, and each row by seed.
+
+A mean has a bootstrap interval; what has a sign is a difference, and has Student's.
+"""
 
 from __future__ import annotations
 
@@ -17,37 +20,26 @@ from flows.claims.sources import BASELINES
 from flows.study.figures import at, differences, stratified_mean, students_mean
 from flows.study.rows import Row, evaluated
 
-STUDIES = (
-    "The claims",
-    "Table 1",
-    "Long visits",
-    "Frozen episodes",
-    "Sweeps",
-    "Self-AC: credit by turn",
-    "Self-AC on arithmetic",
-    "Horizon",
-    "The ladder",
-    "A critic that is a number",
-    "Noise",
-    "20 Questions",
-    "Mathematics",
-    "Held-out pairs",
+STUDIES = sorted(
+    path
+    for path in (DOCS / "results").glob("*.md")
+    if "<!-- table" in path.read_text("utf-8") and path.stem != "processor"
 )
-"""Sections whose intervals are of win rates; of the claims the table of methods, before that of the verdicts."""
+"""Pages with a table of rows. Two files of the same runs are on one page alone: tests/test_again.py has it."""
 NUMBER = r"([+-]?\d?\.\d\d)"
 QUOTED = re.compile(rf"{NUMBER} \[{NUMBER}, {NUMBER}\]")
-STUDENTS = re.compile(rf"{NUMBER}(?: \[[^]]*\])?, t \[{NUMBER}, {NUMBER}\]")
 SEEDS = re.compile(r"(?<![\w.])(?:\d?\.\d\d ){2,4}\d?\.\d\d(?![\w.])")
 ROUNDED = 0.0051  # two digits, and what binary makes of them
 
 
-def sections() -> dict[str, str]:
-    text = (DOCS / "results.md").read_text("utf-8")
-    return {part.splitlines()[0]: part.partition("| | claim |")[0] for part in re.split(r"\n## ", text)[1:]}
+def texts_of_rows(page: Path) -> list[str]:
+    """A page without what no row has: figures of programs, and of an earlier base model. The claims are of two studies."""
+    text = re.sub(r"^\| (?:7|8|10) \|.*|^.*base model before.*", "", page.read_text("utf-8"), flags=re.MULTILINE)
+    return text.split("\n## The same claims")
 
 
 def rows_of(section: str) -> list[Row]:
-    """The table's rows of the files that a section names."""
+    """The table's rows of the files that a page names."""
     cells: dict[tuple[str, str, int], Row] = {}
     for name in sorted(set(re.findall(r"results/(\w+\.jsonl)", section))):
         for row in map(json.loads, (DOCS / "results" / name).read_text("utf-8").splitlines()):
@@ -114,12 +106,12 @@ def unfounded(section: str, rows: list[Row]) -> list[str]:
         for cent in {math.floor(100 * mean), math.ceil(100 * mean)}:
             by_mean.setdefault(cent, []).append(sample)
     wrong = []
-    for form, interval in ((QUOTED, stratified_mean), (STUDENTS, students_mean)):
-        for match in form.finditer(section):
-            quoted = tuple(map(float, match.groups()))
-            means = map(interval, by_mean.get(round(100 * quoted[0]), []))
-            if not any(close(quoted, (mean.value, mean.low, mean.high)) for mean in means):
-                wrong.append(match.group())
+    for match in QUOTED.finditer(section):
+        interval = students_mean if match.group()[0] in "+-" else stratified_mean
+        quoted = tuple(map(float, match.groups()))
+        means = map(interval, by_mean.get(round(100 * quoted[0]), []))
+        if not any(close(quoted, (mean.value, mean.low, mean.high)) for mean in means):
+            wrong.append(match.group())
     for by_seed in SEEDS.findall(section):
         quoted = tuple(map(float, by_seed.split()))
         if not any(len(sample[0]) == len(quoted) and close(quoted, tuple(sample[0])) for sample in known):
@@ -127,13 +119,11 @@ def unfounded(section: str, rows: list[Row]) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("name", STUDIES)
-def test_what_is_quoted_of_a_study_is_in_its_rows(name: str) -> None:
-    section = next(text for title, text in sections().items() if title.startswith(name))
-    if name == "The claims":  # the text before speaks of earlier rows, too
-        section = "results/claims.jsonl\n" + section[section.index("| method |") :]
-    assert len(QUOTED.findall(section)) > 5
-    assert not unfounded(section, rows_of(section))
+@pytest.mark.parametrize("page", STUDIES, ids=lambda page: page.stem)
+def test_what_is_quoted_of_a_study_is_in_its_rows(page: Path) -> None:
+    for text in texts_of_rows(page):
+        assert len(QUOTED.findall(text)) > 5
+        assert unfounded(text, rows_of(text)) == []
 
 
 VERSUS = re.compile(rf"{NUMBER} \[{NUMBER}, {NUMBER}\] (?:over|against) (?:`([^`]+)`|(\w+))")
@@ -142,13 +132,13 @@ VERSUS = re.compile(rf"{NUMBER} \[{NUMBER}, {NUMBER}\] (?:over|against) (?:`([^`
 @pytest.mark.parametrize(
     ("title", "file"),
     [
-        ("The claims of the two sources, small", "claims.jsonl"),
-        ("The claims, tuned and with five seeds", "table1.jsonl"),
+        ("Sixteen claims, three seeds", "claims.jsonl"),
+        ("The same claims, tuned, five seeds", "table1.jsonl"),
     ],
 )
 def test_the_claims_differences_are_their_rows_by_student_s_interval(title: str, file: str) -> None:
     """Rows 1, 3 to 6 and 15: what one arm has over another that is named behind its interval."""
-    text = (DOCS / "results.md").read_text("utf-8")
+    text = (DOCS / "results/claims.md").read_text("utf-8")
     section = re.split(r"\n## ", text[text.index(f"## {title}") :])[0]
     table = section[section.index("| | claim |") :]
     arms: dict[str, list[Row]] = {}
@@ -169,25 +159,28 @@ def test_the_claims_differences_are_their_rows_by_student_s_interval(title: str,
 
 
 def test_a_figure_that_no_row_gives_is_found() -> None:
-    section = next(text for title, text in sections().items() if title.startswith("Held-out pairs"))
-    rows = rows_of(section)
-    quoted = QUOTED.search(section)
+    [text] = texts_of_rows(DOCS / "results/pairs.md")
+    rows = rows_of(text)
+    quoted = QUOTED.search(text)
     assert quoted is not None
-    assert unfounded(section.replace(quoted.group(), ".77 [.70, .79]", 1), rows) == [".77 [.70, .79]"]
-    assert unfounded(section + "\n.77 .70 .79\n", rows) == [".77 .70 .79"]
-    assert unfounded(section + "\n+.08 [+.00, +.23], t [-.24, +.40]\n", rows) == []
-    assert unfounded(section + "\n+.08 [+.00, +.23], t [+.01, +.40]\n", rows) == ["+.08 [+.00, +.23], t [+.01, +.40]"]
+    assert unfounded(text.replace(quoted.group(), ".77 [.70, .79]", 1), rows) == [".77 [.70, .79]"]
+    assert unfounded(text + "\n.77 .70 .79\n", rows) == [".77 .70 .79"]
+    assert unfounded(text + "\n+.08 [-.24, +.40]\n", rows) == []
+    assert unfounded(text + "\n+.08 [+.00, +.23]\n", rows) == ["+.08 [+.00, +.23]"]  # the bootstrap's
 
 
 @pytest.mark.parametrize(
-    "page", [DOCS / "explanation/choosing.md", DOCS.parent / "README.md"], ids=lambda page: page.name
+    "page",
+    [DOCS / "results.md", DOCS / "explanation/choosing.md", DOCS.parent / "README.md"],
+    ids=lambda page: page.name,
 )
 def test_what_other_pages_quote_is_in_the_results(page: Path) -> None:
-    there = {
-        tuple(map(float, found))
-        for name in ("results.md", "archive/results-earlier.md", "explanation/measurements.md")
-        for found in QUOTED.findall((DOCS / name).read_text("utf-8"))
-    }
+    sources = [
+        *(DOCS / "results").glob("*.md"),
+        *(DOCS / "archive").glob("results-*.md"),
+        DOCS / "explanation/measurements.md",
+    ]
+    there = {tuple(map(float, found)) for path in sources for found in QUOTED.findall(path.read_text("utf-8"))}
     quoted = QUOTED.findall(page.read_text("utf-8"))
-    assert len(quoted) > 5
+    assert quoted
     assert [" ".join(found) for found in quoted if tuple(map(float, found)) not in there] == []

@@ -42,7 +42,7 @@ def html(report: Report) -> str:
 
 
 def markdown(report: Report) -> str:
-    """The tables, for docs/results.md."""
+    """The tables, for a page of docs/results/."""
     parts = [f"# {report.title}", f"    {report.command}", f"Commit: `{report.commit}`", INTERVALS]
     for table in report.tables:
         lines = [f"| {' | '.join(_cell(text) for text in row)} |" for row in table.rows]
