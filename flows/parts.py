@@ -115,7 +115,7 @@ def _find(name: str) -> Combination:
 def _example(words: Sequence[str]) -> str:
     """A tested combination that has these parts, or the first of them."""
     having = [one for one in tested() if set(words) <= set(one.split("+"))]
-    return next(iter(having), f"desk+{'+'.join(words)}")
+    return min(having, key=lambda one: not one.startswith("desk"), default=f"desk+{'+'.join(words)}")
 
 
 def _unknown(name: str, word: str) -> str:

@@ -172,7 +172,7 @@ def _check_prompts(run: RunConfig) -> None:
     if lacking := sorted(asked - set(load_roles(run.roles.prompts).templates)):
         raise UsageError(
             f"roles.prompts: method {run.method} asks {', '.join(lacking)}, and the prompts {run.roles.prompts} have none for that; "
-            f"name another method, such as self_ac, or set other prompts."
+            "name another method, such as self_ac, or set other prompts."
         )
 
 
