@@ -121,6 +121,8 @@ def _example(words: Sequence[str]) -> str:
 def _unknown(name: str, word: str) -> str:
     from stages.envs import nearest  # here, since it imports more than a completion should
 
+    if word.startswith("_"):
+        return f"There is no preset {_shown(word)!r}: such files are gone; extend a combination, such as tau_retail+qwen7b."
     meant = nearest(_shown(word), [*SHORT, *kinds()])
     what = f"no preset {_shown(word)!r}" if word == name else f"no task, method or model {_shown(word)!r}"
     return f"There is {what}{meant} See: turnwise presets"

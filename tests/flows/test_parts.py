@@ -68,6 +68,7 @@ def test_a_run_remembers_the_shortest_name_in_one_order(name: str, called: str) 
         ("dseks", "There is no preset 'dseks'; did you mean 'desk'? See: turnwise presets"),
         ("desk+gpro", "There is no task, method or model 'gpro'; did you mean 'grpo'? See: turnwise presets"),
         ("desk+", "There is no task, method or model ''. See: turnwise presets"),
+        ("_paper", "There is no preset '_paper': such files are gone; extend a combination, such as tau_retail+qwen7b."),
         ("desk+grpo+ppo", "Preset 'desk+grpo+ppo' names two methods, grpo and ppo; leave one of them out."),
         ("desk+sums", "Preset 'desk+sums' names two tasks, desk and sums; leave one of them out."),
         ("hindsight", "Preset 'hindsight' names no task; put one before it, as in desk+hindsight."),
