@@ -37,7 +37,7 @@ def told(preset: str) -> dict[str, Any]:
     """What a preset is: of a combination, the sentences of its parts. Raises UsageError for an unknown name."""
     name = shipped.name_of(preset)
     if preset.endswith(".toml"):
-        return _part(name, Path(preset))
+        return _part(preset, Path(preset))
     found = [parts.files(parts.kinds()[word])[word] for word in name.split("+")]
     return {"name": name, "about": " ".join(map(about, found)), "file": ", ".join(map(str, found))}
 
