@@ -1,6 +1,6 @@
 """How what an audit says comes back to the steps before it: targets that complain of an earlier action which was right.
 
-    turnwise run demo_one_step --set seed=0 --set task.options.steps=4
+    turnwise run desk+nlac_one_step --set seed=0 --set task.options.steps=4
     python -m benchmarks.blame RUN --tool check
 
 For a run on service_desk: by iteration, and by the step that a target is of, the share of targets that name a broken

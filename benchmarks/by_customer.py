@@ -1,7 +1,7 @@
 """Which customers a run on service_desk still loses, and by which steps: is it credit that it lacks, or has it stopped
 to try?
 
-    turnwise run self_ac_demo
+    turnwise run desk+self_ac
     python -m benchmarks.by_customer RUN --last 5
 
 Episodes of the last `--last` collect runs. A row is a customer's request and tier: the share of visits that were won,

@@ -1,7 +1,7 @@
 """Whether the engines agree: an iteration of a preset through each of them, beside the same iteration through
 transformers.
 
-    python -m benchmarks.engine_agreement                                              # demo and self_ac_demo, hf alone
+    python -m benchmarks.engine_agreement                                              # demo and desk+self_ac, hf alone
     .venv-vllm/bin/python -m benchmarks.engine_agreement --engines vllm                # and vLLM in process (`make
         test-vllm` makes that environment)
     .venv-vllm/bin/python -m benchmarks.engine_agreement --engines vllm openai --url http://127.0.0.1:8000/v1
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--engines", nargs="*", default=[], choices=["vllm", "openai"], help="beside hf")
     parser.add_argument("--url", default="", help="of a server that holds the shipped base, for openai")
     parser.add_argument("--model", default=str(SHIPPED), help="the name that it has there")
-    parser.add_argument("--presets", nargs="+", default=["demo", "self_ac_demo"])
+    parser.add_argument("--presets", nargs="+", default=["demo", "desk+self_ac"])
     parser.add_argument("--iterations", type=int, default=1)
     parser.add_argument("--set", action="append", default=[], dest="sets", metavar="SECTION.KEY=VALUE")
     parser.add_argument("--prompts", type=int, default=200, help="of each kind, decoded greedily")

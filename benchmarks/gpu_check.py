@@ -245,7 +245,7 @@ def steps(name: str, device: str, peak: Device | None, args: argparse.Namespace)
                 f"self_ac.row_tokens={n}",
                 f"self_ac.autocast={str(autocast).lower()}",
             ]
-            machine = Machine(presets.load("self_ac_demo", sets), shape, peak or DEVICES["h100"], 1)
+            machine = Machine(presets.load("desk+self_ac", sets), shape, peak or DEVICES["h100"], 1)
             planned = sum(training_memory(machine, Work("self_ac", trained=(rows,), steps=1)).values())
             first = (name, method, kernel, "yes" if autocast else "no", n)
             try:

@@ -1,7 +1,7 @@
 """What `turnwise plan` says beside what a run does: tokens and steps of every stage, work and memory of a training
 step.
 
-    python -m benchmarks.plan_check                                  # tiny, demo and self_ac_demo, two iterations each
+    python -m benchmarks.plan_check                                  # tiny, demo and desk+self_ac, two iterations each
     python -m benchmarks.plan_check --presets demo --set iterations=1
 
 Tokens: the preset runs in a folder of its own, plainly; what engines read and wrote is what the stages log, and losses
@@ -208,7 +208,7 @@ def one_step(checkpointing: bool, dtype: torch.dtype, args: argparse.Namespace) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--presets", nargs="*", default=["tiny", "demo", "self_ac_demo"])
+    parser.add_argument("--presets", nargs="*", default=["tiny", "demo", "desk+self_ac"])
     parser.add_argument(
         "--set",
         action="append",

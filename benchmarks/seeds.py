@@ -1,6 +1,6 @@
 """Runs presets over seeds, and keeps what came out: the figures of docs/results/.
 
-    python benchmarks/seeds.py --presets demo demo_frozen demo_no_critique demo_rft demo_grpo --seeds 30 31 32 33 34
+    python benchmarks/seeds.py --presets demo desk+nlac_frozen desk+nlac_no_critique desk+rft desk+grpo --seeds 30 31 32 33 34
         --into docs/results/desk.jsonl
     python benchmarks/curves.py docs/results/desk.jsonl
 
@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flows import parts
 from flows.study.rows import row
 
 
@@ -49,10 +50,10 @@ def main() -> None:
     )
     args = parser.parse_args()
     kept = [json.loads(line) for line in args.into.read_text().splitlines()] if args.into and args.into.exists() else []
-    known = {(one["preset"], one["seed"], tuple(one["sets"])) for one in kept}
+    known = {(parts.current(one["preset"]), one["seed"], tuple(one["sets"])) for one in kept}
     for preset in args.presets:
         for seed in args.seeds:
-            if (preset, seed, tuple(args.sets)) in known:
+            if (parts.current(preset), seed, tuple(args.sets)) in known:
                 continue
             found = run(preset, seed, args.sets)
             print(f"{preset} seed {seed}: {found['base']:.2f} -> {found['final']:.2f}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """What a finished run's value function is good for: what it tells of the return, best of n, early abort. A threshold is
 chosen on validation.
 
-    turnwise run self_ac_demo
+    turnwise run desk+self_ac
     python -m benchmarks.value_use RUN --episodes 200 --best-of 4
 
 RUN: a pipeline run of self_ac that is finished. Its final adapter is evaluated twice more, on the validation and on the

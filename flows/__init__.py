@@ -5,6 +5,7 @@ Modules:
     cli        the command line: parser, exit status; the reference is [cli.md](cli.md)
     pipeline   the loop over iterations, the parent run with its curves, the choice of the best adapter
     registry   which stages there are, their order in a method, and whose runs each one reads
+    parts      tasks, methods and models: what a preset is put together of, and names of before
     presets    `RunConfig`, the config of a whole run: default, then preset, then `--set`
     misfits    what does not fit a config, in one sentence
     rerun      one stage again from its stored inputs

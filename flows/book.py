@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows import telling
+from flows import parts, telling
 from flows.lineage import lineage, runs_of, svg
 from flows.registry import METHODS
 from flows.telling import Asked, Iteration, Summary
@@ -42,6 +42,12 @@ TOTALS = (
 def outcome(evaluated: StageRun) -> dict[str, Any]:
     """The metrics of one evaluation, named as `--json` prints them: win_rate, win_low, win_high and the rest."""
     return {key.removeprefix("evaluate/"): value for key, value in evaluated.metrics.items()}
+
+
+def model_name(run: RunConfig, workspace: Workspace) -> str:
+    """Name of the preset's registered model; the one of before where that has a champion, whose line goes on."""
+    champion = workspace.tracking.models.champion
+    return next((old for old in parts.before(run.preset) if champion(old)), run.preset or EXPERIMENT)
 
 
 def open_book(run: RunConfig, workspace: Workspace, asked: Asked) -> Book:
@@ -92,7 +98,7 @@ class Book:
         text = f"The adapter of {run_link(METHODS[self.run.method][-1], final['adapter'], self._tracking.link)}, chosen by {run_link(EXPERIMENT, run_id, self._tracking.link)}."
         figures = telling.figures(self.run, self.asked, self.commit, self.summary)
         self._model = self._tracking.models.register(
-            self.run.preset or EXPERIMENT,
+            model_name(self.run, self._workspace),
             run_id,
             self._tracking.artifact(final["adapter"], "adapter"),
             figures=figures,

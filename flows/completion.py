@@ -16,6 +16,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+from flows import parts
 from flows.registry import STAGES
 from stages.frame.types import UsageError
 
@@ -58,7 +59,7 @@ def _names(action: argparse.Action) -> Any:
     """What completes an argument; None where argparse or the shell knows better."""
     metavar = str(action.metavar)
     if metavar == "PRESET":
-        return lambda **_: sorted(presets())
+        return lambda prefix="", **_: presets(prefix)
     if metavar == "SHELL":
         return lambda **_: list(SHELLS)
     if metavar in ("STAGE", "LAST"):
@@ -66,9 +67,13 @@ def _names(action: argparse.Action) -> Any:
     return (lambda **_: runs(Path.cwd())) if metavar.startswith("RUN") else None
 
 
-def presets() -> list[str]:
-    folder = Path(__file__).parent / "presets"
-    return [path.stem for path in folder.glob("*.toml") if not path.stem.startswith("_")]
+def presets(prefix: str) -> list[str]:
+    """Tasks; and after a "+", the parts that may still be added to what stands before it."""
+    before = prefix.split("+")[:-1]
+    kinds = {name: kind for kind in parts.KINDS for name in parts.files(kind)} | dict.fromkeys(parts.SHORT, "task")
+    taken = {kinds.get(word) for word in before}
+    begun = "".join(f"{word}+" for word in before)
+    return [f"{begun}{name}" for name, kind in kinds.items() if (kind not in taken if before else kind == "task")]
 
 
 def runs(here: Path) -> list[str]:

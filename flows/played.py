@@ -1,6 +1,6 @@
 """A run that learns from the episodes that another one played: the same stored data for every method that can use it. Ours.
 
-    turnwise run demo_rft --set episodes_of=RUN
+    turnwise run desk+rft --set episodes_of=RUN
 
 Its collect is answered, iteration by iteration, with the other run's; nothing is copied, and nothing is played but for
 evaluation. Data that no method chose for itself tell what learning makes of it; what a method would have played next they

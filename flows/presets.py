@@ -1,4 +1,4 @@
-"""Presets are whole runs: one TOML each in `presets/`, holding only what differs from the defaults of the code.
+"""Presets are whole runs: a task, a method and a model (`flows/parts.py`), or a TOML of one's own, which holds only what differs.
 
     turnwise run demo --set critic.lr=1e-4 --set roles.frozen=adapter
 
@@ -17,14 +17,13 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, create_model
 
-from flows import registry
+from flows import parts, registry
 from flows.misfits import SHOWN, quoted, sentence
-from stages.envs import nearest
 from stages.frame.contract import Config
 from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig
 from stages.frame.types import UsageError
+from stages.llm.roles import load_roles
 
-FOLDER = Path(__file__).parent / "presets"
 EachRun = Literal["new_seed", "further", "force", "champion"]
 SCHEDULING = ("cron", "timezone", "overlap", "catch_up", "timeout_h", "each_run", "match_episodes")
 """Keys that say when a preset runs and what becomes of it, and that no result of a stage depends on."""
@@ -125,51 +124,32 @@ def run_config() -> type[RunConfig]:
     return made
 
 
-def files() -> dict[str, Path]:
-    """All presets that ship with turnwise, sorted. A file whose name begins with "_" is only there to be extended."""
-    return {path.stem: path for path in sorted(FOLDER.glob("*.toml")) if not path.stem.startswith("_")}
-
-
 def names() -> list[str]:
-    return list(files())
+    """All presets: the combinations that are tuned or tested."""
+    return parts.tested()
 
 
-def check_exists(preset: str) -> Path:
-    """The file of a preset that is a whole run: a name, or a path that ends in .toml. Raises UsageError with the
-    nearest name.
-    """
-    path = _file(preset)
-    if path.stem.startswith("_"):
-        raise UsageError(
-            f"The preset {path.stem!r} is only there to be extended, and is no whole run. Presets: {', '.join(names())}."
-        )
-    return path
+def name_of(preset: str) -> str:
+    """What runs of a preset are called: its name of today, or that of its file. Raises UsageError with the nearest name."""
+    return _file(preset).stem if preset.endswith(".toml") else parts.find(preset).name
 
 
 def _file(preset: str, folder: str = "") -> Path:
-    """The file of any preset, of one that is only there to be extended as well. folder: where a path counts from."""
-    if preset.endswith(".toml"):
-        preset = os.path.join(folder, preset)
-        shown = preset if len(preset) <= SHOWN else f"...{preset[-SHOWN:]}"  # the name of a file stands at its end
-        if not os.path.isfile(preset):  # not Path's, which raises where a name is too long
-            raise UsageError(
-                f"There is no preset file {shown}. Give a file that exists, or one of the presets {', '.join(names())}."
-            )
-        return Path(preset)
-    found = {path.stem: path for path in FOLDER.glob("*.toml")}
-    if preset not in found:
-        shown = preset if len(preset) <= SHOWN else f"{preset[:SHOWN]}..."
-        raise UsageError(f"There is no preset {shown!r}{nearest(shown, names())} Presets: {', '.join(names())}.")
-    return found[preset]
+    """The file at a path. folder: where it counts from."""
+    preset = os.path.join(folder, preset)
+    shown = preset if len(preset) <= SHOWN else f"...{preset[-SHOWN:]}"  # the name of a file stands at its end
+    if not os.path.isfile(preset):  # not Path's, which raises where a name is too long
+        raise UsageError(f"There is no preset file {shown}. Give a file that exists, or a name. See: turnwise presets")
+    return Path(preset)
 
 
 def load(preset: str, sets: Sequence[str] = ()) -> RunConfig:
-    """The config of a preset with `section.key=value` changes.
+    """The config of a preset, a name or a path that ends in .toml, with `section.key=value` changes.
 
     Raises UsageError: unknown preset, section or key with the nearest right one; a value that does not fit, with its
     key; values that do not fit together.
     """
-    run = resolve({**_read(check_exists(preset)), "preset": Path(preset).stem}, sets)
+    run = resolve({**_values(preset), "preset": name_of(preset)}, sets)
     # Not in `resolve`, nor in the model: the config of a stored stage run has no method, and reads back with the
     # default one.
     for method, key, wanted in WANTS:
@@ -179,23 +159,40 @@ def load(preset: str, sets: Sequence[str] = ()) -> RunConfig:
             raise UsageError(f"{key}: method {method} wants {wanted}, found {found!r}; set it, or another method.")
     if run.episodes_of and run.method in ON_POLICY:
         raise UsageError(f"episodes_of: method {run.method} learns from its own newest episodes alone; leave it out.")
+    if not preset.endswith(".toml"):
+        _check_prompts(run)
     return run
 
 
-def _read(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The plain values of a preset file, laid over those of the presets that it `extends`, one name or a list of them,
-    the last one on top, without the keys that it `drops`. A path in `extends` counts from the file's own folder.
+def _check_prompts(run: RunConfig) -> None:
+    """Raises UsageError where the task's prompts lack a role that the method asks; prompts of one's own are read later."""
+    if "/" in run.roles.prompts:
+        return
+    asked = {role for stage in registry.METHODS[run.method] for role in registry.load_stage(stage).roles}
+    if lacking := sorted(asked - set(load_roles(run.roles.prompts).templates)):
+        raise UsageError(
+            f"roles.prompts: method {run.method} asks {', '.join(lacking)}, and the prompts {run.roles.prompts} have none for that; "
+            "name another method, such as self_ac, or set other prompts."
+        )
+
+
+def _values(preset: str, above: tuple[Path, ...] = (), folder: str = "") -> dict[str, Any]:
+    """The plain values of a preset, those of a file laid over those of the presets that it `extends`, one name or a list
+    of them, the last one on top, without the keys that it `drops`. A path in `extends` counts from the file's own folder.
     """
-    values = read_toml(path, "preset")
-    chain, below = (*above, path), dict[str, Any]()
+    if not preset.endswith(".toml"):
+        return parts.values(parts.find(preset))
+    path = _file(preset, folder)
+    chain = (*above, path)
+    if path in above:
+        circle = " -> ".join(one.stem for one in chain)
+        raise UsageError(f"The presets {circle} extend each other in a circle; let one of them extend nothing.")
+    values, below = parts.read_toml(path, "preset"), dict[str, Any]()
     for parent in _listed(values, "extends", path, "the name of a preset"):
-        if (file := _file(parent, str(path.parent))) in chain:
-            circle = " -> ".join(one.stem for one in (*chain, file))
-            raise UsageError(f"The presets {circle} extend each other in a circle; let one of them extend nothing.")
-        below = _laid_over(below, _read(file, chain))
+        below = parts.laid_over(below, _values(parent, chain, str(path.parent)))
     for key in _listed(values, "drops", path, "a key, like task.options"):
         _drop(below, key, path)
-    return _laid_over(below, values)
+    return parts.laid_over(below, values)
 
 
 def _listed(values: dict[str, Any], key: str, path: Path, wanted: str) -> list[str]:
@@ -217,24 +214,6 @@ def _drop(values: dict[str, Any], key: str, path: Path) -> None:
             f"The preset {path.name}: drops: it inherits no {quoted(key)!r}; leave it out, or name a key that stands in what it extends."
         )
     del values[last]
-
-
-def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """The plain values of a file. Raises UsageError with what the file is, where it cannot be read."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # no text, no TOML, a number of 5,000 digits; too deep
-        raise UsageError(f"The {what} {path.name} is not readable TOML: {error}.") from None
-    except OSError as error:
-        raise UsageError(f"The {what} {path} cannot be read: {error.strerror}.") from None
-
-
-def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for key, value in above.items():
-        old = merged.get(key)
-        merged[key] = _laid_over(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return merged
 
 
 def resolve(values: Mapping[str, Any], sets: Sequence[str] = ()) -> RunConfig:

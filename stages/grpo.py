@@ -6,7 +6,7 @@
 Source: arXiv 2402.03300, with the mean over tokens of all episodes (arXiv 2503.14476). A group is `collect.group`
 episodes of one scenario.
 
-    turnwise run demo_grpo
+    turnwise run desk+grpo
 """
 
 from __future__ import annotations

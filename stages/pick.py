@@ -12,9 +12,9 @@ NLQL is an ablation of its second version (n = 4), NLRL a baseline of which it g
 improvement is not given there: ours. n and tau are logged, since action search is what differs from NLAC. States are
 drawn as refine draws them, and rows are refine's: distill cannot tell them apart. [ours]
 
-    turnwise run demo_nlql
-    turnwise run demo_nlrl
-    turnwise run demo_sac
+    turnwise run desk+nlql
+    turnwise run desk+nlrl
+    turnwise run desk+sac
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ n is `steps`. Source: arXiv 2512.04601, the baseline SAC, of which only the idea
 schedule. Ours: the draw is that of targets, the prompt is the successor's, the steps are those of critic with the same
 policy rows, head and adapter share a target network, and |Q - y| is the transition's priority.
 
-    turnwise run demo_sac
+    turnwise run desk+sac
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ kept. [ours]
 puts the right action where it is named, leaves out a turn that is blamed, and prefers the episodes with the fewest
 wrong turns where they are counted. It is told what NLAC is told, and has no critic. [ours]
 
-    turnwise run demo_rft
-    turnwise run demo_relabel
+    turnwise run desk+rft
+    turnwise run desk+rft_relabel
 """
 
 from __future__ import annotations

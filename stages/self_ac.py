@@ -4,7 +4,7 @@ Source: Self-AC slides; the losses are in `actor_critic.py`, the row's layout in
 written down token by token in ledger.parquet, and every turn gets a certificate of its tokens. A stage that was killed
 goes on from its last checkpoint, to the same weights as without the kill. [ours]
 
-    turnwise run self_ac_demo
+    turnwise run desk+self_ac
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import cli, presets
+from flows import cli, parts
 
 TRIES = 1000
 LETTERS = string.ascii_letters + string.digits + "äß漢\u2028\x1b\n\t \"'\\{}[]=.,-_/*%$"
@@ -33,7 +33,7 @@ def word(draw: random.Random) -> str:
 
 def bad_file(draw: random.Random, folder: Path) -> str:
     file = folder / f"f{draw.randrange(10**9)}.toml"
-    text = (presets.FOLDER / "tiny.toml").read_bytes()
+    text = (parts.FOLDER / "tasks" / "tiny.toml").read_bytes()
     content = draw.choice(
         [
             draw.randbytes(draw.choice([1, 40, 400])) + b"\n=",

@@ -21,7 +21,7 @@ from stages.llm.hf import HfEngine
 from stages.llm.roles import load_roles
 
 BASE = Path(__file__).parent.parent / "data" / "base_maths"
-PRESETS = [name for name in presets.names() if name.startswith("demo_math")]
+PRESETS = [name for name in presets.names() if name.startswith("sums")]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_the_shipped_tokenizer_is_the_one_of_the_corpus() -> None:
 
 
 def test_the_baselines_play_as_many_problems_of_the_same_kind() -> None:
-    demo: Any = presets.load("demo_math")
+    demo: Any = presets.load("sums")
     for name in PRESETS:
         run: Any = presets.load(name)
         assert (run.iterations, run.collect.first_episodes, run.collect.episodes) == (6, 384, 192), name
@@ -83,14 +83,14 @@ def test_the_baselines_play_as_many_problems_of_the_same_kind() -> None:
 @pytest.mark.parametrize(
     ("preset", "by"),
     [
-        ("demo_math", "reply"),
-        ("demo_math", "step"),
-        ("demo_math_relabel", "reply"),
-        ("demo_math_ppo", "step"),
-        ("demo_math_sac", "step"),
-        ("demo_math_nlrl", "reply"),
-        ("demo_math_nlql", "step"),
-        ("demo_math_hindsight", "reply"),
+        ("sums", "reply"),
+        ("sums", "step"),
+        ("sums_told+rft_relabel", "reply"),
+        ("sums+ppo", "step"),
+        ("sums+sac", "step"),
+        ("sums+nlrl", "reply"),
+        ("sums+nlql", "step"),
+        ("sums+hindsight", "reply"),
     ],
 )
 def test_a_whole_loop_on_the_shipped_model(

@@ -22,7 +22,7 @@ from stages.llm.hf import HfEngine
 from stages.llm.roles import load_roles
 
 BASE = Path(__file__).parent.parent / "data" / "base_twenty"
-PRESETS = [name for name in presets.names() if name.startswith("demo_20q")]
+PRESETS = [name for name in presets.names() if name.split("+")[0] == "20q" and "+qw" not in name]
 OPTIONS: dict[str, Any] = {"size": twenty.SIZE, "questions": twenty.QUESTIONS, "brief": True}
 
 
@@ -78,7 +78,7 @@ def test_a_preset_plays_what_its_base_model_was_shown(preset: str) -> None:
 
 
 def test_the_baselines_play_as_many_games_of_the_same_kind() -> None:
-    demo: Any = presets.load("demo_20q")
+    demo: Any = presets.load("20q")
     for name in PRESETS:
         run: Any = presets.load(name)
         assert (run.iterations, run.collect.first_episodes, run.collect.episodes) == (8, 128, 48), name
@@ -86,7 +86,7 @@ def test_the_baselines_play_as_many_games_of_the_same_kind() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["demo_20q", "demo_20q_nlrl", "demo_20q_ppo", "demo_20q_sac"])
+@pytest.mark.parametrize("preset", ["20q", "20q+nlrl", "20q+ppo", "20q+sac"])
 def test_a_whole_loop_on_the_shipped_model(
     preset: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,5 +100,5 @@ def test_a_whole_loop_on_the_shipped_model(
     }  # fmt: skip
     found = looped(preset, BASE, home, capsys, small)
     assert found["collect/malformed_frac"] < 0.05
-    if preset == "demo_20q":
+    if preset == "20q":
         assert found["targets/dropped"] <= 2 and found["refine/rows"] >= 20

@@ -96,13 +96,13 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_and_presets_are_ones_that_there_are(page: Path) -> None:
-    from flows import presets
+    from flows import parts
 
     text = text_of(page)
     wrong = {line: said for line in commands(page) if (said := command_problem(line))}
     assert not wrong
     named = re.findall(r"presets?(?: |/)`?([a-z]\w*)(?:`|\.toml)", text)
-    assert not set(named) - set(presets.names())
+    assert not [name for name in named if name not in parts.kinds() and name == parts.current(name)]
 
 
 def test_commands_in_docstrings_are_ones_that_there_are() -> None:

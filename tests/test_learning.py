@@ -25,7 +25,7 @@ SMALL = {
     "evaluate.episodes": 64, "evaluate.audit_turns": 0, "evaluate.probe_path": '""',
 }  # fmt: skip
 ITERATIONS = {
-    "demo": 3, "demo_relabel": 3, "demo_rft": 3, "demo_grpo": 4, "demo_ppo": 3, "demo_hindsight": 3, "demo_nlrl": 3, "demo_nlql": 4, "demo_sac": 5,
+    "demo": 3, "desk+rft_relabel": 3, "desk+rft": 3, "desk+grpo": 4, "desk+ppo": 3, "desk+hindsight": 3, "desk+nlrl": 3, "desk+nlql": 4, "desk+sac": 5,
 }  # fmt: skip
 
 
@@ -61,8 +61,8 @@ def test_where_wins_are_rare_a_parser_learns_what_it_is_told_and_rft_has_nothing
     and from the few wins of as many visits RFT does not.
     """
     world = {"task.options.steps": 3, "collect.first_episodes": 256, "iterations": 3}
-    base, told = learned("demo_relabel", **world)
-    _, rewarded = learned("demo_rft", **world)
+    base, told = learned("desk+rft_relabel", **world)
+    _, rewarded = learned("desk+rft", **world)
     assert base < 0.15 and told >= 0.9
     assert rewarded < 0.6
 
@@ -84,11 +84,11 @@ def other_verdicts(pick: Callable[..., Any]) -> Callable[..., Any]:
 
 
 SABOTAGE = {
-    "demo_rft": turned("stages.rft.candidates", lambda lived: [replace(t, total_reward=1 - t.total_reward) for t in lived]),
-    "demo_grpo": turned("stages.grpo.episode_advantages", lambda found: {key: -a for key, a in found.items()}),
-    "demo_ppo": turned("stages.train.actor_critic.advantages", lambda found: -found),
-    "demo_nlql": ("stages.pick.with_best_judged", other_verdicts),
-    "demo_sac": turned("stages.pick.q_values", lambda values: [-v for v in values]),
+    "desk+rft": turned("stages.rft.candidates", lambda lived: [replace(t, total_reward=1 - t.total_reward) for t in lived]),
+    "desk+grpo": turned("stages.grpo.episode_advantages", lambda found: {key: -a for key, a in found.items()}),
+    "desk+ppo": turned("stages.train.actor_critic.advantages", lambda found: -found),
+    "desk+nlql": ("stages.pick.with_best_judged", other_verdicts),
+    "desk+sac": turned("stages.pick.q_values", lambda values: [-v for v in values]),
 }  # fmt: skip
 
 

@@ -68,11 +68,11 @@ def run(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch, caps
     ("preset", "sets"),
     [
         ("tiny", NLAC),
-        ("self_ac_demo", SELF_AC),
-        ("self_ac_ppo", ("collect.first_episodes=16",)),
-        ("self_ac_grpo", ("collect.first_episodes=16",)),
-        ("demo_grpo", ("collect.first_episodes=16", "grpo.autocast=true", "grpo.pass_tokens=2000")),
-        ("demo_rft", ("collect.first_episodes=96",)),
+        ("desk+self_ac", SELF_AC),
+        ("desk+self_ac_ppo", ("collect.first_episodes=16",)),
+        ("desk+self_ac_grpo", ("collect.first_episodes=16",)),
+        ("desk+grpo", ("collect.first_episodes=16", "grpo.autocast=true", "grpo.pass_tokens=2000")),
+        ("desk+rft", ("collect.first_episodes=96",)),
     ],
 )
 def test_a_run_ends_as_on_the_cpu(run: Run, preset: str, sets: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,8 +54,8 @@ PATHS: dict[str, tuple[str, Path]] = {
     "game24": ("path", DATA / "game24" / "24.csv"),
     "wiki_search": ("path", DATA / "wiki"),
 }
-# A preset of a method's steps is that of its episodes for longer.
-REHEARSED = [name for name in presets.names() if name.startswith(("qwen7b_", "qwq32b_")) and "_steps_" not in name]
+# A long one is that of as many episodes as NLAC's for longer.
+REHEARSED = [name for name in presets.names() if name.endswith(("+qwen7b", "+qwq32b")) and "_long" not in name]
 
 
 @pytest.fixture(scope="module")
@@ -129,17 +129,17 @@ def test_a_large_preset_runs_from_end_to_end(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    thinks = preset.startswith("qwq")
+    thinks = "qwq" in preset
     task = presets.load(preset).task
     key, path = PATHS[task.env]
-    if task.env == "tau_bench" and preset != "qwen7b_tau_retail":
+    if task.env == "tau_bench" and preset != "tau_retail+qwen7b":
         path = Path(tau_small.write(home / "tau"))
     if not path.exists():
         pytest.skip(f"{path} is not there; TURNWISE_DATA names the folder of the task data")
     stub = Stub()
     stub.answer = simulator
     sets = {**SMALL, "model.path": qwens(thinks), f"task.options.{key}": path, "task.oracle_url": stub.url}
-    if task.env == "tau_bench" and preset != "qwen7b_tau_retail":
+    if task.env == "tau_bench" and preset != "tau_retail+qwen7b":
         sets["task.options.validation_tasks"] = 1  # of the miniature's two
     if thinks:
         sets["roles.max_thought_tokens"] = 48
@@ -209,7 +209,7 @@ def test_a_model_whose_words_nobody_can_read_is_told_what_to_change(
         cli.main(
             [
                 "run",
-                "qwq32b_math",
+                "math+qwq32b",
                 "--plain",
                 "--quiet",
                 *(part for name, value in sets.items() for part in ("--set", f"{name}={value}")),

@@ -89,6 +89,7 @@ def test_tiny_runs_in_an_empty_folder_and_has_the_fingerprints_of_a_checkout(
     run_id = done.stdout.splitlines()[-1].split()[1]
     assert run_id in tab("turnwise show ")
     assert tab("turnwise run tin") == ["tiny"]
+    assert tab("turnwise run desk+hi") == ["desk+hindsight"]
     assert set(tab("turnwise rerun c")) == {"collect", "critic"}
     assert "doctor" in tab("turnwise d")
 
@@ -97,4 +98,4 @@ def test_a_study_of_the_wheel_is_found_and_a_module_runs(turnwise: Turnwise, tmp
     study = turnwise(tmp_path, "study", "studies/tiny.toml", "--dry-run")
     assert study.returncode == 0, study.stderr
     assert turnwise(tmp_path, "study", "studies/none.toml", "--dry-run").returncode == 2
-    assert turnwise(tmp_path, "-m", "turnwise", "presets").stdout.startswith("demo")
+    assert turnwise(tmp_path, "-m", "turnwise", "presets").stdout.startswith("tasks")

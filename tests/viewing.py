@@ -127,7 +127,7 @@ def make_self_ac(home: Path) -> str:
         tracking.finish(stage_run)
     row = {"iteration": 0, "runs": own, "metrics": {}, "seconds": 1.0}
     tracking.write_json(run_id, "summary.json", {"base": {}, "final": {}, "iterations": [row]})
-    config = presets.load("self_ac_demo", [f"model.path={home / 'no model'}"])
+    config = presets.load("desk+self_ac", [f"model.path={home / 'no model'}"])
     tracking.write_json(run_id, "config.json", config.model_dump(mode="json"))
     tracking.finish(run_id)
     return run_id

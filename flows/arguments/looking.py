@@ -17,9 +17,11 @@ def add(commands: Any) -> None:
         "turnwise stages critic",
     )
     stages.add_argument("name", metavar="STAGE", nargs="?", help="this one only")
-    what = "List the presets that ship with turnwise, or those that are named, by the first sentence of each."
+    what = "List the tasks, methods and models that a preset is put together of, or the presets that are named, by the first sentence of each."
     presets = command(commands, "presets", what, "turnwise presets demo my/nightly.toml", module="commands.presets")
-    presets.add_argument("preset", metavar="PRESET", nargs="*", help="name of a preset, or a path that ends in .toml")
+    presets.add_argument(
+        "preset", metavar="PRESET", nargs="*", help="name of a preset, or a path that ends in .toml; none = all parts"
+    )
     what = "Set runs side by side: what differs in their configs, what they came to, and their curves."
     compare = command(commands, "compare", what, "turnwise compare 3f9c f775", module="commands.compare")
     compare.add_argument(

@@ -20,7 +20,9 @@ def add(commands: Any) -> None:
         "turnwise run demo --set seed=1",
     )
     run.add_argument(
-        "preset", metavar="PRESET", help="name of a preset (demo, tiny, ...), or a path that ends in .toml"
+        "preset",
+        metavar="PRESET",
+        help="task, method and model (demo, desk+grpo, tau_retail+grpo+qwen7b), or a path that ends in .toml",
     )
     add_set(run)
     many = "so many seeds, from the preset's on; they and each list of values in --set make a sweep, all combinations of them"
@@ -33,7 +35,9 @@ def add(commands: Any) -> None:
     add_run_options(run)
     what = "Estimate a run before it runs: steps, tokens, memory and hours of every stage, disk, and whether it fits."
     plan = command(commands, "plan", what, "turnwise plan demo --device h100", module="cost.plan")
-    plan.add_argument("preset", metavar="PRESET", help="name of a preset, or a path that ends in .toml")
+    plan.add_argument(
+        "preset", metavar="PRESET", help="task, method and model, as of run, or a path that ends in .toml"
+    )
     add_set(plan)
     plan.add_argument(
         "--device",

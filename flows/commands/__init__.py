@@ -14,7 +14,7 @@ Modules:
     dry_run      `--dry-run`: what would run, what would be reused
     explain      `turnwise explain`: whether a stage would run again or be reused, and because of what
     lineage      `turnwise lineage`: the stage runs that made a run
-    presets      `turnwise presets`: a line a preset
+    presets      `turnwise presets`: the tasks, methods and models, a line each
     sweep        `turnwise run` with --seeds or lists of values in --set: all combinations, as a study
     compare      `turnwise compare`: runs side by side
     sql          `turnwise sql`: DuckDB's answer about the rows of the runs

@@ -31,7 +31,7 @@ PACKAGES = ("torch", "transformers", "peft", "prefect", "mlflow", "duckdb")
 EXTRAS = {"vllm": "vllm", "openai": "openai", "math-verify": "math"}
 """Package -> the extra that installs it."""
 PORT = 5000  # of MLflow's page
-DEMO = "demo"
+DEMO = "desk"
 ROOM_GB = 2.0  # free disk below which a night's runs may fill it
 SHOWN = 4  # presets of a line
 

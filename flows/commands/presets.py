@@ -1,4 +1,4 @@
-"""`turnwise presets`: a line a preset, from the first sentence of its file."""
+"""`turnwise presets`: the tasks, methods and models, a line each, from the first sentence of its file."""
 
 from __future__ import annotations
 
@@ -6,21 +6,49 @@ import re
 from argparse import Namespace
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
+from flows import parts
 from flows import presets as shipped
 from flows.report import emit
+
+EXAMPLE = "turnwise run tau_retail+grpo+qwen7b"
+HOW = f"A run is task+method+model, in any order: {EXAMPLE}\nWhere none is named: {parts.METHOD}, or the task's own method, and the task's own model."
 
 
 def presets(args: Namespace) -> int:
     """turnwise presets"""
-    files = {one: shipped.check_exists(one) for one in args.preset} or shipped.files()
-    found = [{"name": name, "about": about(path), "file": str(path)} for name, path in files.items()]
-    if args.json:
-        emit(found)
+    if args.preset:
+        named = [told(one) for one in args.preset]
+        emit(named) if args.json else print("\n".join(_lines(named)))
         return 0
-    width = max(len(one["name"]) for one in found)
-    print("\n".join(f"{one['name']:<{width}}  {one['about']}" for one in found))
+    lists = {f"{kind}s": [_part(name, path) for name, path in parts.files(kind).items()] for kind in parts.KINDS}
+    if args.json:
+        emit({**lists, "tested": shipped.names(), "example": EXAMPLE})
+        return 0
+    width = max(len(one["name"]) for found in lists.values() for one in found)
+    for title, found in lists.items():
+        print("\n".join([title, *(f"  {line}" for line in _lines(found, width)), ""]))
+    print(HOW)
     return 0
+
+
+def told(preset: str) -> dict[str, Any]:
+    """What a preset is: of a combination, the sentences of its parts. Raises UsageError for an unknown name."""
+    name = shipped.name_of(preset)
+    if preset.endswith(".toml"):
+        return _part(preset, Path(preset))
+    found = [parts.files(parts.kinds()[word])[word] for word in name.split("+")]
+    return {"name": name, "about": " ".join(map(about, found)), "file": ", ".join(map(str, found))}
+
+
+def _part(name: str, path: Path) -> dict[str, Any]:
+    return {"name": name, "about": about(path), "file": str(path)}
+
+
+def _lines(found: list[dict[str, Any]], width: int = 0) -> list[str]:
+    width = width or max(len(one["name"]) for one in found)
+    return [f"{one['name']:<{width}}  {one['about']}".rstrip() for one in found]
 
 
 def about(path: Path) -> str:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def run(args: Namespace) -> int:
     """turnwise run PRESET"""
     home = find_home(args.home, to_write=not args.dry_run)
-    presets.check_exists(args.preset)
+    presets.name_of(args.preset)  # before anything is opened
     if args.seeds is not None or any("[" in item for item in args.set):  # what a sweep needs is imported for one alone
         from flows.commands.sweep import sweep
         from flows.study.sweep import is_sweep

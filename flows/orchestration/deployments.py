@@ -56,7 +56,7 @@ class TimedOut(KeyboardInterrupt):
 
 
 def _preset_name() -> str:
-    return Path(runtime.flow_run.parameters["preset"]).stem
+    return presets.name_of(runtime.flow_run.parameters["preset"])
 
 
 def tell_failure(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:

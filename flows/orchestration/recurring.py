@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from flows import presets
-from flows.book import EXPERIMENT
+from flows import parts, presets
+from flows.book import EXPERIMENT, model_name
 from stages.frame.types import MissingInput, UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def next_sets(
 
 
 def _after_champion(run: presets.RunConfig, workspace: Workspace) -> list[str]:
-    champion = workspace.tracking.models.champion(run.preset)
+    champion = workspace.tracking.models.champion(model_name(run, workspace))
     if champion is None:
         return []
     last = int(champion.tags["iteration"])
@@ -62,27 +62,31 @@ def _stopped_seed(run: presets.RunConfig, workspace: Workspace) -> int | None:
     newest = next((one for one in _runs_of(run.preset, workspace)), None)
     if newest is None or not (newest.status == "KILLED" or newest.tags.get("error", "").startswith(AWAY)):
         return None
-    stored = _config(newest.run_id, workspace)
+    stored = _config(newest.run_id, run.preset, workspace)
     alike = stored is not None and stored.model_copy(update={"seed": run.seed}) == run
     return stored.seed if stored is not None and alike else None
 
 
 def _finished_iterations(run: presets.RunConfig, workspace: Workspace) -> int:
     """Iterations of the longest finished pipeline run of this config; 0 where there is none."""
-    stored = [_config(info.run_id, workspace) for info in _runs_of(run.preset, workspace) if info.status == "FINISHED"]
+    finished = [info.run_id for info in _runs_of(run.preset, workspace) if info.status == "FINISHED"]
+    stored = [_config(run_id, run.preset, workspace) for run_id in finished]
     alike = [one for one in stored if one is not None and _timeless(one) == _timeless(run)]
     return max((one.iterations for one in alike), default=0)
 
 
 def _runs_of(preset: str, workspace: Workspace) -> list[RunInfo]:
-    """Newest first."""
-    return [info for info in workspace.tracking.runs(EXPERIMENT, 1000) if info.tags.get("preset") == preset]
+    """Newest first, those under a name of before among them."""
+    names = (preset, *parts.before(preset))
+    return [info for info in workspace.tracking.runs(EXPERIMENT, 1000) if info.tags.get("preset") in names]
 
 
-def _config(run_id: str, workspace: Workspace) -> presets.RunConfig | None:
-    """None where a run died before it wrote its config, and for one of another turnwise that no run of today equals."""
+def _config(run_id: str, preset: str, workspace: Workspace) -> presets.RunConfig | None:
+    """Under the preset's name of today. None where a run died before it wrote its config, and for one of another turnwise
+    that no run of today equals.
+    """
     try:
-        return presets.resolve(workspace.tracking.read_json(run_id, "config.json"))
+        return presets.resolve({**workspace.tracking.read_json(run_id, "config.json"), "preset": preset})
     except (MissingInput, UsageError):
         return None
 

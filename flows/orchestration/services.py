@@ -14,7 +14,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from flows import presets
+from flows import parts, presets
 from flows.book import EXPERIMENT
 from flows.locks import lock
 from flows.orchestration.leash import Leashed
@@ -72,7 +72,7 @@ def serve(args: Namespace) -> int:
     home = find_home(args.home, to_write=True)
     if args.limit < 1:
         raise UsageError(f"serve: --limit: wanted at least 1 run at once, found {args.limit}.")
-    chosen = _by_name(args.preset or presets.names())
+    chosen = _by_name(args.preset or [*presets.names(), *parts.SHORT])
     configs = {name: presets.load(preset) for name, preset in chosen.items()}
     workspace, project = open_workspace(home), project_name(home)
     workspace.tracking.initialise()
@@ -125,8 +125,8 @@ def _by_name(given: Sequence[str]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for one in dict.fromkeys(given):
-        path = presets.check_exists(one)
-        name = safe_name(path.stem)
+        called = one if one in parts.SHORT else presets.name_of(one)
+        name = safe_name(called)
         taken = found | {"rerun": "the deployment that reruns a stage"}
         if name in taken:
             raise UsageError(
@@ -134,7 +134,7 @@ def _by_name(given: Sequence[str]) -> dict[str, str]:
             )
         if not name:
             raise UsageError(f"serve: --preset {one}: no deployment can have that name. Rename the file to serve it.")
-        found[name] = str(path.resolve()) if one.endswith(".toml") else one
+        found[name] = str(Path(one).resolve()) if one.endswith(".toml") else called
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo
 
-from flows import presets
+from flows import parts
 from flows.misfits import sentence
 from stages.envs import nearest
 from stages.frame.contract import Config
@@ -150,7 +150,7 @@ def read(path: Path) -> Study:
     """
     if not path.is_file():
         raise UsageError(f"There is no study file {path}. Give a file that exists, such as studies/tiny.toml.")
-    values = presets.read_toml(path, "study")
+    values = parts.read_toml(path, "study")
     try:
         study = Study.model_validate(values, context=path.resolve().parent)
     except ValidationError as error:

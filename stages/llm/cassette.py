@@ -1,8 +1,8 @@
 """Replies of the LLM inside an environment, kept by what was asked: a run with a simulated customer repeats word for word,
 and whoever asks the same again pays for it once. Ours.
 
-    turnwise run qwen7b_tau_retail --set task.cassette=data/retail.cassette                                # asks, and keeps
-    turnwise run qwen7b_tau_retail --set task.cassette=data/retail.cassette --set task.cassette_only=true  # asks nobody
+    turnwise run tau_retail+qwen7b --set task.cassette=data/retail.cassette                                # asks, and keeps
+    turnwise run tau_retail+qwen7b --set task.cassette=data/retail.cassette --set task.cassette_only=true  # asks nobody
 
 One SQLite file, which threads and processes share. The first reply to a request stays.
 """

@@ -213,7 +213,7 @@ def test_one_arm_of_the_ladder_makes_up_for_the_steps_of_the_critics_stage() -> 
 @pytest.mark.parametrize(("sweeps", "steps"), [(2, 560), (4, 672), (8, 896)])
 def test_sweeps_share_targets_and_the_last_batch_of_each_is_what_is_left_over(sweeps: int, steps: int) -> None:
     run: Any = presets.load(f"demo_sweeps_{sweeps}")
-    one: Any = presets.load("demo_one_step")
+    one: Any = presets.load("desk+nlac_one_step")
     assert run.iterations == sweeps * one.iterations
     assert run.targets.transitions * sweeps == one.targets.transitions
     assert (counts(one)["critic"][1], counts(run)["critic"][1]) == (560, steps)

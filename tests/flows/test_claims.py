@@ -225,7 +225,7 @@ def test_a_program_prints_the_cells_that_its_claims_read(module: str, arguments:
 
 
 def test_bad_questions_are_one_sentence(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (home / "few.toml").write_text('seeds = [1]\n[methods.rft]\npreset = "demo_rft"\n')
+    (home / "few.toml").write_text('seeds = [1]\n[methods.rft]\npreset = "desk+rft"\n')
     for more, wanted in (
         (["--only", "17"], "turnwise: --only 17: there is no such claim; they have the numbers 1 to 16.\n"),
         (["--study", str(home / "few.toml")], "turnwise: few.toml: there is no method 'nlac', which a claim rests on; add it, or use studies/claims.toml.\n"),

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from test_branch import Turnwise, finished_run, old, runs_of, stages, turnwise
 
-from flows import presets
-
 __all__ = ["finished_run", "old", "stages", "turnwise"]  # fixtures
 
 
@@ -46,18 +44,11 @@ def test_what_cannot_be_compared_is_one_sentence(turnwise: Turnwise, old: Any, s
     assert (status, told in err, err.count("\n")) == (2, True, 1)
 
 
-def test_every_preset_has_a_line_that_says_what_it_is(turnwise: Turnwise) -> None:
-    found = {one["name"]: one["about"] for one in turnwise("presets")}
-    assert list(found) == presets.names()
-    assert all(len(about) > 20 for about in found.values())
-    assert found["tiny"].startswith("Every stage twice on next to nothing")
-
-
 def test_presets_of_one_s_own_are_told_by_their_path(home: Path, turnwise: Turnwise) -> None:
     (home / "mine.toml").write_text("# Ours: nothing. And more.\n")
     found = turnwise("presets", "tiny", "mine.toml")
     assert [(one["name"], one["about"][:14]) for one in found] == [
-        ("tiny", "Every stage tw"),
+        ("tiny", "The desk with "),
         ("mine.toml", "Ours: nothing."),
     ]
     status, _, err = turnwise("presets", "none.toml", raw=True)

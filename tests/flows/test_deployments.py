@@ -158,7 +158,7 @@ def test_a_night_that_a_person_or_the_one_before_it_cancelled_is_not_made_up_for
     [
         (["--preset", "demo", "--preset", "my/demo.toml"], "its deployment would be named 'demo', as that of demo is"),
         (["--preset", "my/rerun.toml"], "named 'rerun', as that of the deployment that reruns a stage is"),
-        (["--preset", "_paper"], "is only there to be extended"),
+        (["--preset", "grpo"], "names no task; put one before it, as in desk+grpo"),
         (["--preset", "my/nothing.toml"], "There is no preset file my/nothing.toml"),
         (["--limit", "0"], "--limit: wanted at least 1 run at once, found 0"),
     ],

@@ -121,7 +121,7 @@ def test_general_rows_are_counted_and_that_they_are_missing_is_said(
     """60 iterations of 512 steps with 2 rows of 300 tokens each, half of them replies."""
     monkeypatch.chdir(tmp_path)
     none = ["critic.general_rows=0", "distill.general_rows=0"]
-    found, bare = (estimate(presets.load("qwen7b_math", sets), "h100", 1, ["general=300"]) for sets in ([], none))
+    found, bare = (estimate(presets.load("math+qwen7b", sets), "h100", 1, ["general=300"]) for sets in ([], none))
     more = [
         sum(one[name] for one in found["stages"]) - sum(one[name] for one in bare["stages"])
         for name in ("trained", "predicted")
@@ -132,7 +132,7 @@ def test_general_rows_are_counted_and_that_they_are_missing_is_said(
     assert not any("general_path" in line for line in bare["verdict"])
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "general.jsonl").touch()
-    assert not any("general_path" in line for line in estimate(presets.load("qwen7b_math"), "h100", 1)["verdict"])
+    assert not any("general_path" in line for line in estimate(presets.load("math+qwen7b"), "h100", 1)["verdict"])
 
 
 def test_grpo_is_planned_in_passes_and_its_adapter_in_16_bits() -> None:
@@ -140,13 +140,13 @@ def test_grpo_is_planned_in_passes_and_its_adapter_in_16_bits() -> None:
     turns.
     """
     stage = ["method=grpo", "grpo.batch=128", "grpo.epochs=1"]
-    run = presets.load("qwen7b_grpo_tau_retail", stage)
+    run = presets.load("tau_retail+grpo+qwen7b", stage)
     last = [work for work in workload(run, assumed(run, ["turns=13", "win=0.3"])) if work.stage == "grpo"][-1]
     assert last.trained[0].n == pytest.approx(128 * 13 * (1 - 0.3**4 - 0.7**4), abs=1)
     assert last.steps == 10
     found = {
         (passes, on): estimate(
-            presets.load("qwen7b_grpo_tau_retail", [*stage, f"grpo.pass_tokens={passes}", f"grpo.autocast={on}"]),
+            presets.load("tau_retail+grpo+qwen7b", [*stage, f"grpo.pass_tokens={passes}", f"grpo.autocast={on}"]),
             "h100",
             1,
         )
@@ -168,7 +168,7 @@ def test_grpo_is_planned_in_passes_and_its_adapter_in_16_bits() -> None:
 def test_tokens_of_a_critic_s_steps_are_those_of_trees_over_such_episodes(draw: Draw, pass_tokens: int) -> None:
     """Episodes of the plan's lengths, drawn at random, all priorities alike: 240 steps of 8 futures and 2 actions."""
     sets = [f"critic.draw={draw}", f"critic.pass_tokens={pass_tokens}", "critic.general_rows=0", "iterations=1"]
-    run = presets.load("qwen7b_tau_retail", [*sets, "targets.transitions=1920", "collect.first_episodes=320"])
+    run = presets.load("tau_retail+qwen7b", [*sets, "targets.transitions=1920", "collect.first_episodes=320"])
     told = {
         "turns": 6,
         "system": 300,
@@ -208,7 +208,7 @@ def test_what_was_read_before_is_the_system_message_or_all_until_the_turn_before
         ("turn", 300.0),
         ("episode", 310 + 1.5 * 32),
     ):  # of the middle turn, the state is 310 + 2.5 * 32
-        run = presets.load("qwen7b_tau_retail", [*sets, f"refine.draw={draw}"])
+        run = presets.load("tau_retail+qwen7b", [*sets, f"refine.draw={draw}"])
         refine = next(w for w in workload(run, assumed(run, [*told, "yes=1"])) if w.stage == "refine")
         again = 3 * (310 + 2.5 * 32 + 30 + 5)  # three more futures of each prompt
         assert refine.cached == pytest.approx(refine.prompts[0].n / 6 * (3 * before + again))

@@ -29,7 +29,7 @@ LORA = 80_740_352  # Qwen2.5-7B at rank 32
 def test_weights_at_the_paper_s_size_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """An adapter of 4 bytes a parameter: NLAC leaves four an iteration, of which gc keeps three iterations' and two."""
     monkeypatch.chdir(ROOT)
-    found = estimate(presets.load("qwen7b_tau_retail"), "h100", 1)
+    found = estimate(presets.load("tau_retail+qwen7b"), "h100", 1)
     adapter = 4 * LORA / GIB
     assert found["disk_gib"]["weights"] == pytest.approx(60 * 4 * adapter)
     assert found["disk_gib"]["weights after gc"] == pytest.approx((3 * 4 + 2) * adapter)
@@ -41,10 +41,10 @@ def test_weights_at_the_paper_s_size_by_hand(monkeypatch: pytest.MonkeyPatch) ->
     said = lines(found)
     assert any(line.startswith("disk") and "weights 72.2 after 60 iterations" in line for line in said)
     assert any(line.startswith("with gc") and "weights 4.2 (turnwise gc --yes)" in line for line in said)
-    few = estimate(presets.load("qwen7b_tau_retail", ["iterations=2"]), "h100", 1)["disk_gib"]
+    few = estimate(presets.load("tau_retail+qwen7b", ["iterations=2"]), "h100", 1)["disk_gib"]
     assert few["weights"] == few["weights after gc"]
     of = {
-        stage: storage.weights_bytes(presets.load("self_ac_demo"), 10, stage) for stage in ("self_ac", "rft", "collect")
+        stage: storage.weights_bytes(presets.load("desk+self_ac"), 10, stage) for stage in ("self_ac", "rft", "collect")
     }
     assert of == {"self_ac": 120, "rft": 40, "collect": 0}
     assert cli.build_parser().parse_args(["gc"]).keep == KEEP

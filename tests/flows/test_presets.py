@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 from shared_data import DATA
 
-from flows import presets
+from flows import parts, presets
 from flows.commands.describe import SOURCE, describe
 from flows.cost.estimate import estimate
 from flows.cost.lengths import assumed
@@ -78,8 +78,8 @@ EVEN = {
 @pytest.mark.parametrize("arm", EVEN)
 def test_arms_on_even_terms_differ_in_what_their_name_says_and_in_nothing_else(arm: str) -> None:
     """From Self-AC with the slides' advantage: draws, groups, scale, price, steps and rates are the same."""
-    plain: Any = presets.load("self_ac_td_mean").model_dump(exclude={"preset"})
-    found: Any = presets.load(f"self_ac_{arm}").model_dump(exclude={"preset"})
+    plain: Any = presets.load("desk+self_ac_td_mean").model_dump(exclude={"preset"})
+    found: Any = presets.load(f"desk+self_ac_{arm}").model_dump(exclude={"preset"})
     ours, theirs = plain.pop("self_ac"), found.pop("self_ac")
     assert found == plain
     assert {key for key in ours if ours[key] != theirs[key]} == EVEN[arm]
@@ -87,9 +87,8 @@ def test_arms_on_even_terms_differ_in_what_their_name_says_and_in_nothing_else(a
     assert theirs["advantage_scale"] == "batch" and plain["collect"]["group"] > 1
 
 
-PAPER = [
-    name for name in presets.names() if name.startswith(("qwen7b", "qwq32b")) and presets.load(name).method == "nlac"
-]
+LARGE = [name for name in presets.names() if parts.find(name).model]
+PAPER = [name for name in LARGE if presets.load(name).method == "nlac"]
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -109,8 +108,8 @@ def test_the_paper_s_presets_take_its_gradient_steps_with_its_settings(name: str
         0,
     )
     assert run.roles.frozen == "adapter"
-    assert run.model.path == ("Qwen/QwQ-32B" if name.startswith("qwq") else "Qwen/Qwen2.5-7B-Instruct")
-    assert (run.roles.max_thought_tokens > 0) == name.startswith("qwq")
+    assert run.model.path == ("Qwen/QwQ-32B" if name.endswith("+qwq32b") else "Qwen/Qwen2.5-7B-Instruct")
+    assert (run.roles.max_thought_tokens > 0) == name.endswith("+qwq32b")
 
 
 @pytest.mark.parametrize("name", presets.names())
@@ -121,18 +120,16 @@ def test_the_target_network_follows_the_steps_of_critic_and_distill_alike(name: 
 
 def test_the_paper_s_presets_are_all_there() -> None:
     tasks = ("tau_retail", "tau_airline", "20q", "math")
-    assert set(PAPER) == {f"qwen7b_{task}" for task in tasks} | {
-        f"qwq32b_{task}" for task in tasks if task != "tau_airline"
-    }
+    assert set(PAPER) == {f"{task}+qwen7b" for task in tasks} | {f"{task}+qwq32b" for task in TASKS}
 
 
 TASKS = ("20q", "math", "tau_retail")
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("baseline", ["rft", "grpo_steps", "ppo_steps"])
+@pytest.mark.parametrize("baseline", ["rft", "grpo_long", "ppo_long"])
 def test_the_baselines_take_the_paper_s_gradient_steps(baseline: str, task: str) -> None:
-    run: Any = presets.load(f"qwen7b_{baseline}_{task}")
+    run: Any = presets.load(f"{task}+{baseline}+qwen7b")
     assert sum(work.steps for work in workload(run, assumed(run))) == 30_720
     assert sum(work.stage == "evaluate" for work in workload(run, assumed(run))) == 3 + 6  # as often as NLAC's
 
@@ -140,21 +137,21 @@ def test_the_baselines_take_the_paper_s_gradient_steps(baseline: str, task: str)
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("baseline", ["rft", "grpo", "ppo"])
 def test_the_baselines_play_as_many_episodes_as_nlac_on_the_same_task(baseline: str, task: str) -> None:
-    run: Any = presets.load(f"qwen7b_{baseline}_{task}")
-    nlac: Any = presets.load(f"qwen7b_{task}")
+    run: Any = presets.load(f"{task}+{baseline}+qwen7b")
+    nlac: Any = presets.load(f"{task}+qwen7b")
     played = [sum(work.episodes for work in workload(one, assumed(one))) for one in (run, nlac)]
     assert played[0] == played[1]
     assert (run.task, run.roles, run.model.path) == (nlac.task, nlac.roles, nlac.model.path)
     assert run.evaluate.model_copy(update={"audit_turns": 0}) == nlac.evaluate.model_copy(update={"audit_turns": 0})
 
 
-@pytest.mark.parametrize("name", [f"qwen7b_ppo{steps}_{task}" for steps in ("", "_steps") for task in TASKS])
+@pytest.mark.parametrize("name", [f"{task}+ppo{long}+qwen7b" for long in ("", "_long") for task in TASKS])
 def test_ppo_s_presets_have_a_critic_gae_and_a_ratio_by_token(name: str) -> None:
     run: Any = presets.load(name)
     assert (run.method, run.collect.group, run.self_ac.advantage, run.self_ac.ratio) == ("self_ac", 1, "gae", "token")
     assert run.self_ac.has_critic and run.self_ac.kl_coef == 0
     # A value model of its own wherever its activations fit, and then its layers cannot be worked out again.
-    assert run.self_ac.separate != run.model.gradient_checkpointing == name.endswith("tau_retail")
+    assert run.self_ac.separate != run.model.gradient_checkpointing == name.startswith("tau_retail")
     check_options(run.self_ac, checkpointing=run.model.gradient_checkpointing)
     assert all(line.startswith("fits") for line in estimate(run, "h100", 1)["verdict"])
 
@@ -163,17 +160,17 @@ def test_ppo_s_presets_have_a_critic_gae_and_a_ratio_by_token(name: str) -> None
 @pytest.mark.parametrize("task", TASKS)
 def test_the_paper_s_steps_are_each_on_new_episodes(method: str, task: str) -> None:
     """The two presets of a method differ in how long they run, and so in episodes; in nothing that a step does."""
-    steps: Any = presets.load(f"qwen7b_{method}_steps_{task}")
-    episodes: Any = presets.load(f"qwen7b_{method}_{task}")
+    steps: Any = presets.load(f"{task}+{method}_long+qwen7b")
+    episodes: Any = presets.load(f"{task}+{method}+qwen7b")
     assert (steps.self_ac, steps.model, steps.task) == (episodes.self_ac, episodes.model, episodes.task)
     assert steps.self_ac.epochs == 1 and steps.collect.episodes == 16 * steps.self_ac.batch
 
 
 def test_grpo_s_presets_have_the_paper_s_groups_on_the_paper_s_tasks() -> None:
     for task in TASKS:
-        name = f"qwen7b_grpo_{task}"
+        name = f"{task}+grpo+qwen7b"
         run: Any = presets.load(name)
-        nlac: Any = presets.load(name.replace("_grpo", ""))
+        nlac: Any = presets.load(name.replace("+grpo", ""))
         assert (run.method, run.collect.group, run.model, run.roles) == ("self_ac", 4, nlac.model, nlac.roles)
         assert (run.self_ac.has_critic, run.self_ac.advantage, run.self_ac.ratio, run.self_ac.kl_coef) == (
             False,
@@ -188,7 +185,7 @@ def test_grpo_s_presets_have_the_paper_s_groups_on_the_paper_s_tasks() -> None:
         )
 
 
-@pytest.mark.parametrize("name", [name for name in presets.names() if name.startswith(("qwen7b", "qwq32b"))])
+@pytest.mark.parametrize("name", LARGE)
 def test_large_presets_multiply_the_adapter_in_16_bits_in_passes_of_so_many_tokens(name: str) -> None:
     run: Any = presets.load(name)
     stages = [getattr(run, stage) for stage in METHODS[run.method] if hasattr(getattr(run, stage), "autocast")]
@@ -210,21 +207,25 @@ def test_every_value_of_the_large_presets_says_where_it_is_from() -> None:
         "test_options",
         "method",
     )
-    for file in sorted(presets.FOLDER.glob("*.toml")):
-        if file.stem.startswith(("_", "qw")):
-            for line in file.read_text().splitlines():
-                key = line.partition(" = ")[0]
-                if " = " in line and not line.startswith("#") and key not in places:
-                    assert re.search(r"# \[(paper|ours|slides|tau-bench)", line), f"{file.name}: {line}"
+    files = [file for kind in parts.KINDS for file in parts.files(kind).values()]
+    whole = (*parts.files("model"), "math", "tau_retail", "tau_airline")  # others have a part for large models
+    for file in files:
+        large = file.stem in whole
+        for line in file.read_text().splitlines():
+            if line.startswith("["):
+                large = file.stem in whole or line.startswith("[large")
+            key = line.partition(" = ")[0]
+            if large and " = " in line and not line.startswith("#") and key not in places:
+                assert re.search(r"# \[(paper|ours|slides|tau-bench)", line), f"{file.name}: {line}"
 
 
 def test_the_demo_s_baselines_that_pick_draw_and_step_as_the_demo_does() -> None:
     """SAC but for what was tuned for it (studies/scalar.toml)."""
     demo: Any = presets.load("demo")
     refined = demo.refine.model_dump(include=set(StatesConfig.model_fields))
-    for name in ("demo_nlql", "demo_sac"):
+    for name in ("desk+nlql", "desk+sac"):
         run: Any = presets.load(
-            name, ["q_critic.epochs=4", "q_critic.lr=2e-3", "pick.states=192"] if name == "demo_sac" else []
+            name, ["q_critic.epochs=4", "q_critic.lr=2e-3", "pick.states=192"] if name == "desk+sac" else []
         )
         assert run.pick.model_dump(include=set(StatesConfig.model_fields)) == refined
         assert (run.collect, run.distill, run.iterations, run.task) == (
@@ -273,14 +274,14 @@ def test_a_preset_drops_what_it_inherits_and_sets_its_own_in_its_place(tmp_path:
     """Options of another environment would be refused, and a table of TOML can only add to them."""
     file, last = tmp_path / "other.toml", tmp_path / "last.toml"
     file.write_text(
-        'extends = "demo_math"\ndrops = ["task.options", "evaluate.win_words", "critic"]\n[task]\nenv = "game24"\n'
+        'extends = "sums"\ndrops = ["task.options", "evaluate.win_words", "critic"]\n[task]\nenv = "game24"\n'
     )
     last.write_text('extends = "other.toml"\n[task.options]\nreplies = 3\n')
     run: Any = presets.load(str(file))
     plain: Any = presets.resolve({})
     assert (run.task.options, run.evaluate.win_words) == ({}, plain.evaluate.win_words)
     assert run.critic == plain.critic
-    assert run.distill == presets.load("demo_math").distill  # type: ignore[attr-defined]
+    assert run.distill == presets.load("sums").distill  # type: ignore[attr-defined]
     assert presets.load(str(last)).task.options == {"replies": 3}
     assert presets.load(str(file), ["task.options.puzzles=9"]).task.options == {"puzzles": 9}
 
@@ -343,14 +344,8 @@ def test_a_wrong_set_is_one_sentence(sets: list[str], told: str) -> None:
 
 
 def test_an_unknown_preset_names_the_nearest() -> None:
-    with pytest.raises(UsageError, match=r"no preset 'dmeo'; did you mean 'demo'\? Presets: demo"):
+    with pytest.raises(UsageError, match=r"no preset 'dmeo'; did you mean 'demo'\? See: turnwise presets"):
         presets.load("dmeo")
-
-
-@pytest.mark.parametrize("preset", ["_paper", str(presets.FOLDER / "_paper.toml")])
-def test_a_preset_that_is_only_there_to_be_extended_is_no_run(preset: str) -> None:
-    with pytest.raises(UsageError, match="'_paper' is only there to be extended"):
-        presets.load(preset)
 
 
 def test_a_missing_or_broken_preset_file_is_named(tmp_path: Path) -> None:

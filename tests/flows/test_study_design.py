@@ -20,13 +20,13 @@ sets = ["iterations=3"]
 [methods.nlac]
 preset = "demo"
 [methods.rft]
-preset = "demo_rft"
+preset = "desk+rft"
 control = "nlac"
 [methods.frozen]
-preset = "demo_frozen"
+preset = "desk+nlac_frozen"
 settings = "nlac"
 [methods.paper]
-preset = "demo_one_step"
+preset = "desk+nlac_one_step"
 settings = "preset"
 [tasks.easy]
 sets = ["task.options.give_by=request"]
@@ -48,7 +48,7 @@ tasks = ["easy"]
 def written(folder: Path, text: str) -> Path:
     file = folder / "study.toml"
     file.write_text(text)
-    (folder / "own.toml").write_text('extends = "demo_rft"\n')
+    (folder / "own.toml").write_text('extends = "desk+rft"\n')
     return file
 
 
@@ -113,7 +113,7 @@ def test_what_is_wrong_or_unfair_is_one_sentence(old: str, new: str, told: str, 
     ("old", "new", "told"),
     [
         ("iterations=3", "iteration=3", "nlac / easy: There is no section or key 'iteration'; did you mean 'iterations'?"),
-        ('"demo_rft"', '"demo_rtf"', "rft / easy: There is no preset 'demo_rtf'; did you mean 'demo_rft'?"),
+        ('"desk+rft"', '"desk+rtf"', "rft / easy: There is no task, method or model 'rtf'; did you mean 'rft'?"),
         ('"rft.epochs" = [2, 3, 5]', '"rft.epoch" = [2, 3, 5]', "There is no key 'rft.epoch'"),
         # Two of the three settings: one of the values is the preset's own.
         ("[2, 3, 5]", "[2, 3]", "tuning.space.rft: wanted 2 settings that differ from the preset's, so that all methods have n = 3; found 1."),
@@ -159,7 +159,7 @@ def test_the_cells_are_methods_by_tasks_by_seeds_each_with_its_settings(tuned: d
         "nlac": ("distill.lr=0.001",), "rft": (), "frozen": ("distill.lr=0.001",), "paper": (),
     }  # fmt: skip
     assert found["frozen", "hard", 2].run == presets.load(
-        "demo_frozen", ["iterations=3", "task.options.requests=8", "distill.lr=0.001", "seed=2"]
+        "desk+nlac_frozen", ["iterations=3", "task.options.requests=8", "distill.lr=0.001", "seed=2"]
     )
     assert Path(found["rft", "hard", 1].preset).name == "own.toml"
     assert {cell.method for cell in cells.table_cells(tuned, {"rft": ()})} == {"rft", "paper"}
@@ -271,7 +271,7 @@ def test_only_some_cells_are_run_with_the_tuning_that_they_wait_for(
 
 def test_a_return_that_is_no_win_rate_stands_beside_it(tmp_path: Path) -> None:
     asked = design.read(
-        written(tmp_path, 'seeds = [4, 5]\n[methods.demo]\npreset = "demo"\n[methods.rft]\npreset = "demo_rft"')
+        written(tmp_path, 'seeds = [4, 5]\n[methods.demo]\npreset = "demo"\n[methods.rft]\npreset = "desk+rft"')
     )
     point = {"iteration": 0, "win_rate": 0.5, "episodes": 1.0, "generated_tokens": 1.0, "cpu_s": 1.0}
     kept = [

@@ -46,7 +46,7 @@ def test_a_list_for_a_key_that_is_a_list_stays_one_value() -> None:
 def test_options_take_lists_as_their_own_environment_types_them() -> None:
     levels = "task.options.levels=[1, 2]"
     assert not is_sweep("demo", ["task.env=math", levels])
-    assert not is_sweep("qwen7b_math", [levels])
+    assert not is_sweep("math+qwen7b", [levels])
 
 
 def test_a_sweep_has_every_combination_and_is_a_study_that_can_be_repeated(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_the_last_word_on_the_end_tells_how_a_future_ends(words: Any, future: st
     assert ends_well(future, *words) == well
 
 
-@pytest.mark.parametrize("preset", ["demo", "twenty_questions", "qwen7b_math", "qwen7b_tau_retail", "qwen7b_20q"])
+@pytest.mark.parametrize("preset", ["demo", "20q_rule", "math+qwen7b", "tau_retail+qwen7b", "20q+qwen7b"])
 def test_a_task_s_words_for_the_end_stand_in_what_its_successor_is_told_to_say(preset: str) -> None:
     run: Any = presets.load(preset)
     prompts = roles_of(run.roles).templates

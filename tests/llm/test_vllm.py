@@ -316,7 +316,7 @@ def test_an_iteration_of_self_ac_starts_from_the_log_probs_of_the_trainer(
     """
     small = sets(evaluate_every=1, collect__first_episodes=16, self_ac__epochs=1, evaluate__episodes=8)
     for engine in ("hf", "vllm"):
-        _, summary = turnwise(engine, capsys, "self_ac_demo", *small)
+        _, summary = turnwise(engine, capsys, "desk+self_ac", *small)
         metrics = summary["iterations"][1]["metrics"]
         assert 0 < metrics["self_ac/gap_mean_first"] <= metrics["self_ac/gap_max_first"] < 1e-4
         assert summary["status"] == "FINISHED"

@@ -1,0 +1,207 @@
+"""What a preset is made of: a task, a method and a model, one TOML each in `presets/`, put together by their names.
+
+    turnwise run desk                       # the method nlac and the task's own small model, where none is named
+    turnwise run tau_retail+grpo+qwen7b     # in any order, since each name is in one of the three folders
+
+Order: task < model < method. Sections of a part's file with two names of their own:
+    [small], [large]                    what holds with the task's own model, or with a model that is named
+    [small.on.TASK], [large.on.TASK]    of a method's file: what was tuned for it on a task, and holds for what extends the task
+A part or such a section may extend a part of its kind. `default_method` of a task stands in the place of nlac, `tested` of a
+method names what it is tuned or tested on. Light: a shell that completes a name imports this.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from stages.frame.types import UsageError
+
+FOLDER = Path(__file__).parent / "presets"
+KINDS = ("task", "method", "model")
+METHOD = "nlac"
+SHORT = {"demo": "desk"}
+"""Short name -> the task that it is."""
+UNTIL = "0.3"
+"""The release that knows no name of before any more."""
+SHOWN = 80  # letters of a name that is quoted in an error
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A task, a method and a model; "" for the task's own model. name: without what is the default, and what a run remembers."""
+
+    name: str
+    task: str
+    method: str
+    model: str
+
+
+def files(kind: str) -> dict[str, Path]:
+    """The parts of a kind, sorted."""
+    return {path.stem: path for path in sorted((FOLDER / f"{kind}s").glob("*.toml"))}
+
+
+@cache
+def kinds() -> dict[str, str]:
+    """Every part -> its kind."""
+    return {name: kind for kind in KINDS for name in files(kind)}
+
+
+@cache
+def names_of_before() -> dict[str, str]:
+    """Name that a preset had -> the combination that it is now."""
+    return {old: str(new) for old, new in read_toml(FOLDER / "old.toml", "table").items()}
+
+
+def tested() -> list[str]:
+    """The combinations that are tuned or tested, sorted: what is meant by all presets."""
+    each = ((method, task) for method in files("method") for task in _read("method", method).get("tested", ()))
+    return sorted(_find(f"{task}+{method}").name for method, task in each)
+
+
+def find(name: str) -> Combination:
+    """What a name stands for; one of before is told of on stderr. Raises UsageError with the nearest right part."""
+    if name in names_of_before():
+        _tell_once(name, names_of_before()[name])
+    return _find(names_of_before().get(name, name))
+
+
+def current(name: str) -> str:
+    """The name of today, for whatever compares names that were stored; that of a file of one's own as it is."""
+    try:
+        return _find(names_of_before().get(name, name)).name
+    except UsageError:
+        return name
+
+
+def before(name: str) -> list[str]:
+    """Other names under which runs of this preset may be stored."""
+    return [old for old in (*SHORT, *names_of_before()) if old != name and current(old) == name]
+
+
+@cache
+def _tell_once(old: str, new: str) -> None:
+    print(f"Preset {old!r} is now {new!r}; the old name works until {UNTIL}.", file=sys.stderr)
+
+
+def _find(name: str) -> Combination:
+    words = [SHORT.get(word, word) for word in name.split("+")]
+    for word in words:
+        if word not in kinds():
+            raise UsageError(_unknown(name, word))
+    parts = {kind: [word for word in words if kinds()[word] == kind] for kind in KINDS}
+    shown = _shown(name)
+    for kind, found in parts.items():
+        if len(found) > 1:
+            raise UsageError(f"Preset {shown!r} names two {kind}s, {found[0]} and {found[1]}; leave one of them out.")
+    if not parts["task"]:
+        raise UsageError(f"Preset {shown!r} names no task; put one before it, as in {_example(words)}.")
+    (task,) = parts["task"]
+    default = _default_method(task)
+    method, model = next(iter(parts["method"]), default), next(iter(parts["model"]), "")
+    told = "+".join(part for part in (task, method if method != default else "", model) if part)
+    if not model and "path" not in _task(task, "small").get("model", {}):
+        first = next(iter(files("model")))
+        raise UsageError(f"Preset {shown!r}: the task {task} has no model of its own; name one, as in {told}+{first}.")
+    return Combination(told, task, method, model)
+
+
+def _example(words: Sequence[str]) -> str:
+    """A tested combination that has these parts, or the first of them."""
+    having = [one for one in tested() if set(words) <= set(one.split("+"))]
+    return min(having, key=lambda one: not one.startswith("desk"), default=f"desk+{'+'.join(words)}")
+
+
+def _unknown(name: str, word: str) -> str:
+    from stages.envs import nearest  # here, since it imports more than a completion should
+
+    if word.startswith("_"):
+        return f"There is no preset {_shown(word)!r}: such files are gone; extend a combination, such as tau_retail+qwen7b."
+    meant = nearest(_shown(word), [*SHORT, *kinds()])
+    what = f"no preset {_shown(word)!r}" if word == name else f"no task, method or model {_shown(word)!r}"
+    return f"There is {what}{meant} See: turnwise presets"
+
+
+def _shown(name: str) -> str:
+    return name if len(name) <= SHOWN else f"{name[:SHOWN]}..."
+
+
+def values(combination: Combination) -> dict[str, Any]:
+    """The plain values of a combination."""
+    size = "large" if combination.model else "small"
+    below = _task(combination.task, size)
+    if combination.model:
+        below = laid_over(below, _read("model", combination.model))
+    tasks = [name for name, _ in _with_parents(combination.task)]
+    return laid_over(below, _method(combination.method, size, tasks))
+
+
+def _with_parents(task: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A task and its file, after those that it extends."""
+    found = _read("task", task)
+    if parent := found.pop("extends", ""):
+        yield from _with_parents(parent)
+    yield task, found
+
+
+@cache
+def _default_method(task: str) -> str:
+    return str([found.get("default_method", METHOD) for _, found in _with_parents(task)][-1])
+
+
+def _task(name: str, size: str) -> dict[str, Any]:
+    below: dict[str, Any] = {}
+    for _, found in _with_parents(name):
+        found.pop("default_method", None)
+        for section in _of_size(found, size):
+            below = laid_over(below, section)
+    return below
+
+
+def _method(name: str, size: str, tasks: Sequence[str]) -> dict[str, Any]:
+    """A method's values on a task, of which `tasks` are the names, the general ones first."""
+    found = _read("method", name)
+    found.pop("tested", None)
+    whole, sized = _of_size(found, size)
+    on = sized.pop("on", {})
+    sections = [whole, sized, *(on[task] for task in tasks if task in on)]
+    parents = [section.pop("extends") for section in sections if "extends" in section]
+    below: dict[str, Any] = {}
+    for section in [*(_method(parent, size, tasks) for parent in parents), *sections]:
+        below = laid_over(below, section)
+    return below
+
+
+def _of_size(found: dict[str, Any], size: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a part's file says of both sizes, and of this one."""
+    sizes = {each: found.pop(each, {}) for each in ("small", "large")}
+    return found, sizes[size]
+
+
+def _read(kind: str, name: str) -> dict[str, Any]:
+    return read_toml(FOLDER / f"{kind}s" / f"{name}.toml", kind)
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """The plain values of a file. Raises UsageError with what the file is, where it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # no text, no TOML, a number of 5,000 digits; too deep
+        raise UsageError(f"The {what} {path.name} is not readable TOML: {error}.") from None
+    except OSError as error:
+        raise UsageError(f"The {what} {path} cannot be read: {error.strerror}.") from None
+
+
+def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values over others, which stay where there are none above."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = laid_over(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
