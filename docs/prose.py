@@ -67,7 +67,7 @@ def _words(sentence: str) -> int:
 
 def _blocks(text: str) -> Iterator[str]:
     """Paragraphs and items of lists, each as one line."""
-    text = FORMULA.sub("formula", CODE.sub("code", COMMENT.sub("", FENCE.sub("\n", text))))
+    text = FORMULA.sub("formula", CODE.sub("`code`", COMMENT.sub("", FENCE.sub("\n", text))))
     text = ABBREVIATIONS.sub(r"\1", LINK.sub(r"\1", text))
     block: list[str] = []
     code = False
