@@ -29,7 +29,7 @@ WHAT: Mapping[str, tuple[str, Mapping[str, str]]] = {
             "split": "train, validation or test",
             "scenario_id": "the scenario",
             "scenario": "the data that the environment was reset with",
-            "adapter": "the policy's adapter; empty for the base model",
+            "adapter": "the policy's adapter; null for the base model",
             "outcome": "scored, policy_failed, truncated, env_failed or simulator_failed",
             "total_reward": "sum of the rewards; the episode is won at 1 or more",
             "n_turns": "turns",
