@@ -103,8 +103,13 @@ def table(actions: Iterable[argparse.Action]) -> str:
 
 def grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
-    cells = (" | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) for row in rows)
+    cells = (" | ".join(tags(cell).replace("|", "\\|").replace("\n", " ") for cell in row) for row in rows)
     return "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(f"| {row} |" for row in cells), ""])
+
+
+def tags(cell: str) -> str:
+    """A tag such as <think> as code, or a browser would swallow it."""
+    return re.sub(r"(?<!`)(<\w+>)(?!`)", r"`\1`", cell)
 
 
 def rooms() -> str:

@@ -50,3 +50,7 @@ def test_a_list_of_modules_becomes_a_table_and_other_indented_text_stays_code() 
         "What it is\n\n    a = 1\n\nand more.\n\n"
         "| file | what is in it |\n|---|---|\n| `one.py` | the first \\| best |\n| `two.py` | the second |\n"
     )
+
+
+def test_a_tag_in_a_cell_is_shown_and_no_markup() -> None:
+    assert generator().grid(("a",), [("x <think> | `<b>`",)]) == "| a |\n|---|\n| x `<think>` \\| `<b>` |\n"
