@@ -1,4 +1,4 @@
-"""Writes the generated pages of docs/reference/.
+"""Writes the generated pages of docs/reference/, and the pictures of docs/pictures/ that are drawn from data.
 
     cli.md      every command, from the parser
     config.md   every config key, from the stages and environments
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from curves import curves
+from pictures import pictures
 
 HERE = Path(__file__).resolve().parent
 # From the top of the picture in architecture.md down; a room below another one stands after it, and one that is not named here after its parent.
@@ -248,16 +249,16 @@ def main(arguments: list[str]) -> int:
 
     made = {"cli": reference(build_parser()), "config": config(), "tables": tables(), "rooms": rooms()}
     pages = {HERE / "reference" / f"{name}.md": text for name, text in made.items()}
-    pages[HERE / "pictures" / "curves.svg"] = curves()
+    drawn = {"curves.svg": curves(), **pictures()}
+    pages |= {HERE / "pictures" / name: picture for name, picture in drawn.items()}
     if arguments == ["--check"]:
         stale = [
-            path.name for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text
+            path.relative_to(HERE.parent).as_posix()
+            for path, text in pages.items()
+            if not path.is_file() or path.read_text(encoding="utf-8") != text
         ]
         if stale:
-            print(
-                f"docs/reference/{', docs/reference/'.join(stale)}: not what the code says. Run: make docs",
-                file=sys.stderr,
-            )
+            print(f"{', '.join(stale)}: not what the code says. Run: make docs", file=sys.stderr)
         return 1 if stale else 0
     for path, text in pages.items():
         path.write_text(text, encoding="utf-8")

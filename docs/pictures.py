@@ -1,8 +1,6 @@
-"""Draws docs/pictures/loop.svg and tree.svg. Both tell one real visit, which is kept in docs/pictures/visit.json.
+"""Draws docs/pictures/loop.svg and tree.svg, for `make docs`. Both tell one real visit, kept in docs/pictures/visit.json.
 
-python docs/pictures.py                     draw them
-python docs/pictures.py --check             exit 1 if what is there is not what would be drawn
-python docs/pictures.py --visit RUN EPISODE TURN    take another visit: a stage run of refine, and the state that it judged
+python docs/pictures.py RUN EPISODE TURN    take another visit: a stage run of refine, and the state that it judged
 """
 
 from __future__ import annotations
@@ -217,26 +215,13 @@ def take(run: str, episode: str, turn: int) -> dict[str, Any]:
     }
 
 
-def main(arguments: list[str]) -> int:
-    if arguments[:1] == ["--visit"]:
-        run, episode, turn = arguments[1:]
-        VISIT.write_text(
-            json.dumps(take(run, episode, int(turn)), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+def pictures() -> dict[str, str]:
+    """File -> drawing; `make docs` writes them."""
     visit = json.loads(VISIT.read_text(encoding="utf-8"))
-    drawn = {HERE / "loop.svg": loop(visit), HERE / "tree.svg": tree(visit)}
-    if arguments == ["--check"]:
-        stale = [
-            path.name for path, made in drawn.items() if not path.is_file() or path.read_text(encoding="utf-8") != made
-        ]
-        if stale:
-            print(f"docs/pictures/{', docs/pictures/'.join(stale)}: run python docs/pictures.py", file=sys.stderr)
-        return 1 if stale else 0
-    for path, made in drawn.items():
-        path.write_text(made, encoding="utf-8")
-    return 0
+    return {"loop.svg": loop(visit), "tree.svg": tree(visit)}
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(HERE.parent.parent))  # also from a checkout that was never installed
-    sys.exit(main(sys.argv[1:]))
+    taken = take(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    VISIT.write_text(json.dumps(taken, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

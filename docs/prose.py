@@ -29,7 +29,8 @@ ABBREVIATIONS = re.compile(r"\b(e\.g|i\.e|cf|vs|etc|Eq|Fig|Sec|No|al|approx)\.",
 
 def sentences(text: str) -> list[str]:
     """The sentences of a page of Markdown, without code, tables, headings and links' targets."""
-    return [one for block in _blocks(text) for one in (part.strip() for part in END.split(block)) if _words(one)]
+    parts = (part.strip() for block in _blocks(text) for part in END.split(block))
+    return [part.replace("`code`", "code") for part in parts if _words(part)]
 
 
 def pages() -> list[Path]:
