@@ -33,7 +33,7 @@ help:
 	@echo "make tiny         every stage once, in seconds"
 	@echo "make pretrain     make the base models in data/base, base_agents, base_maths and base_twenty again"
 	@echo "make gpu-check    packed rows, step times and memory on a GPU"
-	@echo "make docs         write docs/reference/cli.md and docs/reference/rooms.md from the code, and the tables of the results"
+	@echo "make docs         write the generated pages, tables and pictures of docs/ from code and rows"
 	@echo "make site         build the documents as a site; make site-serve shows it at 127.0.0.1:8000"
 	@echo "make format       format the code and mend what ruff can"
 	@echo "make constraints  resolve constraints.txt anew (needs uv)"

@@ -1,9 +1,14 @@
-"""Writes docs/reference/cli.md, the reference of the command line, from the parser, and docs/reference/rooms.md from the docstrings of the folders.
+"""Writes the generated pages of docs/reference/, and the pictures of docs/pictures/ that are drawn from data.
+
+    cli.md      every command, from the parser
+    config.md   every config key, from the stages and environments
+    tables.md   every table and column, from the schema
+    rooms.md    every folder and file, from the docstrings of the folders
 
     python docs/generate.py            write them
     python docs/generate.py --check    exit 1 if what is there is not what would be written
 
-The reference is built from the parser's arguments, not from `--help`, whose wrapping differs between Python versions and
+The command line is read from the parser's arguments, not from `--help`: its wrapping differs between Python versions and
 terminals.
 """
 
@@ -11,43 +16,21 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from curves import curves
+from pictures import pictures
 
 HERE = Path(__file__).resolve().parent
-# From the top of the picture in architecture.md down.
-ROOMS = (
-    *(
-        "turnwise",
-        "flows",
-        "flows/arguments",
-        "flows/commands",
-        "flows/claims",
-        "flows/study",
-        "flows/view",
-        "flows/recompute",
-        "flows/bundle",
-        "flows/orchestration",
-        "flows/cost",
-        "stages",
-        "stages/train",
-        "stages/judge",
-        "stages/corpora",
-    ),
-    *(
-        "stages/play",
-        "stages/store",
-        "stages/sources",
-        "stages/llm",
-        "stages/learn",
-        "stages/envs",
-        "stages/adapters",
-        "stages/frame",
-    ),
-)
+# From the top of the picture in architecture.md down; a room below another one stands after it, and one that is not named here after its parent.
+ORDER = ("turnwise", "flows", "stages", *(f"stages/{name}" for name in (
+    "train", "judge", "corpora", "play", "store", "sources", "llm", "learn", "envs", "adapters", "frame"
+)))  # fmt: skip
 HEAD = """<!-- Written by `make docs` from flows/cli.py. Do not edit: a test compares it with the parser. -->
 # Command line
 
@@ -116,38 +99,166 @@ def usage_of(action: argparse.Action) -> str:
 
 
 def table(actions: Iterable[argparse.Action]) -> str:
-    rows = [
-        f"| `{name_of(action).replace('|', chr(92) + '|')}` | {(action.help or '').replace('|', chr(92) + '|')} |"
-        for action in actions
-    ]
-    return "\n".join(["| argument | meaning |", "|---|---|", *rows, ""])
+    return grid(("argument", "meaning"), ((f"`{name_of(action)}`", action.help or "") for action in actions))
+
+
+def grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    cells = (" | ".join(tags(cell).replace("|", "\\|").replace("\n", " ") for cell in row) for row in rows)
+    return "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(f"| {row} |" for row in cells), ""])
+
+
+def tags(cell: str) -> str:
+    """A tag such as <think> as code, or a browser would swallow it."""
+    return re.sub(r"(?<!`)(<\w+>)(?!`)", r"`\1`", cell)
 
 
 def rooms() -> str:
-    """The page of rooms: each folder's docstring under its name. An indented list of files is a code block in Markdown, too."""
+    """The page of rooms: a table of files for each folder, from its docstring."""
     parts = [
-        "<!-- Written by `make docs` from the docstrings of the folders. Do not edit. -->\n# Rooms, file by file\n"
+        "<!-- Written by `make docs` from the docstrings of the folders. Do not edit. -->\n# Rooms, file by file\n",
+        "Every folder of the code, and what is in each of its files. [Architecture](../explanation/architecture.md) has the "
+        "picture, and eight files to read first.\n",
     ]
-    for room in ROOMS:
-        tree = ast.parse((HERE.parent / room / "__init__.py").read_text(encoding="utf-8"))
-        parts.append(f"## {room}/\n\n{(ast.get_docstring(tree, clean=False) or '').rstrip()}\n")
+    root = HERE.parent
+    found = [
+        path.parent.relative_to(root).as_posix() for top in ORDER[:3] for path in (root / top).rglob("__init__.py")
+    ]
+    for room in sorted(found, key=place):
+        tree = ast.parse((root / room / "__init__.py").read_text(encoding="utf-8"))
+        parts.append(f"## {room}/\n\n{room_text(ast.get_docstring(tree) or '')}")
+    return "\n".join(parts)
+
+
+def place(room: str) -> tuple[int, str]:
+    """By this rooms are sorted."""
+    above = max((i for i, name in enumerate(ORDER) if room == name or room.startswith(f"{name}/")), default=len(ORDER))
+    return above, room
+
+
+def room_text(docstring: str) -> str:
+    """A docstring as Markdown: its list of modules as a table, every other indented block as code."""
+    text, _, modules = docstring.partition("Modules:\n")
+    text = re.sub(r"^(\S.*)\n(?= {4})", r"\1\n\n", text, flags=re.MULTILINE)
+    text = re.sub(r"^( {4}.*)\n(?=\S)", r"\1\n\n", text, flags=re.MULTILINE)
+    # A name alone would be a command, a list or a link to the reader of Markdown.
+    files = re.findall(r"^ {4}(\S+) +(.+)$", modules, re.MULTILINE)
+    return f"{text.rstrip()}\n\n" + (
+        grid(("file", "what is in it"), ((f"`{n}.py`", what) for n, what in files)) if files else ""
+    )
+
+
+CONFIG_HEAD = """<!-- Written by `make docs` from the configs of stages and environments. Do not edit. -->
+# Config keys
+
+Every key that a preset or `--set` can change. `turnwise stages critic` prints the same for one stage.
+
+    turnwise run demo --set critic.lr=1e-3 --set task.options.steps=4
+
+- A preset is a TOML file: the keys of a run stand at its top, and each section below is a table of it.
+- Lists are written as in TOML: `--set evaluate.win_words=["pass"]`.
+- The last column says who chose the default: the paper, the Self-AC slides, or this project ("ours").
+"""
+
+
+def config() -> str:
+    """The page of config keys: a table for each section."""
+    from flows.commands.describe import describe, fields_of
+    from stages import envs
+
+    found = describe()
+    parts = [CONFIG_HEAD]
+    for name, fields in found["shared"].items():
+        title = "The run itself" if name == "run" else f"Section {name}"
+        parts += [f"## {title}\n", keys("" if name == "run" else name, fields)]
+    for name, stage in found["stages"].items():
+        parts += [f"## Section {name}\n", f"Stage `{name}`: {stage['what']}\n", keys(name, stage["config"])]
+    for name in envs.environments():
+        fields = list(fields_of(sys.modules[envs.module_name(name)].OPTIONS))
+        parts += [f"## Options of {name}\n", f"With `task.env={name}`.\n", keys("task.options", fields)]
+    return "\n".join(parts)
+
+
+def keys(section: str, fields: Iterable[Mapping[str, Any]]) -> str:
+    rows = [
+        (
+            f"`{section}.{one['key']}`" if section else f"`{one['key']}`",
+            kind(one["type"]),
+            f"`{json.dumps(one['default'], ensure_ascii=False)}`",
+            one["what"],
+            one["source"],
+        )
+        for one in fields
+    ]
+    return grid(("key", "type", "default", "meaning", "source"), rows) if rows else "No keys.\n"
+
+
+def kind(shape: Mapping[str, Any]) -> str:
+    """A JSON schema in words: "integer, at least 1"."""
+    if "anyOf" in shape:
+        return " or ".join(map(kind, shape["anyOf"]))
+    if "enum" in shape or "const" in shape:
+        return ", ".join(f"`{value}`" for value in shape.get("enum", [shape.get("const")]))
+    if shape.get("type") == "array":
+        inner = shape.get("items", {})
+        return "list of " + {"string": "texts", "integer": "integers", "number": "numbers"}.get(
+            inner.get("type"), "values"
+        )
+    words = {"string": "text", "boolean": "true, false", "object": "table", "null": "none"}
+    return ", ".join([words.get(str(shape.get("type")), str(shape.get("type", "any"))), *bounds(shape)])
+
+
+def bounds(shape: Mapping[str, Any]) -> Iterator[str]:
+    for key, words in (
+        ("minimum", "at least"),
+        ("exclusiveMinimum", "above"),
+        ("maximum", "at most"),
+        ("exclusiveMaximum", "below"),
+    ):
+        if key in shape:
+            yield f"{words} {shape[key]:g}"
+
+
+TABLES_HEAD = """<!-- Written by `make docs` from stages/store/tables.py and stages/store/columns.py. Do not edit. -->
+# Tables
+
+All rows of all runs are in one DuckDB file, `data/turnwise.duckdb`. `turnwise sql` asks it;
+[ten queries](../how-to/sql.md) are a start. Tables only grow.
+
+    turnwise sql "select outcome, count(*) from episodes join runs using (run_id) group by all" --of RUN
+
+Always join `runs`, as here: rows of a killed run stay in the tables, and `runs` has the finished runs only.
+"""
+
+
+def tables() -> str:
+    """The page of tables: a table for each, with its columns."""
+    from stages.store.columns import SHARED, WHAT
+    from stages.store.tables import TABLES
+
+    parts = [TABLES_HEAD]
+    for name, columns in TABLES.items():
+        what, meanings = WHAT[name]
+        rows = [(f"`{column}`", f"`{kind}`", {**SHARED, **meanings}[column]) for column, kind in columns.items()]
+        parts += [f"## {name}\n", f"{what}\n", grid(("column", "type", "meaning"), rows)]
     return "\n".join(parts)
 
 
 def main(arguments: list[str]) -> int:
     from flows.cli import build_parser
 
-    pages = {
-        HERE / "reference" / "cli.md": reference(build_parser()),
-        HERE / "reference" / "rooms.md": rooms(),
-        HERE / "pictures" / "curves.svg": curves(),
-    }
+    made = {"cli": reference(build_parser()), "config": config(), "tables": tables(), "rooms": rooms()}
+    pages = {HERE / "reference" / f"{name}.md": text for name, text in made.items()}
+    drawn = {"curves.svg": curves(), **pictures()}
+    pages |= {HERE / "pictures" / name: picture for name, picture in drawn.items()}
     if arguments == ["--check"]:
         stale = [
-            path.name for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text
+            path.relative_to(HERE.parent).as_posix()
+            for path, text in pages.items()
+            if not path.is_file() or path.read_text(encoding="utf-8") != text
         ]
         if stale:
-            print(f"docs/{', docs/'.join(stale)}: not what the code says. Run: make docs", file=sys.stderr)
+            print(f"{', '.join(stale)}: not what the code says. Run: make docs", file=sys.stderr)
         return 1 if stale else 0
     for path, text in pages.items():
         path.write_text(text, encoding="utf-8")

@@ -29,7 +29,8 @@ ABBREVIATIONS = re.compile(r"\b(e\.g|i\.e|cf|vs|etc|Eq|Fig|Sec|No|al|approx)\.",
 
 def sentences(text: str) -> list[str]:
     """The sentences of a page of Markdown, without code, tables, headings and links' targets."""
-    return [one for block in _blocks(text) for one in (part.strip() for part in END.split(block)) if _words(one)]
+    parts = (part.strip() for block in _blocks(text) for part in END.split(block))
+    return [part.replace("`code`", "code") for part in parts if _words(part)]
 
 
 def pages() -> list[Path]:
@@ -67,7 +68,7 @@ def _words(sentence: str) -> int:
 
 def _blocks(text: str) -> Iterator[str]:
     """Paragraphs and items of lists, each as one line."""
-    text = FORMULA.sub("formula", CODE.sub("code", COMMENT.sub("", FENCE.sub("\n", text))))
+    text = FORMULA.sub("formula", CODE.sub("`code`", COMMENT.sub("", FENCE.sub("\n", text))))
     text = ABBREVIATIONS.sub(r"\1", LINK.sub(r"\1", text))
     block: list[str] = []
     code = False

@@ -83,7 +83,7 @@ class RunConfig(Config):
     cron: str = Field(
         "", description="When `turnwise serve` starts the preset, like '0 3 * * *'; empty = by hand only. [ours]"
     )
-    timezone: str = Field("UTC", description="Of `cron`, by its name, like Europe/Berlin. [ours]")
+    timezone: str = Field("UTC", description="Time zone of `cron`, by its name, like Europe/Berlin. [ours]")
     overlap: Literal["cancel", "queue"] = Field(
         "cancel",
         description="A run that falls due while another one of the preset goes on: cancelled, or run after it. [ours]",

@@ -55,7 +55,7 @@ class EvaluateConfig(Config):
         default_factory=dict,
         description="Options of the task that differ on the test split: harder problems, or another domain. [ours]",
     )
-    temperature: float = Field(1.0, ge=0, description="Of the policy; 0 = greedy. [ours]")
+    temperature: float = Field(1.0, ge=0, description="Sampling temperature of the policy; 0 = greedy. [ours]")
     slots: int = Field(256, ge=1, description="Episodes that run side by side. [ours]")
     attempts: int = Field(3, ge=1, description="Tries of an episode whose environment or simulator failed. [ours]")
     audit_turns: int = Field(96, ge=0, description="Turns on which the critic is audited; 0 = none. [ours]")
@@ -66,12 +66,14 @@ class EvaluateConfig(Config):
         description="Words by which a predicted future tells a win, in the audit; the last one of both lists counts. [ours]",
     )
     loss_words: tuple[str, ...] = Field(
-        ("fail", "lost"), min_length=1, description="The same of a loss. They go with the task's prompts. [ours]"
+        ("fail", "lost"),
+        min_length=1,
+        description="Words by which a predicted future tells a loss; both lists belong to the task's prompts. [ours]",
     )
     probe_path: DataPath = Field(
         "", description='JSONL file of role rows whose replies are known, for the forgetting probe; "" = none. [ours]'
     )
-    probe_rows: int = Field(20, ge=1, description="Rows a role. [ours]")
+    probe_rows: int = Field(20, ge=1, description="Probe rows of each role. [ours]")
     value: bool = Field(
         True, description="Read the values of a self_ac policy on these episodes, by one pass a state. [ours]"
     )

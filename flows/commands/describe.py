@@ -31,9 +31,12 @@ def describe(name: str | None = None) -> dict[str, Any]:
             "outputs": list(stage.outputs),
             "roles": list(stage.roles),
             "shared": list(stage.shared),
-            "config": list(_fields(stage.config)),
+            "config": list(fields_of(stage.config)),
         }
-    shared = {"run": list(_fields(RunConfig)), **{section: list(_fields(config)) for section, config in SHARED.items()}}
+    shared = {
+        "run": list(fields_of(RunConfig)),
+        **{section: list(fields_of(config)) for section, config in SHARED.items()},
+    }
     return {"stages": found, "shared": {} if name else shared}
 
 
@@ -58,7 +61,7 @@ def _config_lines(section: str, fields: list[dict[str, Any]]) -> Iterator[str]:
         yield f"  {key} = {one['default']!r}  {one['what']} [{one['source']}]"
 
 
-def _fields(config: type[BaseModel]) -> Iterator[dict[str, Any]]:
+def fields_of(config: type[BaseModel]) -> Iterator[dict[str, Any]]:
     """Every key with default, type, meaning and unit, and where the default comes from ([paper], [ours], ...)."""
     schema = config.model_json_schema(mode="serialization")
     for key, info in config.model_fields.items():

@@ -1,5 +1,5 @@
-"""Environments: text in, text out, reward; one module each, found by its name, or one's own, by a name with a dot that
-is a module of the project folder (stages/frame/own.py).
+"""Environments: text in, text out, reward. Each is one module, found by its name.
+Your own has a name with a dot, and is a module of the project folder (stages/frame/own.py).
 
 A module is an environment when it exports
     OPTIONS                            its frozen pydantic Config

@@ -62,7 +62,7 @@ class TaskConfig(Config):
     max_turns: int = Field(8, ge=1, description="Turns, of cot whole replies, that an episode has at most. [ours]")
     at_limit: Literal["truncated", "terminated"] = Field(
         "truncated",
-        description="What an episode is that max_turns stopped: truncated, with a future that was not lived; or terminated, where the task's scoring "
+        description="What an episode becomes if max_turns stops it: truncated, so its last state is bootstrapped; or terminated, if the task's scoring "
         "counts it as lost and the environment has no limit of its own. [ours]",
     )
     malformed_allowance: int = Field(
@@ -73,7 +73,7 @@ class TaskConfig(Config):
         description="Who answers inside the environment, where it needs somebody: a rule, the run's own engine, or an OpenAI-compatible endpoint. [ours]",
     )
     oracle_url: str = Field("", description="Base URL of the endpoint of oracle = openai; empty = model.url. [ours]")
-    oracle_model: str = Field("", description="Name of its model; empty = model.path. [ours]")
+    oracle_model: str = Field("", description="Name of the model at that endpoint; empty = model.path. [ours]")
     oracle_concurrency: int = Field(
         16,
         ge=1,
@@ -165,13 +165,19 @@ class RolesConfig(Config):
     policy_temperature: float = Field(
         1.0, ge=0, description="Sampling temperature of the policy while collecting. [ours]"
     )
-    target_temperature: float = Field(1.0, ge=0, description="Of the bootstrapped futures f' in targets. [ours]")
-    future_temperature: float = Field(1.0, ge=0, description="Of the futures that the evaluator reads. [ours]")
-    judge_temperature: float = Field(0.0, ge=0, description="Of combine, evaluator, refiner and corrector. [ours]")
+    target_temperature: float = Field(
+        1.0, ge=0, description="Sampling temperature of the bootstrapped futures f' in targets. [ours]"
+    )
+    future_temperature: float = Field(
+        1.0, ge=0, description="Sampling temperature of the futures that the evaluator reads. [ours]"
+    )
+    judge_temperature: float = Field(
+        0.0, ge=0, description="Sampling temperature of combine, evaluator, refiner and corrector. [ours]"
+    )
     refiner_temperature: float | None = Field(
         None,
         ge=0,
-        description="Of the refiner alone, so that it tries different actions where it is told only what was wrong; none = judge_temperature. [ours]",
+        description="Sampling temperature of the refiner alone, so that it tries different actions if it is told only what was wrong; none = judge_temperature. [ours]",
     )
     max_action_tokens: int = Field(256, ge=1, description="Longest thought and action. [ours]")
     max_future_tokens: int = Field(256, ge=1, description="Longest future, critique or correction. [ours]")

@@ -10,6 +10,7 @@ Modules:
     stage_context  what a stage's function may see
     upkeep     what is done about runs that died, and about artifacts that are not what was written
     tables     the columns of every table, and rows as Arrow and Parquet
+    columns    what every table and column holds, in words
     artifacts  artifacts as plain files
     runs       one run as the store knows it
     sqlite     the tracking database: created once, errors told in a sentence
