@@ -17,10 +17,14 @@ Modules:
     __main__  `python -m turnwise` is `turnwise`
 """
 
-from stages.frame.types import TurnwiseError, UsageError
-from stages.store.workspace import Workspace as Project
-from turnwise.tables import compare, config, curve, episodes, rows, runs, sql
-from turnwise.work import open_project, rerun, run
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stages.frame.types import TurnwiseError, UsageError
+    from stages.store.workspace import Workspace as Project
+    from turnwise.tables import compare, config, curve, episodes, rows, runs, sql
+    from turnwise.work import open_project, rerun, run
 
 __all__ = [
     "Project",
@@ -37,3 +41,25 @@ __all__ = [
     "runs",
     "sql",
 ]
+
+_HOMES = {
+    "stages.frame.types": ("TurnwiseError", "UsageError"),
+    "stages.store.workspace": ("Workspace",),
+    "turnwise.tables": ("compare", "config", "curve", "episodes", "rows", "runs", "sql"),
+    "turnwise.work": ("open_project", "rerun", "run"),
+}
+"""Module -> what it has of these names. It is imported at the first use of one, so that the command line, which lies beside
+them, pays for none."""
+
+
+def __getattr__(name: str) -> Any:
+    own = {"Project": "Workspace"}.get(name, name)
+    for module, names in _HOMES.items():
+        if name in __all__ and own in names:
+            value = globals()[name] = getattr(importlib.import_module(module), own)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
