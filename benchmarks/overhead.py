@@ -24,7 +24,7 @@ from pathlib import Path
 from flows import presets
 
 STAGE = re.compile(r"^\w+ \w+: ([\d.]+) s, run \w+$")
-COMMAND = [sys.executable, "-m", "flows.cli"]
+COMMAND = [sys.executable, "-m", "turnwise"]
 
 
 def measure(home: Path, argv: list[str]) -> tuple[float, float, float]:

@@ -33,7 +33,7 @@ from stages.store import artifacts
 from stages.store.execute import lineage_inputs, readers
 from stages.store.workspace import Workspace
 
-COMMAND = [sys.executable, "-m", "flows.cli"]
+COMMAND = [sys.executable, "-m", "turnwise"]
 FILES = ("inputs.json", "summary.json")
 NUMBERS = ("params", "latest_metrics", "metrics")  # tables that name no run but their own
 ORDER = ["tags.sequence DESC", "attributes.start_time DESC"]

@@ -20,9 +20,9 @@ HERE = Path(__file__).resolve().parent
 ROOMS = (
     *(
         "turnwise",
+        "turnwise/arguments",
+        "turnwise/commands",
         "flows",
-        "flows/arguments",
-        "flows/commands",
         "flows/claims",
         "flows/study",
         "flows/view",
@@ -46,7 +46,7 @@ ROOMS = (
         "stages/frame",
     ),
 )
-HEAD = """<!-- Written by `make docs` from flows/cli.py. Do not edit: a test compares it with the parser. -->
+HEAD = """<!-- Written by `make docs` from turnwise/cli.py. Do not edit: a test compares it with the parser. -->
 # Command line
 
 {description}
@@ -133,7 +133,7 @@ def rooms() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    from flows.cli import build_parser
+    from turnwise.cli import build_parser
 
     pages = {HERE / "cli.md": reference(build_parser()), HERE / "rooms.md": rooms()}
     if arguments == ["--check"]:

@@ -1,8 +1,7 @@
-"""Flows chain stages into runs: presets, iterations, reruns, schedules and the command line. No learning, no SQL.
+"""Flows chain stages into runs: presets, iterations, reruns and schedules. No learning, no SQL.
 
 Modules:
 
-    cli        the command line: parser, exit status; the reference is [cli.md](cli.md)
     pipeline   the loop over iterations, the parent run with its curves, the choice of the best adapter
     registry   which stages there are, their order in a method, and whose runs each one reads
     presets    `RunConfig`, the config of a whole run: default, then preset, then `--set`
@@ -12,10 +11,8 @@ Modules:
     remake     weights that were deleted, made again where a stage needs them
     workspace  opens a project folder: stores, engines, clean-up after dead processes
     shipped    what the wheel carries beside the code: models and studies
-    completion what a shell completes at a tab
     report     progress on stderr, the table of iterations on stdout
     pages      HTML pages that need no other file
-    output     streams that may close, fill up or know no bars: what is shown is dropped, the run goes on
     played     a run that learns from the episodes which another one played
     champion   what a preset's scheduled runs go on from, and when it is replaced
     branch     a pipeline run that leaves another one at a stage

@@ -1,4 +1,4 @@
-"""For notebooks and scripts: the names of turnwise that are meant to be used from outside, all of them here.
+"""What people touch: the command line, and for notebooks and scripts the names that are meant to be used from outside.
 
     import turnwise
 
@@ -12,9 +12,12 @@ folder once it is open: paths count from there. What is wrong is told by a `Turn
 
 Modules:
 
-    tables  what was run and kept, as DataFrames: runs, curves, rows, SQL, comparisons
-    work    runs a preset or one stage
-    __main__  `python -m turnwise` is `turnwise`
+    tables     what was run and kept, as DataFrames: runs, curves, rows, SQL, comparisons
+    work       runs a preset or one stage
+    cli        the command line: parser, exit status; the reference is [cli.md](cli.md)
+    __main__   `python -m turnwise` is `turnwise`
+    completion what a shell completes at a tab
+    output     streams that may close, fill up or know no bars: what is shown is dropped, the command goes on
 """
 
 import importlib

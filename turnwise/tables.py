@@ -9,12 +9,12 @@ import pandas as pd
 
 from flows import presets
 from flows.book import EXPERIMENT
-from flows.commands.compare import compared
-from flows.commands.sql import asked
 from flows.lineage import runs_of
 from flows.presets import RunConfig
 from flows.rerun import stored_summary
 from stages.store.workspace import Workspace
+from turnwise.commands.compare import compared
+from turnwise.commands.sql import asked
 
 
 def runs(project: Workspace, stage: str = EXPERIMENT, limit: int = 100) -> pd.DataFrame:

@@ -19,7 +19,7 @@ from flows.orchestration.leash import Leashed
 if TYPE_CHECKING:
     from flows.study.cells import Cell
 
-TURNWISE: tuple[str, ...] = (sys.executable, "-m", "flows.cli")
+TURNWISE: tuple[str, ...] = (sys.executable, "-m", "turnwise")
 POLL_S = 0.2
 NAME = 150  # letters of the name of a file
 

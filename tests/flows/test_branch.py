@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from fakes import Stages, fake_stages
 
-from flows import cli
 from stages.store import sqlite
 from stages.store.tracking import Tracking
+from turnwise import cli
 
 NLAC = ["collect", "targets", "critic", "refine", "distill", "evaluate"]
 Turnwise = Callable[..., Any]

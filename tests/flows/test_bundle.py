@@ -18,7 +18,6 @@ import pytest
 from commands import RUN, TITLES, Ended, seen, stage_runs
 from safetensors.torch import load_file, save_file
 
-from flows import cli
 from flows.bundle import check
 from flows.bundle.layout import HASHES, MANIFEST
 from flows.bundle.write import hashes
@@ -27,6 +26,7 @@ from flows.workspace import open_workspace
 from stages.frame.types import UsageError
 from stages.store import artifacts, sqlite
 from stages.store.artifacts import SEAL
+from turnwise import cli
 
 pytestmark = pytest.mark.slow
 
@@ -240,7 +240,7 @@ def test_an_import_that_is_killed_goes_on(moment: str, written: Path, other: Pat
     module, *names = moment.split(".")
     code = f"""
 import os, sys
-from flows import cli
+from turnwise import cli
 from stages.store import {module}
 owner, name = {".".join([module, *names[:-1]])}, {names[-1]!r}
 real, calls = getattr(owner, name), []

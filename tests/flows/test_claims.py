@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from fake_turnwise import TURNWISE, shell
 
-from flows import cli
 from flows.claims import programs
 from flows.claims.evidence import (
     CostOfAnEpisode,
@@ -30,6 +29,7 @@ from flows.claims.evidence import (
 from flows.claims.programs import Program, Said
 from flows.claims.sources import CLAIMS
 from flows.study import design
+from turnwise import cli
 
 STUDIES = Path(__file__).parents[2] / "studies"
 PROGRAM = Program("benchmarks.none")
@@ -183,9 +183,9 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_program_runs_once_until_its_code_changes_and_a_failure_is_tried_again(
     repository: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flows.commands.claims import said_by
     from flows.report import Display
     from flows.workspace import open_workspace
+    from turnwise.commands.claims import said_by
 
     program, workspace = Program("benchmarks.counted", ("--pairs", "3")), open_workspace(home)
 

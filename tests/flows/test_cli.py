@@ -14,7 +14,8 @@ import pytest
 from fakes import Stages, fake_stages
 
 from benchmarks.timed import timed
-from flows import cli, report
+from flows import report
+from turnwise import cli
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "mlflow", "prefect", "duckdb", "pydantic", "requests", "rich")
@@ -55,10 +56,10 @@ def value(ran: tuple[int, str, str]) -> Any:
 
 
 def test_help_takes_under_half_a_second_and_imports_nothing_heavy() -> None:
-    code = f"import sys; from flows import cli; cli.build_parser().format_help(); sys.exit(', '.join(m for m in {HEAVY} if m in sys.modules) or None)"
+    code = f"import sys; from turnwise import cli; cli.build_parser().format_help(); sys.exit(', '.join(m for m in {HEAVY} if m in sys.modules) or None)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert (found.returncode, found.stderr) == (0, "")
-    command = [sys.executable, "-m", "flows.cli", "--help"]
+    command = [sys.executable, "-m", "turnwise", "--help"]
     # Of the processor, and the quickest of three: what else the machine does is not our business.
     _, times = timed(lambda i: subprocess.run(command, capture_output=True, cwd=ROOT, check=True), repeats=3, first=0)
     assert min(times.cpu) < 0.5

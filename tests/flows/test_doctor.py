@@ -8,7 +8,7 @@ import pytest
 from commands import Commands, Ended
 
 from flows import presets, shipped
-from flows.commands.doctor import lacking
+from turnwise.commands.doctor import lacking
 
 
 def test_a_project_folder_that_can_run_the_demo_is_said_to(finished: Ended, command: Commands) -> None:

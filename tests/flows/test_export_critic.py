@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flows import cli, presets
+from flows import presets
 from stages.learn.adapter import new_adapter, save_adapter
 from stages.learn.value_head import load_head, new_head, save_head, state_values
 from stages.store.tracking import Tracking
+from turnwise import cli
 
 
 def keep_run(home: Path, base: Path, soft: int, stage: str = "self_ac", alpha: float = 0.5) -> tuple[str, Any, Any]:

@@ -11,7 +11,7 @@ import pytest
 from commands import RUN, Commands, Ended, stage_runs
 from fakes import WEIGHTS, Stages, fake_stages
 
-from flows import cli, presets
+from flows import presets
 from flows.garbage import delete, survey
 from flows.orchestration.launch import Launcher, launch_rerun, launch_run
 from flows.registry import METHODS, READS, WIRING
@@ -21,6 +21,7 @@ from flows.telling import Summary
 from stages.frame.types import Dropped
 from stages.store.stage_context import Inputs
 from stages.store.workspace import Workspace
+from turnwise import cli
 
 RATES = {-1: 0.1, 0: 0.3, 1: 0.9, 2: 0.5, 3: 0.5, 4: 0.5, 5: 0.5}
 

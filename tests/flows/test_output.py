@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from fake_turnwise import TURNWISE, shell
 
-from flows.output import lasting
 from stages.store.tracking import Tracking
+from turnwise.output import lasting
 
 HERE = Path(__file__).parents[1]
 RUN = f"{TURNWISE} run preset.toml --plain"
@@ -95,12 +95,12 @@ def test_results_that_cannot_be_written_are_one_sentence_and_status_1(tmp_path: 
 
 
 def test_a_closed_stream_s_number_is_given_to_no_file(tmp_path: Path) -> None:
-    code = "from flows.output import lasting; lasting(); import os; os._exit(open(os.devnull).fileno())"
+    code = "from turnwise.output import lasting; lasting(); import os; os._exit(open(os.devnull).fileno())"
     assert shell(f"{sys.executable} -c '{code}' <&- >&- 2>&-", tmp_path)[0] > 2
 
 
 def test_what_is_told_is_seen_at_once_in_a_container_that_asks_for_no_buffers() -> None:
-    code = "import sys, os; from flows.output import lasting; lasting(); print('told', file=sys.stderr); os._exit(0)"
+    code = "import sys, os; from turnwise.output import lasting; lasting(); print('told', file=sys.stderr); os._exit(0)"
     env = {**os.environ, "PYTHONPATH": str(HERE.parent), "PYTHONUNBUFFERED": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stderr == "told\n"

@@ -15,7 +15,7 @@ import torch
 from benchmarks.counts import attention_flops, causal_pairs, matmul_flops
 from benchmarks.passes import RANK, backward, grpo_loss, grpo_row, made_up, random_policy, with_log_probs
 from benchmarks.plan_check import saved_bytes
-from flows import cli, presets
+from flows import presets
 from flows.cost.estimate import Machine, estimate, train_flops
 from flows.cost.lengths import assumed
 from flows.cost.plan import lines
@@ -28,6 +28,7 @@ from stages.learn.adapter import base_of
 from stages.play.drawing import Draw
 from stages.train.passes import mixed_batches
 from stages.train.rows import TrainRow
+from turnwise import cli
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,7 @@ from commands import SMALL, Commands, Ended
 from safetensors import safe_open
 
 from benchmarks.plan_check import means
-from flows import cli, presets
+from flows import presets
 from flows.cost import storage
 from flows.cost.estimate import estimate
 from flows.cost.lengths import assumed
@@ -21,6 +21,7 @@ from flows.cost.shapes import GIB, shape_of
 from flows.cost.workload import workload
 from flows.garbage import KEEP
 from flows.workspace import open_workspace
+from turnwise import cli
 
 ROOT = Path(__file__).parents[2]
 LORA = 80_740_352  # Qwen2.5-7B at rank 32

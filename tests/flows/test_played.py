@@ -11,10 +11,11 @@ import pytest
 from fake_turnwise import TURNWISE, shell
 from fakes import Stages, fake_stages
 
-from flows import cli, played, presets
+from flows import played, presets
 from flows.pipeline import Call
 from flows.registry import load_stage
 from stages.frame.types import UsageError
+from turnwise import cli
 
 
 @pytest.fixture

@@ -14,8 +14,6 @@ import models
 import pytest
 from rich.console import Console
 
-from flows import cli
-from flows.commands.show import transcript
 from flows.view.credit import turn_lines
 from stages import self_ac
 from stages.frame.contract import Outputs
@@ -24,6 +22,8 @@ from stages.play.transitions import episode_rows
 from stages.store.replay import Replay
 from stages.store.tracking import Tracking
 from stages.train.actor_critic import SelfAcConfig
+from turnwise import cli
+from turnwise.commands.show import transcript
 
 
 def episode(**changes: Any) -> dict[str, Any]:

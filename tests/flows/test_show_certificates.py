@@ -10,13 +10,13 @@ from typing import Any
 import models
 import pytest
 
-from flows import cli
 from stages.frame.types import Outcome, Row
 from stages.learn.certificate import certificates, with_gaps
 from stages.llm.scripted import ScriptedEngine
 from stages.play.transitions import episode_rows
 from stages.store.replay import Replay
 from stages.store.tracking import Tracking
+from turnwise import cli
 
 TURNS = [
     ("Action: check photo", "photo done."),

@@ -8,7 +8,6 @@ from pathlib import Path
 import models
 import pytest
 
-from flows import cli
 from flows.report import ending, sparkline
 from flows.telling import Summary
 from stages.frame.types import Outcome
@@ -17,6 +16,7 @@ from stages.llm.scripted import ScriptedEngine
 from stages.play.transitions import episode_rows
 from stages.store.replay import Replay
 from stages.store.tracking import Tracking
+from turnwise import cli
 
 
 @pytest.fixture

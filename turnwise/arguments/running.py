@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from flows.arguments.command import add_run_options, add_set, command
+from turnwise.arguments.command import add_run_options, add_set, command
 
 STAGE_NAMES = "collect, targets, critic, refine, distill, evaluate, ..."
 
@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
     run.add_argument("--due", metavar="TIME", help=due)
     add_run_options(run)
     what = "Estimate a run before it runs: steps, tokens, memory and hours of every stage, disk, and whether it fits."
-    plan = command(commands, "plan", what, "turnwise plan demo --device h100", module="cost.plan")
+    plan = command(commands, "plan", what, "turnwise plan demo --device h100", module="flows.cost.plan")
     plan.add_argument("preset", metavar="PRESET", help="name of a preset, or a path that ends in .toml")
     add_set(plan)
     plan.add_argument(
@@ -69,7 +69,11 @@ def add(commands: Any) -> None:
     add_run_options(rerun)
     what = "Say whether a stage would run again or be reused, field by field, and how it differs from the nearest finished run."
     explain = command(
-        commands, "explain", what, "turnwise explain critic --of 3f9c --set critic.lr=1e-4", module="commands.explain"
+        commands,
+        "explain",
+        what,
+        "turnwise explain critic --of 3f9c --set critic.lr=1e-4",
+        module="turnwise.commands.explain",
     )
     explain.add_argument("stage", metavar="STAGE", help=STAGE_NAMES)
     explain.add_argument(
@@ -80,7 +84,9 @@ def add(commands: Any) -> None:
     )
     add_set(explain)
     what = "Run methods over tasks and seeds, tuned alike, and report them with intervals; finished runs are reused."
-    study = command(commands, "study", what, "turnwise study studies/ladder.toml --jobs 2", module="commands.study")
+    study = command(
+        commands, "study", what, "turnwise study studies/ladder.toml --jobs 2", module="turnwise.commands.study"
+    )
     study.add_argument("file", metavar="FILE", type=Path, help="the study, a TOML file such as studies/ladder.toml")
     jobs = "runs at once (default: one a core; one on a GPU); 0 reports what is finished and runs nothing"
     study.add_argument("--jobs", type=int, metavar="N", help=jobs)
@@ -93,7 +99,7 @@ def add(commands: Any) -> None:
     study.add_argument("--plain", action="store_true", help="without Prefect")
     study.add_argument("--dry-run", action="store_true", help="list the runs with their state, and stop")
     what = "Put the sources' claims to the test: what was seen, its control, and whether each holds; finished runs are reused."
-    claims = command(commands, "claims", what, "turnwise claims --jobs 2", module="commands.claims")
+    claims = command(commands, "claims", what, "turnwise claims --jobs 2", module="turnwise.commands.claims")
     claims.add_argument("--jobs", type=int, metavar="N", help="runs at once (default: one a core; one on a GPU)")
     claims.add_argument(
         "--only", action="append", default=[], type=int, metavar="N", help="this claim only (repeatable)"

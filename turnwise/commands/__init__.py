@@ -1,4 +1,4 @@
-"""What each command does and shows. `flows/arguments` has what each is given.
+"""What each command does and shows. `turnwise/arguments` has what each is given.
 
 Modules:
 

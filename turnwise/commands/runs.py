@@ -1,4 +1,4 @@
-"""What the commands do that run something or list what was run. `flows/arguments` has what they are given; results go to stdout."""
+"""What the commands do that run something or list what was run. `turnwise/arguments` has what they are given; results go to stdout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows import presets, registry, telling
-from flows.commands.due import as_due
 from flows.datasets import check_data
 from flows.orchestration import launch
 from flows.report import Display, comparison, duration, emit, ending, metrics_table
@@ -21,6 +20,7 @@ from flows.workspace import find_home, open_workspace
 from stages.envs import nearest
 from stages.frame.types import UsageError
 from stages.store.runs import SET, RunInfo, differences
+from turnwise.commands.due import as_due
 
 if TYPE_CHECKING:
     from flows.presets import RunConfig
@@ -32,8 +32,8 @@ def run(args: Namespace) -> int:
     home = find_home(args.home, to_write=not args.dry_run)
     presets.check_exists(args.preset)
     if args.seeds is not None or any("[" in item for item in args.set):  # what a sweep needs is imported for one alone
-        from flows.commands.sweep import sweep
         from flows.study.sweep import is_sweep
+        from turnwise.commands.sweep import sweep
 
         if args.seeds is not None or is_sweep(args.preset, args.set, home):
             return sweep(args, home)
@@ -58,7 +58,7 @@ def run(args: Namespace) -> int:
 
 
 def _dry_run(args: Namespace, home: Path) -> int:
-    from flows.commands.dry_run import plan
+    from turnwise.commands.dry_run import plan
 
     config = presets.load(args.preset, args.set)
     changed = telling.asked(args.preset, config, args.set).changed
@@ -93,8 +93,8 @@ def _print_plan(
 
 def rerun(args: Namespace) -> int:
     """turnwise rerun STAGE --of RUN"""
-    from flows.commands.dry_run import reusable
     from flows.rerun import follows, prepare
+    from turnwise.commands.dry_run import reusable
 
     home = find_home(args.home, to_write=not args.dry_run)
     if args.through is not None or args.downstream:
@@ -138,7 +138,7 @@ def rerun(args: Namespace) -> int:
 def _rerun_on(args: Namespace, home: Path) -> int:
     """turnwise rerun STAGE --of RUN --through LAST, or --downstream"""
     from flows.branch import compare, prepare
-    from flows.commands.dry_run import plan
+    from turnwise.commands.dry_run import plan
 
     with launch.launcher(home, plain=args.plain or args.dry_run) as launcher:
         workspace = open_workspace(home)
@@ -205,7 +205,7 @@ def runs(args: Namespace) -> int:
 
 def stages(args: Namespace) -> int:
     """turnwise stages"""
-    from flows.commands.describe import describe, describe_text
+    from turnwise.commands.describe import describe, describe_text
 
     described = describe(args.name)
     if args.json:
@@ -217,7 +217,7 @@ def stages(args: Namespace) -> int:
 
 def pretrain(args: Namespace) -> int:
     """turnwise pretrain"""
-    from flows.commands.export import pretrain_to
+    from turnwise.commands.export import pretrain_to
 
     home = find_home(args.home, to_write=True)
     config = presets.resolve({"preset": "pretrain"}, args.set)
@@ -234,7 +234,7 @@ def pretrain(args: Namespace) -> int:
 
 def export(args: Namespace) -> int:
     """turnwise export RUN FOLDER"""
-    from flows.commands.export import export_run
+    from turnwise.commands.export import export_run
 
     folder = args.folder.resolve()
     try:

@@ -1,4 +1,4 @@
-"""The command line's arguments, command by command. `flows/cli.py` builds the parser of them.
+"""The command line's arguments, command by command. `turnwise/cli.py` builds the parser of them.
 
 Modules:
 

@@ -11,13 +11,13 @@ from typing import Any
 
 
 def command(
-    commands: Any, name: str, sentence: str, example: str, *, module: str = "commands.runs"
+    commands: Any, name: str, sentence: str, example: str, *, module: str = "turnwise.commands.runs"
 ) -> argparse.ArgumentParser:
-    """The parser of one command; it calls the function of this name in `flows.<module>`."""
+    """The parser of one command; it calls the function of this name in `module`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=sentence, description=sentence, epilog=f"example: {example}"
     )
-    parser.set_defaults(function=f"flows.{module}:{name}")
+    parser.set_defaults(function=f"{module}:{name}")
     parser.add_argument(
         "--home", type=Path, metavar="FOLDER", help="project folder (default: the nearest one with data/ and mlflow/)"
     )

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.commands import study as studies
 from flows.report import Display, emit
 from flows.study import design, finish, keep
 from flows.study import sweep as sweeps
@@ -21,6 +20,7 @@ from flows.study.tables import rate
 from flows.telling import command_of
 from flows.workspace import open_workspace
 from stages.frame.types import UsageError
+from turnwise.commands import study as studies
 
 if TYPE_CHECKING:
     from stages.store.workspace import Workspace

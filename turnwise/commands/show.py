@@ -23,10 +23,6 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.book import EXPERIMENT, SUMMARY
-from flows.commands import listed
-from flows.commands.certificate import all_clear, difference
-from flows.commands.ledger import ledger_table, read_ledger
-from flows.output import visible
 from flows.report import emit, ending, header, sparkline, table_row
 from flows.rerun import stored_summary
 from flows.study import keep
@@ -35,6 +31,10 @@ from flows.view.episodes import VALUES, WRITERS
 from flows.view.verdicts import WRONG, disagreement, result
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import MissingInput, Row, UsageError
+from turnwise.commands import listed
+from turnwise.commands.certificate import all_clear, difference
+from turnwise.commands.ledger import ledger_table, read_ledger
+from turnwise.output import visible
 
 if TYPE_CHECKING:
     from stages.store.workspace import Workspace

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
-from flows.arguments import looking, running, serving
-from flows.output import lasting
+from turnwise.arguments import looking, running, serving
+from turnwise.output import lasting
 
 PRINTING = (
     "plan",
@@ -69,7 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit status."""
     if ASKED in os.environ:
-        from flows.completion import complete
+        from turnwise.completion import complete
 
         complete(build_parser())
     outlets = lasting()
@@ -147,7 +147,3 @@ def _version() -> str:
 
 def _terminated(number: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt
-
-
-if __name__ == "__main__":
-    sys.exit(main())
