@@ -12,7 +12,6 @@ Modules:
     workspace  opens a project folder: stores, engines, clean-up after dead processes
     shipped    what the wheel carries beside the code: models and studies
     report     progress on stderr, the table of iterations on stdout
-    pages      HTML pages that need no other file
     played     a run that learns from the episodes which another one played
     champion   what a preset's scheduled runs go on from, and when it is replaced
     branch     a pipeline run that leaves another one at a stage

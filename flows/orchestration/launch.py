@@ -117,9 +117,9 @@ def launch_run(
     it does.
     """
     from flows.book import EXPERIMENT
+    from flows.look.view.keep import keep_page
     from flows.pipeline import LAST, plain_step, run_pipeline
     from flows.telling import Asked, run_name
-    from flows.view.keep import keep_page
 
     workspace.replay.check()
     check_data(run)

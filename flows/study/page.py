@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.pages import render
+from flows.look.pages import render
 from flows.study.figures import AXES, band
 from flows.study.rows import Row, evaluated
 from flows.study.tables import INTERVALS, Table, arms, cost

@@ -14,7 +14,7 @@ import models
 import pytest
 from rich.console import Console
 
-from flows.view.credit import turn_lines
+from flows.look.view.credit import turn_lines
 from stages import self_ac
 from stages.frame.contract import Outputs
 from stages.frame.types import Episode, Outcome

@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.book import EXPERIMENT
+from flows.look.view.credit import FILE, STAGE, turn_lines
 from flows.rerun import stage_run_of
-from flows.view.credit import FILE, STAGE, turn_lines
 from stages.frame.types import Row, UsageError
 
 if TYPE_CHECKING:

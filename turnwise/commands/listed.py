@@ -9,9 +9,9 @@ from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from flows.view.episodes import WRITERS
-from flows.view.sources import PLAYERS
-from flows.view.verdicts import WRONG, disagreement, result
+from flows.look.view.episodes import WRITERS
+from flows.look.view.sources import PLAYERS
+from flows.look.view.verdicts import WRONG, disagreement, result
 from stages.frame.types import Row, UsageError
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from flows.look.traces import traces as spans
+from flows.look.view.page import check_pipeline
 from flows.report import emit
-from flows.view.page import check_pipeline
-from flows.view.traces import traces as spans
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
 

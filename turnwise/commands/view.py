@@ -9,8 +9,8 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
+from flows.look.view.page import make_page
 from flows.report import emit
-from flows.view.page import make_page
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
 from stages.store.machine import whole

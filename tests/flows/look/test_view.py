@@ -19,10 +19,10 @@ import viewing
 from tokenizers import Tokenizer
 from viewing import PLANTED, Viewed, data_of, turnwise
 
-from flows.view.keep import FILE, keep_page
-from flows.view.sources import Source, choose
-from flows.view.tokens import pieces_of
-from flows.view.verdicts import disagreement
+from flows.look.view.keep import FILE, keep_page
+from flows.look.view.sources import Source, choose
+from flows.look.view.tokens import pieces_of
+from flows.look.view.verdicts import disagreement
 from flows.workspace import open_workspace
 from stages.store.tracking import Tracking
 
@@ -177,7 +177,7 @@ def test_critic_and_outcome_disagree_on_the_action_that_was_taken_alone(
 
 
 def test_pieces_of_tokens_are_the_text(tmp_path: Path) -> None:
-    base = Path(__file__).parents[2] / "data" / "base"
+    base = Path(__file__).parents[3] / "data" / "base"
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
     ids = tokenizer.encode("Thought: refund may need check photo. Action: check photo").ids
     pieces = pieces_of(str(base))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.view.page import make_page
+from flows.look.view.page import make_page
 from stages.store.machine import first_line
 
 if TYPE_CHECKING:

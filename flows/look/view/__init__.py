@@ -8,7 +8,6 @@ Modules:
     tokens    token ids as the pieces of text that they are
     episodes  episodes with all that was said of their turns, and which tokens were trained on
     figures   what differs between runs, what they came to, their curves
-    traces    episodes as MLflow's traces
     page      the page, written to a file
     keep      the page as an artifact of a pipeline run
 """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from flows.look.view.episodes import read_episodes
 from flows.rerun import stored_summary
-from flows.view.episodes import read_episodes
 from stages.store.mlflow_traces import Span
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.view import credit
-from flows.view.sources import Source, choose, sources, titles
-from flows.view.tokens import Pieces, pieces_of
-from flows.view.verdicts import disagreement, is_taken, result
+from flows.look.view import credit
+from flows.look.view.sources import Source, choose, sources, titles
+from flows.look.view.tokens import Pieces, pieces_of
+from flows.look.view.verdicts import disagreement, is_taken, result
 from stages.frame.types import Changed, MissingInput, Row
 
 if TYPE_CHECKING:

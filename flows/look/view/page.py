@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.book import EXPERIMENT
-from flows.pages import data_block, render
+from flows.look.pages import data_block, render
+from flows.look.view.episodes import Shown, read_episodes
+from flows.look.view.figures import LETTERS, changes, curves, facts, iterations, metrics, read_run
+from flows.look.view.verdicts import WRONG
 from flows.report import finite
-from flows.view.episodes import Shown, read_episodes
-from flows.view.figures import LETTERS, changes, curves, facts, iterations, metrics, read_run
-from flows.view.verdicts import WRONG
 from stages.frame.types import UsageError
 
 if TYPE_CHECKING:
