@@ -10,11 +10,11 @@ import pandas as pd
 from flows import presets
 from flows.book import EXPERIMENT
 from flows.lineage import runs_of
+from flows.look.compare import compared
+from flows.look.sql import asked
 from flows.presets import RunConfig
 from flows.rerun import stored_summary
 from stages.store.workspace import Workspace
-from turnwise.commands.compare import compared
-from turnwise.commands.sql import asked
 
 
 def runs(project: Workspace, stage: str = EXPERIMENT, limit: int = 100) -> pd.DataFrame:

@@ -8,8 +8,6 @@ Modules:
     show         `turnwise show`: a run, or an episode with futures, critiques and refinements beside its turns
     listed       in `turnwise show RUN`: its episodes, by outcome and by what the critic got wrong
     view         `turnwise view`: one or two runs as a page that needs no other file
-    certificate  in `turnwise show EPISODE`: whether every turn's tokens stand in the state after it, and what differs where not
-    ledger       `turnwise show RUN --ledger EPISODE`: what each turn of an episode earned and counted for in the loss
     due          `turnwise run` with --due: the run that a preset's schedule would have made then
     dry_run      `--dry-run`: what would run, what would be reused
     explain      `turnwise explain`: whether a stage would run again or be reused, and because of what

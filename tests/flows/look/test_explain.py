@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from branching import Turnwise, finished_run, old, runs_of, stages, turnwise
 from hypothesis import given
 from hypothesis import strategies as some
-from test_branch import Turnwise, finished_run, old, runs_of, stages, turnwise
 
 from flows import registry
+from flows.look.explain import differing, fields
 from stages.frame.contract import fingerprint
 from stages.store.execute import INGREDIENTS
 from stages.store.tracking import Tracking
-from turnwise.commands.explain import differing, fields
 
 __all__ = ["finished_run", "old", "stages", "turnwise"]  # fixtures
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_branch import Turnwise, finished_run, old, runs_of, stages, turnwise
+from branching import Turnwise, finished_run, old, runs_of, stages, turnwise
 
 from flows import presets
 
