@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from flows.registry import STAGES
+from flows import registry
 from stages.frame.types import UsageError
 
 SHELLS = ("bash", "zsh", "fish")
@@ -62,12 +62,12 @@ def _names(action: argparse.Action) -> Any:
     if metavar == "SHELL":
         return lambda **_: list(SHELLS)
     if metavar in ("STAGE", "LAST"):
-        return lambda **_: list(STAGES)
+        return lambda **_: list(registry.STAGES)
     return (lambda **_: runs(Path.cwd())) if metavar.startswith("RUN") else None
 
 
 def presets() -> list[str]:
-    folder = Path(__file__).parent / "presets"
+    folder = Path(str(registry.__file__)).parent / "presets"  # flows.presets would import pydantic
     return [path.stem for path in folder.glob("*.toml") if not path.stem.startswith("_")]
 
 

@@ -14,8 +14,8 @@ import pytest
 from fakes import Stages, fake_stages
 
 from benchmarks.timed import timed
-from flows import report
-from turnwise import cli
+from flows import presets, report
+from turnwise import cli, completion
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "mlflow", "prefect", "duckdb", "pydantic", "requests", "rich")
@@ -63,6 +63,10 @@ def test_help_takes_under_half_a_second_and_imports_nothing_heavy() -> None:
     # Of the processor, and the quickest of three: what else the machine does is not our business.
     _, times = timed(lambda i: subprocess.run(command, capture_output=True, cwd=ROOT, check=True), repeats=3, first=0)
     assert min(times.cpu) < 0.5
+
+
+def test_a_shell_is_offered_the_presets_that_there_are() -> None:
+    assert set(completion.presets()) == {name for name in presets.names() if not name.startswith("_")}
 
 
 def test_every_command_has_a_sentence_and_an_example() -> None:
