@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from statistics import fmean, variance
 
-from flows.study.rows import Row
+from flows.evidence.study.rows import Row
 
 Pair = tuple[Row, Row]
 NEAR = 0.05  # of win rates: about five of 96 test customers

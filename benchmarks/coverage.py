@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from benchmarks.passes import table_head, table_row
-from flows.study.figures import Mean, stratified_mean, students_mean
+from flows.evidence.study.figures import Mean, stratified_mean, students_mean
 
 SEEDS = (3, 5, 10)
 SAMPLES = 2000

@@ -8,7 +8,7 @@ the study's own table has each method against its `control` alone.
     python -m benchmarks.differences docs/results/long.jsonl 'by the step' nlac --to 0.6      # what it took to get there
 
 Pairs of one task and seed. Two 95 % intervals: that of the study's table, by a bootstrap, and Student's, which is wider
-and by which the claims are decided (`flows/study/figures.py`; how often each covers the truth: `benchmarks/coverage.py`).
+and by which the claims are decided (`flows/evidence/study/figures.py`; how often each covers the truth: `benchmarks/coverage.py`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from collections import Counter
 from pathlib import Path
 from statistics import median
 
-from flows.study.figures import AXES, at, cost_to, differences, stratified_mean, students_mean
-from flows.study.rows import Row, evaluated
-from flows.study.tables import cost, rate
+from flows.evidence.study.figures import AXES, at, cost_to, differences, stratified_mean, students_mean
+from flows.evidence.study.rows import Row, evaluated
+from flows.evidence.study.tables import cost, rate
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.study.rows import row
+from flows.evidence.study.rows import row
 
 
 def run(preset: str, seed: int, sets: Sequence[str]) -> dict[str, Any]:

@@ -157,7 +157,7 @@ def command_problem(line: str) -> str:
         missing = [word for word in shlex.split(line, comments=True)[1:] if "=" not in word and word not in targets]
         return f"no target {missing[0]} in the Makefile" if missing else ""
     from flows import presets
-    from flows.study.sweep import study_text
+    from flows.evidence.study.sweep import study_text
     from turnwise import cli
 
     words = shlex.split(line, comments=True)[1:]

@@ -16,7 +16,7 @@ import pytest
 from fakes import fake_stages
 
 from flows import workspace
-from flows.study import children
+from flows.evidence.study import children
 from stages.frame.types import EngineUnavailable
 from turnwise import cli
 

@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows import rerun, shipped
-from flows.claims import programs
-from flows.claims.evidence import Finding, Found, together
-from flows.claims.sources import CLAIMS, Claim
+from flows.evidence import programs
+from flows.evidence.claims import CLAIMS, Claim
+from flows.evidence.kinds import Finding, Found, together
+from flows.evidence.study import design, elsewhere, finish, keep
 from flows.report import Display, emit
-from flows.study import design, elsewhere, finish, keep
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
 
 if TYPE_CHECKING:
-    from flows.claims.programs import Program, Said
-    from flows.study.design import Study
-    from flows.study.finish import Studied
-    from flows.study.rows import Row
+    from flows.evidence.programs import Program, Said
+    from flows.evidence.study.design import Study
+    from flows.evidence.study.finish import Studied
+    from flows.evidence.study.rows import Row
     from stages.store.workspace import Workspace
 
 STUDY = Path("studies") / "claims.toml"

@@ -32,7 +32,7 @@ def run(args: Namespace) -> int:
     home = find_home(args.home, to_write=not args.dry_run)
     presets.check_exists(args.preset)
     if args.seeds is not None or any("[" in item for item in args.set):  # what a sweep needs is imported for one alone
-        from flows.study.sweep import is_sweep
+        from flows.evidence.study.sweep import is_sweep
         from turnwise.commands.sweep import sweep
 
         if args.seeds is not None or is_sweep(args.preset, args.set, home):
@@ -161,8 +161,8 @@ def _rerun_on(args: Namespace, home: Path) -> int:
 def runs(args: Namespace) -> int:
     """turnwise runs"""
     from flows.book import EXPERIMENT
+    from flows.evidence.study.keep import EXPERIMENT as STUDY
     from flows.rerun import stored_summary
-    from flows.study.keep import EXPERIMENT as STUDY
 
     if args.limit < 1:
         raise UsageError(f"--limit {args.limit}: wanted at least 1.")

@@ -23,13 +23,13 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.book import EXPERIMENT, SUMMARY
+from flows.evidence.study import keep
 from flows.look.certificate import all_clear, difference
 from flows.look.ledger import ledger_table, read_ledger
 from flows.look.view.episodes import VALUES, WRITERS
 from flows.look.view.verdicts import WRONG, disagreement, result
 from flows.report import emit, ending, header, sparkline, table_row
 from flows.rerun import stored_summary
-from flows.study import keep
 from flows.telling import Iteration, Summary
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import MissingInput, Row, UsageError

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows import shipped
+from flows.evidence.study import cells, design, elsewhere, finish, keep
 from flows.report import Display, duration, emit
-from flows.study import cells, design, elsewhere, finish, keep
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
 
 if TYPE_CHECKING:
-    from flows.study.cells import Cell
-    from flows.study.design import Study
-    from flows.study.rows import Row
+    from flows.evidence.study.cells import Cell
+    from flows.evidence.study.design import Study
+    from flows.evidence.study.rows import Row
     from stages.store.workspace import Workspace
 
 

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows.evidence.study import design, finish, keep
+from flows.evidence.study import sweep as sweeps
+from flows.evidence.study.figures import Mean
+from flows.evidence.study.tables import rate
 from flows.report import Display, emit
-from flows.study import design, finish, keep
-from flows.study import sweep as sweeps
-from flows.study.figures import Mean
-from flows.study.tables import rate
 from flows.telling import command_of
 from flows.workspace import open_workspace
 from stages.frame.types import UsageError

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from scipy.stats import ttest_1samp, ttest_ind
 
-from flows.study import page
-from flows.study.figures import (
+from flows.evidence.study import page
+from flows.evidence.study.figures import (
     at,
     band,
     checkpoints,
@@ -21,7 +21,7 @@ from flows.study.figures import (
     stratified_mean,
     students_mean,
 )
-from flows.study.rows import Row
+from flows.evidence.study.rows import Row
 
 EASY, HARD = [0.8, 0.9, 1.0, 0.7, 0.95], [0.1, 0.4, 0.2]
 

@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.study.figures import stratified_mean
-from flows.study.page import Report, draw, drawings, html, markdown
-from flows.study.tables import arms, tables
+from flows.evidence.study.figures import stratified_mean
+from flows.evidence.study.page import Report, draw, drawings, html, markdown
+from flows.evidence.study.tables import arms, tables
 from stages.frame.types import TurnwiseError, UsageError
 from stages.store.notes import code, code_version
 from stages.store.runs import NOTE
 
 if TYPE_CHECKING:
-    from flows.study.cells import Setting
-    from flows.study.design import Study
-    from flows.study.rows import Row
+    from flows.evidence.study.cells import Setting
+    from flows.evidence.study.design import Study
+    from flows.evidence.study.rows import Row
     from stages.store.tracking import Status
     from stages.store.workspace import Workspace
 

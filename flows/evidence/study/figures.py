@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from flows.study.rows import Point, Row, evaluated
+from flows.evidence.study.rows import Point, Row, evaluated
 
 AXES = {"episodes": "episodes", "generated_tokens": "generated tokens", "cpu_s": "CPU seconds"}
 """The axes of cost, and what they are called."""

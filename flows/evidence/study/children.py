@@ -17,7 +17,7 @@ from flows.locks import device
 from flows.orchestration.leash import Leashed
 
 if TYPE_CHECKING:
-    from flows.study.cells import Cell
+    from flows.evidence.study.cells import Cell
 
 TURNWISE: tuple[str, ...] = (sys.executable, "-m", "turnwise")
 POLL_S = 0.2

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from flows import presets
-from flows.study import cells, design, finish, tables
-from flows.study.rows import Row
+from flows.evidence.study import cells, design, finish, tables
+from flows.evidence.study.rows import Row
 from stages.frame.types import UsageError
 
-STUDIES = sorted((Path(__file__).parents[2] / "studies").glob("*.toml"))
+STUDIES = sorted((Path(__file__).parents[3] / "studies").glob("*.toml"))
 TUNED = """
 seeds = [1, 2]
 sets = ["iterations=3"]

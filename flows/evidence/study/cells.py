@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Literal
 
 from flows import pipeline, played, presets, rerun
 from flows.book import EXPERIMENT
-from flows.study.design import PRESET
-from flows.study.elsewhere import RECIPE, recipe
-from flows.study.rows import Row, best_validation, row
+from flows.evidence.study.design import PRESET
+from flows.evidence.study.elsewhere import RECIPE, recipe
+from flows.evidence.study.rows import Row, best_validation, row
 from stages.frame.types import UsageError
 
 if TYPE_CHECKING:
+    from flows.evidence.study.design import Study
     from flows.pipeline import Call
     from flows.presets import RunConfig
-    from flows.study.design import Study
     from stages.store.workspace import StageRun, Workspace
 
 ALL = 10**9  # runs

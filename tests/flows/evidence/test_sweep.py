@@ -11,8 +11,8 @@ import pytest
 from fake_turnwise import TURNWISE, shell
 
 from flows import presets
-from flows.study import design
-from flows.study.sweep import is_sweep, results, study_text
+from flows.evidence.study import design
+from flows.evidence.study.sweep import is_sweep, results, study_text
 from stages.frame.types import UsageError
 from stages.store.tracking import Tracking
 from turnwise.commands.sweep import table

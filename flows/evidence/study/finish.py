@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING
 
+from flows.evidence.study import cells, children, keep
 from flows.report import Display
-from flows.study import cells, children, keep
 
 if TYPE_CHECKING:
-    from flows.study.cells import Cell, Setting
-    from flows.study.design import Study
-    from flows.study.rows import Row
+    from flows.evidence.study.cells import Cell, Setting
+    from flows.evidence.study.design import Study
+    from flows.evidence.study.rows import Row
     from stages.store.workspace import Workspace
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from fake_turnwise import TURNWISE, shell
 
-from flows.claims import programs
-from flows.claims.evidence import (
+from flows.evidence import programs
+from flows.evidence.claims import CLAIMS
+from flows.evidence.kinds import (
     CostOfAnEpisode,
     Evidence,
     Finding,
@@ -26,12 +27,11 @@ from flows.claims.evidence import (
     Sooner,
     together,
 )
-from flows.claims.programs import Program, Said
-from flows.claims.sources import CLAIMS
-from flows.study import design
+from flows.evidence.programs import Program, Said
+from flows.evidence.study import design
 from turnwise import cli
 
-STUDIES = Path(__file__).parents[2] / "studies"
+STUDIES = Path(__file__).parents[3] / "studies"
 PROGRAM = Program("benchmarks.none")
 TABLE = "| name | ratio |\n| --- | --- |\n| a | 1.05 ± 0.02 |\n| b | 1.20 |\n\n| other |\n|---|\n| a |\n"
 

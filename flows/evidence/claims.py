@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flows.claims.evidence import CostOfAnEpisode, Evidence, Higher, Larger, Metric, Passes, Printed, Sooner
-from flows.claims.programs import Program
+from flows.evidence.kinds import CostOfAnEpisode, Evidence, Higher, Larger, Metric, Passes, Printed, Sooner
+from flows.evidence.programs import Program
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows.evidence.study.figures import AXES, band
+from flows.evidence.study.rows import Row, evaluated
+from flows.evidence.study.tables import INTERVALS, Table, arms, cost
 from flows.look.pages import render
-from flows.study.figures import AXES, band
-from flows.study.rows import Row, evaluated
-from flows.study.tables import INTERVALS, Table, arms, cost
 
 if TYPE_CHECKING:
-    from flows.study.design import Study
+    from flows.evidence.study.design import Study
 
 TEMPLATE = "report.html.jinja"
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"

@@ -18,10 +18,10 @@ from flows import pipeline
 from stages.frame.types import UsageError
 
 if TYPE_CHECKING:
+    from flows.evidence.study.design import Study
+    from flows.evidence.study.rows import Row
     from flows.pipeline import Call
     from flows.presets import RunConfig
-    from flows.study.design import Study
-    from flows.study.rows import Row
     from stages.store.workspace import StageRun, Workspace
 
 RECIPE = "recipe"

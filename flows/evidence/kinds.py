@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from flows.claims.programs import Program, Said, half_width, number
-from flows.study.figures import AXES, Mean, cost_to, differences, students_mean
-from flows.study.rows import Row, evaluated
-from flows.study.tables import rate
+from flows.evidence.programs import Program, Said, half_width, number
+from flows.evidence.study.figures import AXES, Mean, cost_to, differences, students_mean
+from flows.evidence.study.rows import Row, evaluated
+from flows.evidence.study.tables import rate
 
 Verdict = Literal["holds", "does not hold", "not decided", "not run"]
 Metrics = Mapping[str, float]

@@ -23,8 +23,8 @@ from waiting import ended as all_ended
 from waiting import until
 
 from flows import presets
-from flows.study.elsewhere import recipe
-from flows.study.keep import CURVES, FILES
+from flows.evidence.study.elsewhere import recipe
+from flows.evidence.study.keep import CURVES, FILES
 from flows.workspace import open_workspace
 from stages.store import sqlite
 from stages.store.tracking import Tracking
@@ -141,7 +141,7 @@ def killed(project: Path, number: signal.Signals) -> int:
         "--jobs",
         "1",
     ]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     child = subprocess.Popen(command, cwd=project, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     assert until(lambda: runs(project).count("FINISHED") > before, LIMIT_S)
     below = psutil.Process(child.pid).children(recursive=True)

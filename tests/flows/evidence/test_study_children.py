@@ -1,4 +1,4 @@
-"""The runs of a study as processes of their own (flows.study.children)."""
+"""The runs of a study as processes of their own (flows.evidence.study.children)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from waiting import until
 
-from flows.study import children
+from flows.evidence.study import children
 
 
 def test_two_studies_that_run_one_cell_at_once_end_it_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from flows import presets
-from flows.study.figures import stratified_mean
-from flows.study.rows import Row
+from flows.evidence.study.figures import stratified_mean
+from flows.evidence.study.rows import Row
 from stages import envs
 from stages.frame.types import UsageError
 

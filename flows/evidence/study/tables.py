@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flows.study.design import PRESET
-from flows.study.figures import (
+from flows.evidence.study.design import PRESET
+from flows.evidence.study.figures import (
     AXES,
     Mean,
     at,
@@ -24,11 +24,11 @@ from flows.study.figures import (
     stratified_mean,
     students_mean,
 )
-from flows.study.rows import Row, best_validation, evaluated
+from flows.evidence.study.rows import Row, best_validation, evaluated
 
 if TYPE_CHECKING:
-    from flows.study.cells import Setting
-    from flows.study.design import Study
+    from flows.evidence.study.cells import Setting
+    from flows.evidence.study.design import Study
 
 INTERVALS = (
     "In brackets: 95 % interval of the mean, by a bootstrap over seeds that is stratified by task. "
