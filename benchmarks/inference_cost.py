@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.passes import RANK, in_turn, one_thread, random_base, shake, table_head, table_row
+from flows.keep.export import merge
 from stages.frame.types import Request
 from stages.learn.adapter import new_adapter, save_adapter
 from stages.learn.value_head import new_head
 from stages.llm.hf import HfEngine, load_base
-from turnwise.commands.export import merge
 
 SHIPPED = Path("data/base")
 PROMPT_TOKENS = 32

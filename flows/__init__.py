@@ -1,5 +1,8 @@
 """Flows chain stages into runs: presets, iterations, reruns and schedules. No learning, no SQL.
 
+What makes runs is here and in `orchestration/`; `cost/` tells beforehand what one takes. `look/` only looks at runs, `keep/` keeps them in
+order, and `evidence/` says what many of them say.
+
 Modules:
 
     pipeline   the loop over iterations, the parent run with its curves, the choice of the best adapter
@@ -7,8 +10,6 @@ Modules:
     presets    `RunConfig`, the config of a whole run: default, then preset, then `--set`
     misfits    what does not fit a config, in one sentence
     rerun      one stage again from its stored inputs
-    garbage    which weights are still needed, and which `turnwise gc` may delete
-    remake     weights that were deleted, made again where a stage needs them
     workspace  opens a project folder: stores, engines, clean-up after dead processes
     shipped    what the wheel carries beside the code: models and studies
     report     progress on stderr, the table of iterations on stdout

@@ -172,8 +172,8 @@ def launch_rerun(
 
 def mended(step: Step, workspace: Workspace, launch: Launcher, display: Display, *, force: bool) -> Step:
     """The step, which makes dropped weights of its inputs again, as steps of the same kind."""
+    from flows.keep.remake import mending
     from flows.pipeline import plain_step
-    from flows.remake import mending
 
     def make(again: Rerun) -> Step:
         inner = plain_step(workspace, display.bar, force=True, tags=again.tags, of=again.whose, say=display.say)

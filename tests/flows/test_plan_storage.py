@@ -19,7 +19,7 @@ from flows.cost.lengths import assumed
 from flows.cost.plan import lines
 from flows.cost.shapes import GIB, shape_of
 from flows.cost.workload import workload
-from flows.garbage import KEEP
+from flows.keep.garbage import KEEP
 from flows.workspace import open_workspace
 from turnwise import cli
 

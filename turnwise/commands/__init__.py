@@ -21,7 +21,6 @@ Modules:
     gc           `turnwise gc`: weights that nobody needs any more
     describe     `turnwise stages`, from the stages themselves
     data         `turnwise data`: fetches a task's published data, lists what there is
-    export       rows, adapters, and merged models with or without their value head, to a folder
     traces       `turnwise traces`: a sample of episodes for MLflow's page of traces
     bundle       `turnwise import`, `turnwise replay`: a bundle taken in, and what a run stored worked out again
 """

@@ -1,4 +1,4 @@
-"""The commands that take in a bundle, and that recompute what a run stored. `flows/bundle` and `flows/recompute` do the work."""
+"""The commands that take in a bundle, and that recompute what a run stored. `flows/keep/bundle` and `flows/keep/recompute` do the work."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.book import EXPERIMENT
-from flows.bundle import check
-from flows.bundle import take_in as into
+from flows.keep.bundle import check
+from flows.keep.bundle import take_in as into
 from flows.report import emit
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
@@ -21,7 +21,7 @@ from stages.frame.types import UsageError
 SHOWN = 5  # differences of a stage
 
 if TYPE_CHECKING:
-    from flows.recompute.run import Checked
+    from flows.keep.recompute.run import Checked
     from stages.store.workspace import Workspace
 
 
@@ -50,7 +50,7 @@ def take_in(args: Namespace) -> int:
 
 def replay(args: Namespace) -> int:
     """turnwise replay BUNDLE | RUN | EPISODE"""
-    from flows.recompute.run import first_difference
+    from flows.keep.recompute.run import first_difference
 
     checked: list[Checked] = []
     with _opened(args) as (workspace, what):
@@ -82,7 +82,7 @@ def _opened(args: Namespace) -> Iterator[tuple[Workspace, str]]:
 
 
 def _checks(workspace: Workspace, what: str) -> Iterable[Checked]:
-    from flows.recompute.run import check_episode, check_run, check_stage
+    from flows.keep.recompute.run import check_episode, check_run, check_stage
     from flows.rerun import find_stage_run
 
     run, _, rest = what.partition(":")

@@ -1,4 +1,4 @@
-"""`turnwise gc`: deletes weights that nobody needs any more; the rule is in `flows/garbage.py`."""
+"""`turnwise gc`: deletes weights that nobody needs any more; the rule is in `flows/keep/garbage.py`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from flows import garbage
-from flows.garbage import Weights, kind_of
+from flows.keep import garbage
+from flows.keep.garbage import Weights, kind_of
 from flows.report import emit
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError

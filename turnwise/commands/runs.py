@@ -217,7 +217,7 @@ def stages(args: Namespace) -> int:
 
 def pretrain(args: Namespace) -> int:
     """turnwise pretrain"""
-    from turnwise.commands.export import pretrain_to
+    from flows.keep.export import pretrain_to
 
     home = find_home(args.home, to_write=True)
     config = presets.resolve({"preset": "pretrain"}, args.set)
@@ -234,7 +234,7 @@ def pretrain(args: Namespace) -> int:
 
 def export(args: Namespace) -> int:
     """turnwise export RUN FOLDER"""
-    from turnwise.commands.export import export_run
+    from flows.keep.export import export_run
 
     folder = args.folder.resolve()
     try:

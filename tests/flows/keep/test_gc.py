@@ -12,7 +12,7 @@ from commands import RUN, Commands, Ended, stage_runs
 from fakes import WEIGHTS, Stages, fake_stages
 
 from flows import presets
-from flows.garbage import delete, survey
+from flows.keep.garbage import delete, survey
 from flows.orchestration.launch import Launcher, launch_rerun, launch_run
 from flows.registry import METHODS, READS, WIRING
 from flows.report import Display

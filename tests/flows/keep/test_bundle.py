@@ -18,10 +18,10 @@ import pytest
 from commands import RUN, TITLES, Ended, seen, stage_runs
 from safetensors.torch import load_file, save_file
 
-from flows.bundle import check
-from flows.bundle.layout import HASHES, MANIFEST
-from flows.bundle.write import hashes
-from flows.recompute.run import check_stage
+from flows.keep.bundle import check
+from flows.keep.bundle.layout import HASHES, MANIFEST
+from flows.keep.bundle.write import hashes
+from flows.keep.recompute.run import check_stage
 from flows.workspace import open_workspace
 from stages.frame.types import UsageError
 from stages.store import artifacts, sqlite
@@ -30,7 +30,7 @@ from turnwise import cli
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 EVERY = [*TITLES, "pipeline"]
 
 

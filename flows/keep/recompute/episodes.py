@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flows.recompute import compare, mute
-from flows.recompute.compare import Compared, Stored
+from flows.keep.recompute import compare, mute
+from flows.keep.recompute.compare import Compared, Stored
 from stages.frame.types import Completion, Episode, Outcome, Row, Scenario, Turn
 from stages.llm.roles import roles_of
 from stages.play.tally import env_steps, summary

@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.recompute import compare
-from flows.recompute.compare import Compared, Stored
+from flows.keep.recompute import compare
+from flows.keep.recompute.compare import Compared, Stored
 from stages.frame.types import Completion, Request, TurnwiseError
 from stages.llm.scripted import ScriptedEngine
 from stages.llm.tokens import ChatTokenizer

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from flows.book import EXPERIMENT
-from flows.bundle.layout import (
+from flows.keep.bundle.layout import (
     ARTIFACTS,
     FILES,
     HASHES,

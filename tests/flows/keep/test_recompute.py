@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from flows.recompute import compare
+from flows.keep.recompute import compare
 
 CASES: list[tuple[Any, Any, str]] = [
     (1.0, 1.0 + 9e-7, ""),

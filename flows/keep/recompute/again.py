@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flows.recompute import compare
-from flows.recompute.compare import Compared, Stored
+from flows.keep.recompute import compare
+from flows.keep.recompute.compare import Compared, Stored
 
 if TYPE_CHECKING:
     from stages.frame.contract import Context

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flows.recompute import compare, mute
-from flows.recompute.compare import Compared, Stored
+from flows.keep.recompute import compare, mute
+from flows.keep.recompute.compare import Compared, Stored
 from stages.frame.types import Completion, Message, Row
 from stages.judge.critique import Judgement
 from stages.llm.roles import roles_of

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.book import EXPERIMENT
-from flows.bundle.layout import (
+from flows.keep.bundle.layout import (
     ARTIFACTS,
     FILES,
     HASHES,

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flows.book import EXPERIMENT
-from flows.bundle.write import stage_runs
-from flows.recompute import again, compare
-from flows.recompute.compare import Compared, Stored
+from flows.keep.bundle.write import stage_runs
+from flows.keep.recompute import again, compare
+from flows.keep.recompute.compare import Compared, Stored
 from flows.rerun import is_same, prepare, stored_summary
 from stages.frame.types import Dropped, MissingInput, Row, TurnwiseError, UsageError
 
@@ -132,7 +132,7 @@ def check_summary(workspace: Workspace, run_id: str) -> Checked:
 def _check_of(stage: str) -> tuple[Callable[[Context, Stored], Compared] | None, str]:
     if stage in again.STAGES:
         return again.check, WHOLE
-    from flows.recompute import drawn, episodes
+    from flows.keep.recompute import drawn, episodes
 
     derived: dict[str, Callable[[Context, Stored], Compared]] = {
         "collect": episodes.check_collect,
@@ -146,7 +146,7 @@ def _check_of(stage: str) -> tuple[Callable[[Context, Stored], Compared] | None,
 
 
 def _context(call: Call, workspace: Workspace, scratch: Path) -> Context:
-    from flows.recompute.mute import mute
+    from flows.keep.recompute.mute import mute
     from stages.store.stage_context import context_of
     from stages.store.workspace import silent
 

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flows.book import EXPERIMENT
-from flows.bundle import check
-from flows.bundle.layout import FILES
+from flows.keep.bundle import check
+from flows.keep.bundle.layout import FILES
 from stages.store.artifacts import sha256
 from stages.store.contents import path_hash
 from stages.store.equal_work import held
 from stages.store.machine import whole
 
 if TYPE_CHECKING:
-    from flows.bundle.layout import Bundle
+    from flows.keep.bundle.layout import Bundle
     from stages.store.mlflow_run import Record
     from stages.store.workspace import Workspace
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows import presets
 from flows.book import EXPERIMENT
-from flows.bundle.write import stage_runs, write
+from flows.keep.bundle.write import stage_runs, write
 from flows.registry import load_stage
 from flows.rerun import stored_summary
 from stages.frame.types import MissingInput, UsageError
