@@ -231,7 +231,7 @@ def test_an_imported_run_is_as_if_it_had_been_made_here(
     done = json.loads(capsys.readouterr().out)
     assert stage_runs(done) == stage_runs(summary)  # all are reused, and so have their fingerprints
     assert cli.main(["verify", "--home", str(other), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"orphans": [], "changed": {}, "mended": False}
+    assert json.loads(capsys.readouterr().out) == {"orphans": [], "changed": {}, "impossible": {}, "mended": False}
 
 
 @pytest.mark.parametrize("moment", ["replay.Replay.commit", "artifacts.save"])
