@@ -18,7 +18,6 @@ from benchmarks.plan_check import saved_bytes
 from flows import presets
 from flows.cost.estimate import Machine, estimate, train_flops
 from flows.cost.lengths import assumed
-from flows.cost.plan import lines
 from flows.cost.shapes import DEVICES, KNOWN, read_shape, shape_of
 from flows.cost.work import Rows
 from flows.cost.workload import OF_STAGE, workload
@@ -29,6 +28,7 @@ from stages.play.drawing import Draw
 from stages.train.passes import mixed_batches
 from stages.train.rows import TrainRow
 from turnwise import cli
+from turnwise.commands.plan import lines
 
 ROOT = Path(__file__).parents[2]
 

@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
     run.add_argument("--due", metavar="TIME", help=due)
     add_run_options(run)
     what = "Estimate a run before it runs: steps, tokens, memory and hours of every stage, disk, and whether it fits."
-    plan = command(commands, "plan", what, "turnwise plan demo --device h100", module="flows.cost.plan")
+    plan = command(commands, "plan", what, "turnwise plan demo --device h100", module="turnwise.commands.plan")
     plan.add_argument("preset", metavar="PRESET", help="name of a preset, or a path that ends in .toml")
     add_set(plan)
     plan.add_argument(

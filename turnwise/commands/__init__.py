@@ -15,6 +15,7 @@ Modules:
     presets      `turnwise presets`: a line a preset
     sweep        `turnwise run` with --seeds or lists of values in --set: all combinations, as a study
     compare      `turnwise compare`: runs side by side
+    plan         `turnwise plan`: what a run would take, before it runs
     sql          `turnwise sql`: DuckDB's answer about the rows of the runs
     check        `turnwise check`: the contract suite on an environment of one's own
     doctor       `turnwise doctor`: what is installed, what is there, and what each preset lacks
