@@ -26,9 +26,9 @@ class Claim:
 
 
 THEORY = Program("pytest", ("-q", "-o", "addopts=", "-p", "no:cacheprovider", "tests/theory/test_policy_improvement.py", "tests/theory/test_successor_features.py"))  # fmt: skip
-INFERENCE = Program("benchmarks.inference_cost", ("--pairs", "5"))
-PACKED = Program("benchmarks.packed_pass", ("--critic", "4", "--width", "768", "--layers", "2", "--pairs", "6"))
-PER_TURN = Program("benchmarks.per_turn", ("--turns", "8"))
+INFERENCE = Program("benchmarks.speed.inference_cost", ("--pairs", "5"))
+PACKED = Program("benchmarks.speed.packed_pass", ("--critic", "4", "--width", "768", "--layers", "2", "--pairs", "6"))
+PER_TURN = Program("benchmarks.speed.per_turn", ("--turns", "8"))
 VALUE = Program("benchmarks.value_use", ("RUN", "--episodes", "100"), of="by turn")
 
 ONE_ANSWER = ("combine", "evaluator", "corrector")

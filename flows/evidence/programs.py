@@ -78,7 +78,7 @@ def root() -> Path | None:
     """The folder of the repository, which holds the benchmarks; None where turnwise is installed without it."""
     spec = importlib.util.find_spec("benchmarks")
     places = list(spec.submodule_search_locations or ()) if spec else []
-    return Path(places[0]).parent if places and (Path(places[0]) / "packed_pass.py").is_file() else None
+    return Path(places[0]).parent if places and (Path(places[0]) / "speed" / "packed_pass.py").is_file() else None
 
 
 @contextmanager

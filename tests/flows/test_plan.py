@@ -42,7 +42,7 @@ def test_shapes_have_as_many_parameters_as_the_models() -> None:
     assert KNOWN["Qwen/Qwen2.5-7B-Instruct"].parameters == 7_615_616_512
     assert KNOWN["Qwen/QwQ-32B"].parameters == 32_763_876_352
     assert KNOWN["Qwen/Qwen2.5-0.5B-Instruct"].parameters == 494_032_768
-    # By benchmarks/inference_cost.py, from the modules themselves.
+    # By benchmarks/speed/inference_cost.py, from the modules themselves.
     assert KNOWN["Qwen/Qwen2.5-7B-Instruct"].lora(32) == 80_740_352
     assert (shape_of("data/base").parameters, shape_of("data/base").lora(32)) == (662_528, 245_760)
 

@@ -208,11 +208,11 @@ def test_a_program_runs_once_until_its_code_changes_and_a_failure_is_tried_again
     ("module", "arguments", "cells"),
     [
         (
-            "benchmarks.inference_cost",
+            "benchmarks.speed.inference_cost",
             "--pairs 1 --width 32 --layers 1 --batch 2 --new-tokens 4",
             [("share", "shape of Qwen2.5-7B"), ("ratio", "merged")],
         ),
-        ("benchmarks.packed_pass", "--critic 4 --width 32 --layers 1 --pairs 1", [("ratio",)]),
+        ("benchmarks.speed.packed_pass", "--critic 4 --width 32 --layers 1 --pairs 1", [("ratio",)]),
     ],
 )
 def test_a_program_prints_the_cells_that_its_claims_read(module: str, arguments: str, cells: list[Any]) -> None:

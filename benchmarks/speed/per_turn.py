@@ -1,8 +1,8 @@
 """An ordinary actor-critic, which reads the history anew for every turn, against Self-AC's packed step on the same
 episodes.
 
-    python -m benchmarks.per_turn                     # 2, 4 and 8 turns of 100 + 100 tokens
-    python -m benchmarks.per_turn --turns 2 4 8 16 --length 25 --episodes 4 --batch 4
+    python -m benchmarks.speed.per_turn                     # 2, 4 and 8 turns of 100 + 100 tokens
+    python -m benchmarks.speed.per_turn --turns 2 4 8 16 --length 25 --episodes 4 --batch 4
 
 Self-AC: the stage's own step, one pass an episode. Per turn: s_k + critic prompt for every V_k, and s_k + a_k for every
 action's log-probs, in batches of `--batch` rows of like length, padded to the right; a backward pass a batch, so that

@@ -1,8 +1,8 @@
 """What one task of tau_bench costs beside the LLMs: reset, the calls of its ground truth, and the check of the
 database.
 
-    python -m benchmarks.tau_speed --path FOLDER
-    python -m benchmarks.tau_speed --path FOLDER --domain airline --tasks 20
+    python -m benchmarks.speed.tau_speed --path FOLDER
+    python -m benchmarks.speed.tau_speed --path FOLDER --domain airline --tasks 20
 
 ours: nothing is copied at a reset, a record is when it is first edited, and the touched records are compared with the
 ground truth's.

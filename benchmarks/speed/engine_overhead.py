@@ -1,10 +1,10 @@
 """What collecting costs beside the engine below it: tokens a second of a rollout, as a share of those of the bare
 engine.
 
-    python -m benchmarks.engine_overhead                                    # transformers, and the shipped base of 0.66
+    python -m benchmarks.speed.engine_overhead                                    # transformers, and the shipped base of 0.66
         M parameters
-    python -m benchmarks.engine_overhead --width 512 --layers 8             # and a random Llama of 27 M
-    .venv-vllm/bin/python -m benchmarks.engine_overhead --engine vllm       # vLLM; `make test-vllm` makes that
+    python -m benchmarks.speed.engine_overhead --width 512 --layers 8             # and a random Llama of 27 M
+    .venv-vllm/bin/python -m benchmarks.speed.engine_overhead --engine vllm       # vLLM; `make test-vllm` makes that
         environment, and says what to set
 
 The model plays `--episodes` visits to the service desk side by side. What the rollout asked of the engine is noted;
@@ -27,8 +27,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.inference_cost import SHIPPED, write_random_base
 from benchmarks.passes import in_turn, table_head, table_row
+from benchmarks.speed.inference_cost import SHIPPED, write_random_base
 from flows import presets
 from flows.workspace import make_engine
 from stages import envs

@@ -1,7 +1,7 @@
 """What roles that begin alike save on tau-bench: tokens of training steps, and of prompts that an engine has read before.
 
-    python -m benchmarks.one_prefix --path FOLDER                                    # training
-    .venv-vllm/bin/python -m benchmarks.one_prefix --path FOLDER --engine            # and vLLM's prefix cache
+    python -m benchmarks.speed.one_prefix --path FOLDER                                    # training
+    .venv-vllm/bin/python -m benchmarks.speed.one_prefix --path FOLDER --engine            # and vLLM's prefix cache
 
 FOLDER holds retail/ as `turnwise data fetch tau_bench` makes it. Conversations: the user, their orders and the products
 in these are looked up, then come the benchmark's own actions, each change asked for and agreed to before, by a customer

@@ -1,7 +1,7 @@
 """What a run costs beside its stages' own work: its wall time over the sum of theirs, under Prefect and plainly.
 
-    python -m benchmarks.overhead                          # demo, ten iterations, about six minutes on two idle cores
-    python -m benchmarks.overhead --preset tiny --iterations 1
+    python -m benchmarks.speed.overhead                          # demo, ten iterations, about six minutes on two idle cores
+    python -m benchmarks.speed.overhead --preset tiny --iterations 1
 
 Each run is a command in a new folder with stores that are made already (`turnwise init`). Start: from the command to
 the first stage's first moment, imports and Prefect's server. Rest: from there to the command's end. Prints a Markdown

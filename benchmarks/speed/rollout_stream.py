@@ -1,9 +1,9 @@
 """What a rollout gains where its engine is a stream: tokens a second, as a share of those of the same engine asked tick
 by tick.
 
-    .venv-vllm/bin/python -m benchmarks.rollout_stream                  # vLLM; `make test-vllm` makes that environment,
+    .venv-vllm/bin/python -m benchmarks.speed.rollout_stream                  # vLLM; `make test-vllm` makes that environment,
         and says what to set
-    python -m benchmarks.rollout_stream --engine hf                     # no stream: both ways are the same, and the
+    python -m benchmarks.speed.rollout_stream --engine hf                     # no stream: both ways are the same, and the
         ratio is 1 but for noise
 
 The shipped base plays `--episodes` visits to the service desk, `--slots` of them side by side. In a tick all wait for
@@ -22,8 +22,8 @@ from functools import partial
 
 import torch
 
-from benchmarks.inference_cost import SHIPPED
 from benchmarks.passes import in_turn, table_head, table_row
+from benchmarks.speed.inference_cost import SHIPPED
 from flows import presets
 from flows.workspace import make_engine
 from stages import envs

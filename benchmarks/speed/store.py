@@ -1,7 +1,7 @@
 """A store of 10,000 stage runs: look-ups by fingerprint, lists of runs, who read a run, and what commands take to start.
 
-    python -m benchmarks.store                             # runs tiny once, and takes some ten minutes on two cores
-    python -m benchmarks.store --runs 500 --home FOLDER    # multiplies the newest pipeline run of FOLDER, which grows
+    python -m benchmarks.speed.store                             # runs tiny once, and takes some ten minutes on two cores
+    python -m benchmarks.speed.store --runs 500 --home FOLDER    # multiplies the newest pipeline run of FOLDER, which grows
 
 A pipeline run of the preset tiny is multiplied under new ids: its rows in MLflow's tables, and of its artifacts the
 inputs of critic and the summary. The first table asks what turnwise asks beside the obvious way to the same answer, MLflow's own search, which

@@ -1,7 +1,7 @@
 """The replay at a million transitions: a prioritised draw, new priorities, new turns, and a stage's whole way to its draw.
 
-    python -m benchmarks.replay                            # about three minutes and 300 MB of disk on two cores
-    python -m benchmarks.replay --transitions 20000 --turns 1000 --repeats 3
+    python -m benchmarks.speed.replay                            # about three minutes and 300 MB of disk on two cores
+    python -m benchmarks.speed.replay --transitions 20000 --turns 1000 --repeats 3
 
 Each line beside the obvious way to the same end, in the same process and on the same file. Medians, the fastest in
 brackets; the ratio is of processor time, and "a second" of the median. Targets: 256 of a million in 5 ms, 256 new priorities in 20 ms, 20,000 turns a second. A turn has a prompt

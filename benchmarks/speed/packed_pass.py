@@ -1,7 +1,7 @@
 """Self-AC's packed step against GRPO's on the same episodes, forward and backward: what turn-level credit costs.
 
-    python -m benchmarks.packed_pass                      # 8 turns of 100 + 100 tokens
-    python -m benchmarks.packed_pass --turns 2 8 32 --critic 16 soft1 --width 768 --layers 2
+    python -m benchmarks.speed.packed_pass                      # 8 turns of 100 + 100 tokens
+    python -m benchmarks.speed.packed_pass --turns 2 8 32 --critic 16 soft1 --width 768 --layers 2
 
 Both sides: LoRA of rank 32 on a frozen base, the loss functions of the stage with entropy, as many episodes a row as
 `--row-tokens` holds, one thread.

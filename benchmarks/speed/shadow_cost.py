@@ -1,8 +1,8 @@
 """One layer's attention over a packed row against plain causal attention over the same episodes: where Self-AC's step
 is slower than its tokens say.
 
-    python -m benchmarks.shadow_cost
-    python -m benchmarks.shadow_cost --episodes 1 --turns 32 --length 25
+    python -m benchmarks.speed.shadow_cost
+    python -m benchmarks.speed.shadow_cost --episodes 1 --turns 32 --length 25
 
 plain: one causal call, side by side, up to the last action. packed: `tree_forward`. no shadow kernel: the same, but
 the shadows' calls give back their queries. no kernel: all calls do, which leaves the copies alone; they then find their

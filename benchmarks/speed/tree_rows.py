@@ -1,7 +1,7 @@
 """A step of NLAC on one long episode: its rows as a tree against the same rows padded, forward and backward.
 
-    python -m benchmarks.tree_rows                            # 13 turns, 4,800 + 13 x 300 tokens, width 256
-    python -m benchmarks.tree_rows --width 768 --layers 1 --rounds 1
+    python -m benchmarks.speed.tree_rows                            # 13 turns, 4,800 + 13 x 300 tokens, width 256
+    python -m benchmarks.speed.tree_rows --width 768 --layers 1 --rounds 1
 
 At every state the critic learns a future (the role's words, then the reply) and the policy a rewritten action: two rows
 a turn, each of which begins with all that was said before. padded: the same loss by rows side by side, like lengths
@@ -127,7 +127,7 @@ def main() -> None:
         return
     found = {}
     for name in ("padded", "tree"):
-        command = [sys.executable, "-m", "benchmarks.tree_rows", *sys.argv[1:], "--arm", name]
+        command = [sys.executable, "-m", "benchmarks.speed.tree_rows", *sys.argv[1:], "--arm", name]
         found[name] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     theirs, ours = found["padded"], found["tree"]
     table_head("arm", "tokens", "work", "seconds", "MiB")

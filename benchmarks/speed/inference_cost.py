@@ -1,7 +1,7 @@
 """What Self-AC adds to the model, and what it costs to run it: parameters, logits after merging, tokens a second.
 
-    python -m benchmarks.inference_cost                        # the shipped base, and a random Llama of width 256
-    python -m benchmarks.inference_cost --width 768 --layers 12 --new-tokens 32
+    python -m benchmarks.speed.inference_cost                        # the shipped base, and a random Llama of width 256
+    python -m benchmarks.speed.inference_cost --width 768 --layers 12 --new-tokens 32
 
 The adapter is random, and large enough to change what the model says. merged: base + adapter as `turnwise export`
 writes it, loaded from its folder; the value head stays behind. beside: the base with the adapter as a module of its
