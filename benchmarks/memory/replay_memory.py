@@ -1,7 +1,7 @@
 """Peak memory of reading the replay at the paper's size: all of it, as the obvious code does, and as the stages do.
 
-    python -m benchmarks.replay_memory                    # a twentieth of it, about a minute
-    python -m benchmarks.replay_memory --share 1 --stage targets
+    python -m benchmarks.memory.replay_memory                    # a twentieth of it, about a minute
+    python -m benchmarks.memory.replay_memory --share 1 --stage targets
 
 A synthetic replay: runs of 128 episodes of 13 turns, prompts that grow from 5,000 to 8,700 random ids. Each arm reads it
 in a process of its own; what it takes is the peak of its resident memory (VmHWM) above that after the imports. `targets`
@@ -147,7 +147,10 @@ def main() -> None:
             for arm in ARMS[stage]:
                 own = ["--arm", str(path), stage, arm, str(sizes[stage])]
                 done = subprocess.run(
-                    [sys.executable, "-m", "benchmarks.replay_memory", *own], check=True, capture_output=True, text=True
+                    [sys.executable, "-m", "benchmarks.memory.replay_memory", *own],
+                    check=True,
+                    capture_output=True,
+                    text=True,
                 )
                 n, size, seconds = done.stdout.split()
                 print(
