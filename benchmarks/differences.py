@@ -8,7 +8,7 @@ the study's own table has each method against its `control` alone.
     python -m benchmarks.differences docs/results/long.jsonl 'by the step' nlac --to 0.6      # what it took to get there
 
 Pairs of one task and seed. Two 95 % intervals: that of the study's table, by a bootstrap, and Student's, which is wider
-and by which the claims are decided (`flows/evidence/study/figures.py`; how often each covers the truth: `benchmarks/coverage.py`).
+and by which the claims are decided (`flows/evidence/study/figures.py`; how often each covers the truth: `benchmarks/checks/coverage.py`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 import torch
 from pretend_gpu import GPU, OnGpu, pretended_gpu
 
-from benchmarks.gpu_check import TINY, equivalence
+from benchmarks.checks.gpu_check import TINY, equivalence
 from stages.learn.checkpoint import load_checkpoint, save_checkpoint
 from stages.learn.fit import adamw, fit
 from stages.llm.hf import HfEngine

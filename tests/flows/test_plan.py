@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.checks.plan_check import saved_bytes
 from benchmarks.counts import attention_flops, causal_pairs, matmul_flops
 from benchmarks.passes import RANK, backward, grpo_loss, grpo_row, made_up, random_policy, with_log_probs
-from benchmarks.plan_check import saved_bytes
 from flows import presets
 from flows.cost.estimate import Machine, estimate, train_flops
 from flows.cost.lengths import assumed

@@ -11,7 +11,7 @@ import pytest
 from commands import SMALL, Commands, Ended
 from safetensors import safe_open
 
-from benchmarks.plan_check import means
+from benchmarks.checks.plan_check import means
 from flows import presets
 from flows.cost import storage
 from flows.cost.estimate import estimate

@@ -2,7 +2,7 @@
 
 Intervals are percentiles, 95 %, of a stratified bootstrap (scipy): the seeds of each task are drawn anew, the tasks stay.
 That is how Agarwal and others (NeurIPS 2021) report few runs on several tasks. With few seeds it covers the truth less
-often than it says (`python -m benchmarks.coverage`): what is to be decided by an interval takes Student's.
+often than it says (`python -m benchmarks.checks.coverage`): what is to be decided by an interval takes Student's.
 """
 
 from __future__ import annotations

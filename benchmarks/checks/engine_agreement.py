@@ -1,10 +1,10 @@
 """Whether the engines agree: an iteration of a preset through each of them, beside the same iteration through
 transformers.
 
-    python -m benchmarks.engine_agreement                                              # demo and self_ac_demo, hf alone
-    .venv-vllm/bin/python -m benchmarks.engine_agreement --engines vllm                # and vLLM in process (`make
+    python -m benchmarks.checks.engine_agreement                                              # demo and self_ac_demo, hf alone
+    .venv-vllm/bin/python -m benchmarks.checks.engine_agreement --engines vllm                # and vLLM in process (`make
         test-vllm` makes that environment)
-    .venv-vllm/bin/python -m benchmarks.engine_agreement --engines vllm openai --url http://127.0.0.1:8000/v1
+    .venv-vllm/bin/python -m benchmarks.checks.engine_agreement --engines vllm openai --url http://127.0.0.1:8000/v1
 
 --url is a server of the same model on this machine, which sees this folder:
 

@@ -1,6 +1,6 @@
 """How often the 95 % interval of a mean over few seeds covers the truth: a study's bootstrap, and Student's.
 
-    python -m benchmarks.coverage
+    python -m benchmarks.checks.coverage
 
 Each is asked of many samples whose mean is known. Two kinds of samples: errors that are normal, and win rates of a method
 that either gets off the ground or does not: .95 or .25, each with probability 1/2, with the error of 96 episodes.

@@ -2,7 +2,7 @@
 share of the peak?
 
     make gpu-check                            # on a machine with CUDA: shapes of Qwen2.5-0.5B and 7B, random weights
-    python -m benchmarks.gpu_check --smoke    # the same code at a tiny shape on the CPU; its times mean nothing
+    python -m benchmarks.checks.gpu_check --smoke    # the same code at a tiny shape on the CPU; its times mean nothing
 
 First table: how far separate passes, a packed row by sdpa and one by FlexAttention are from the truth, separate passes
 of the same weights in fp64. Separate passes are off by rounding alone; a packed row may be FACTOR times as far off, and

@@ -1,7 +1,7 @@
 """MATH-500 against itself: does math-verify take every gold answer for right, and another problem's for wrong?
 
     turnwise data fetch math
-    python -m benchmarks.math_gold                    # --path FOLDER for another folder, --workers 2 for two processes
+    python -m benchmarks.checks.math_gold                    # --path FOLDER for another folder, --workers 2 for two processes
 
 boxed: the gold answer in a box, as a policy would give it. solution: the reference solution as the reply. neighbour:
 the gold answer of the next problem, where it is another text; one that is taken for equal is printed, to be judged by

@@ -1,8 +1,8 @@
 """What `turnwise plan` says beside what a run does: tokens and steps of every stage, work and memory of a training
 step.
 
-    python -m benchmarks.plan_check                                  # tiny, demo and self_ac_demo, two iterations each
-    python -m benchmarks.plan_check --presets demo --set iterations=1
+    python -m benchmarks.checks.plan_check                                  # tiny, demo and self_ac_demo, two iterations each
+    python -m benchmarks.checks.plan_check --presets demo --set iterations=1
 
 Tokens: the preset runs in a folder of its own, plainly; what engines read and wrote is what the stages log, and losses
 that count are put around the real ones.

@@ -1,6 +1,6 @@
 """Where the base model plays a role wrongly: share of right replies by role, number of steps of the desk, and rung.
 
-    python -m benchmarks.base_roles
+    python -m benchmarks.checks.base_roles
 
 A wrong word of combine or corrector becomes a wrong target, and one of the evaluator or refiner a wrong label. Every
 example has a random rule book, as in the corpus (stages/corpora/desk.py). Right is the one right answer; of the refiner
