@@ -29,7 +29,7 @@ THEORY = Program("pytest", ("-q", "-o", "addopts=", "-p", "no:cacheprovider", "t
 INFERENCE = Program("benchmarks.speed.inference_cost", ("--pairs", "5"))
 PACKED = Program("benchmarks.speed.packed_pass", ("--critic", "4", "--width", "768", "--layers", "2", "--pairs", "6"))
 PER_TURN = Program("benchmarks.speed.per_turn", ("--turns", "8"))
-VALUE = Program("benchmarks.value_use", ("RUN", "--episodes", "100"), of="by turn")
+VALUE = Program("benchmarks.evidence.value_use", ("RUN", "--episodes", "100"), of="by turn")
 
 ONE_ANSWER = ("combine", "evaluator", "corrector")
 """Roles of which a held-out prompt in a random world has one right answer; what the others say there is a matter of luck."""

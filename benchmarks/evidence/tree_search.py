@@ -2,7 +2,7 @@
 another.
 
     turnwise run game24
-    python -m benchmarks.tree_search RUN --puzzles 100 --budget 12
+    python -m benchmarks.evidence.tree_search RUN --puzzles 100 --budget 12
 
 RUN: a run of self_ac on game24, or a pipeline run with one (then its final adapter, else its last). Puzzles are of the
 test split. Every order may add as many nodes, and a node is told the same proposals whoever asks, so that only the

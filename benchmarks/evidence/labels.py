@@ -2,7 +2,7 @@
 action and by what became of it.
 
     turnwise run ladder --set task.options.audit=fault --set task.options.audited=0.25
-    python -m benchmarks.labels RUN --tool give --first 5
+    python -m benchmarks.evidence.labels RUN --tool give --first 5
 
 A label is an action that the policy learned: the fresh one where the critic said Yes, or where the gate refused every
 rewrite of it; else a rewrite. A bare No is one without a reason. Several runs are added up.
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from benchmarks.desk_run import desk_run
+from benchmarks.evidence.desk_run import desk_run
 from benchmarks.passes import table_head, table_row
 from stages.envs import service_desk as desk
 from stages.frame.react import parse_react

@@ -1,8 +1,8 @@
 """Runs presets over seeds, and keeps what came out: the figures of docs/results.md.
 
-    python benchmarks/seeds.py --presets demo demo_frozen demo_no_critique demo_rft demo_grpo --seeds 30 31 32 33 34
+    python benchmarks/evidence/seeds.py --presets demo demo_frozen demo_no_critique demo_rft demo_grpo --seeds 30 31 32 33 34
         --into docs/results/desk.jsonl
-    python benchmarks/curves.py docs/results/desk.jsonl
+    python benchmarks/evidence/curves.py docs/results/desk.jsonl
 
 Each run is `turnwise run PRESET --plain --json --set seed=N`, so what is finished is reused, and an interrupted
 benchmark goes on where it stopped. `--into` gets one line a finished run: preset, seed, changed keys, commit, and win

@@ -2,7 +2,7 @@
 chosen on validation.
 
     turnwise run self_ac_demo
-    python -m benchmarks.value_use RUN --episodes 200 --best-of 4
+    python -m benchmarks.evidence.value_use RUN --episodes 200 --best-of 4
 
 RUN: a pipeline run of self_ac that is finished. Its final adapter is evaluated twice more, on the validation and on the
 test split, as runs of the stage evaluate, reused where they are there. Early abort: the threshold that saves most
@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from benchmarks.finals import final_evaluation
+from benchmarks.evidence.finals import final_evaluation
 from flows.workspace import find_home, open_workspace
 from stages.judge.values import TABLE
 from stages.learn.value_use import abort_table, abort_thresholds, choose_threshold

@@ -1,7 +1,7 @@
 """How what an audit says comes back to the steps before it: targets that complain of an earlier action which was right.
 
     turnwise run demo_one_step --set seed=0 --set task.options.steps=4
-    python -m benchmarks.blame RUN --tool check
+    python -m benchmarks.evidence.blame RUN --tool check
 
 For a run on service_desk: by iteration, and by the step that a target is of, the share of targets that name a broken
 rule of `--tool`, where that action was right (should be 0), and where it was wrong (should be 1).
@@ -13,7 +13,7 @@ import argparse
 from collections import defaultdict
 from typing import Any
 
-from benchmarks.desk_run import desk_run
+from benchmarks.evidence.desk_run import desk_run
 from benchmarks.passes import table_head, table_row
 from stages.envs import service_desk as desk
 from stages.play.transitions import Transition, transitions

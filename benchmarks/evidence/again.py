@@ -1,7 +1,7 @@
 """How far runs moved that were made twice: the same config, code and seed on another processor, whose sums round
 otherwise, so that what is sampled parts after a while.
 
-    python -m benchmarks.again docs/results/claims.jsonl docs/results/claims_again.jsonl
+    python -m benchmarks.evidence.again docs/results/claims.jsonl docs/results/claims_again.jsonl
 
 Rows are of one run where they have one recipe (`turnwise study`). Of win rates on test: each method in both files, by
 seed, and the mean of what the second has over the first. Of all pairs how far one moves, beside how far two tests of one

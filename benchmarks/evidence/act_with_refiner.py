@@ -2,7 +2,7 @@
 No distillation.
 
     turnwise run demo
-    python -m benchmarks.act_with_refiner RUN --episodes 200
+    python -m benchmarks.evidence.act_with_refiner RUN --episodes 200
 
 RUN: a finished pipeline run of NLAC. On the same scenarios of the test split four arms: the base model and the final
 policy (ReAct prompting), each as it is and with the refiner, who reads the critic of the final iteration. An arm is a run
@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from benchmarks.finals import final_evaluation
+from benchmarks.evidence.finals import final_evaluation
 from benchmarks.passes import table_head, table_row
 from flows.workspace import find_home, open_workspace
 from stages import evaluate

@@ -1,11 +1,11 @@
 """Win rate on test, or return, of one method of a study minus that of any others, run by run, from its stored rows:
 the study's own table has each method against its `control` alone.
 
-    python -m benchmarks.differences docs/results/table1.jsonl nlac rft grpo ppo
-    python -m benchmarks.differences docs/results/table1.jsonl nlac 'no replay' --at 560    # on validation, half-way
-    python -m benchmarks.differences docs/results/self_ac.jsonl td_mean grpo --task '8 steps, each paid' --axis cpu_s --at 236
-    python -m benchmarks.differences docs/results/self_ac.jsonl td1 grpo --measure return     # where each turn pays
-    python -m benchmarks.differences docs/results/long.jsonl 'by the step' nlac --to 0.6      # what it took to get there
+    python -m benchmarks.evidence.differences docs/results/table1.jsonl nlac rft grpo ppo
+    python -m benchmarks.evidence.differences docs/results/table1.jsonl nlac 'no replay' --at 560    # on validation, half-way
+    python -m benchmarks.evidence.differences docs/results/self_ac.jsonl td_mean grpo --task '8 steps, each paid' --axis cpu_s --at 236
+    python -m benchmarks.evidence.differences docs/results/self_ac.jsonl td1 grpo --measure return     # where each turn pays
+    python -m benchmarks.evidence.differences docs/results/long.jsonl 'by the step' nlac --to 0.6      # what it took to get there
 
 Pairs of one task and seed. Two 95 % intervals: that of the study's table, by a bootstrap, and Student's, which is wider
 and by which the claims are decided (`flows/evidence/study/figures.py`; how often each covers the truth: `benchmarks/checks/coverage.py`).

@@ -1,6 +1,6 @@
 """The outcome gate in random MDPs: how far from the optimum refinement ends, by critic and by rollouts of the gate.
 
-    python -m benchmarks.gate_in_miniature
+    python -m benchmarks.evidence.gate_in_miniature
 
 Prints a Markdown table of V* - V_pi after 30 rounds: mean over 300 worlds (median) a family; tests/theory/test_gate.py
 says what the families, critics and gates are.

@@ -1,7 +1,7 @@
 """Where visits of the desk are lost: at which steps the policy is wrong on validation, and how often each was taught.
 
     turnwise run demo --set task.options.steps=5 --set task.max_turns=12 --set roles.max_future_tokens=120
-    python -m benchmarks.lost RUN
+    python -m benchmarks.evidence.lost RUN
 
 For a run on service_desk, by iteration: the share of validation visits that chose a wrong option at each step (of some
 several), and that had a turn which was not understood; then how many labels of each step the policy had learned from in
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 
-from benchmarks.desk_run import desk_run
+from benchmarks.evidence.desk_run import desk_run
 from benchmarks.passes import table_head, table_row
 from stages.envs import service_desk as desk
 from stages.frame.react import parse_react

@@ -2,7 +2,7 @@
 to try?
 
     turnwise run self_ac_demo
-    python -m benchmarks.by_customer RUN --last 5
+    python -m benchmarks.evidence.by_customer RUN --last 5
 
 Episodes of the last `--last` collect runs. A row is a customer's request and tier: the share of visits that were won,
 and for each step the option that was taken most with its share; "!" marks one that the rule book does not want.
@@ -14,7 +14,7 @@ import argparse
 from collections import Counter, defaultdict
 from typing import Any
 
-from benchmarks.desk_run import desk_run
+from benchmarks.evidence.desk_run import desk_run
 from benchmarks.passes import table_head, table_row
 from stages.envs import service_desk as desk
 

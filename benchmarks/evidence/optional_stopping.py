@@ -1,7 +1,7 @@
 """Bias of the policy gradient where the agent decides when to stop: every advantage and normalisation against the exact
 gradient.
 
-    python -m benchmarks.optional_stopping
+    python -m benchmarks.evidence.optional_stopping
 
 Prints Markdown tables. Bias: |mean gradient - exact gradient| / |exact gradient|, and the angle between the two, which
 no learning rate mends. Spread: standard deviation of one episode's gradient, in units of the exact one's size.

@@ -1,7 +1,7 @@
 """What a tally makes of the visits of a run on service_desk: a control that is told the same words, counts them, and has neither a critic nor a model.
 
     turnwise run ladder --set task.options.audit=fault --set task.options.audit_noise=0.4
-    python -m benchmarks.vote RUN RUN ..
+    python -m benchmarks.evidence.vote RUN RUN ..
 
 The words of a visit are read as the parser of `rft.labels = "told"` reads them (`lessons`), and each is a vote: for the
 option that it names or lets stand, or against the one that it blames. For each customer and step the option with the
@@ -19,7 +19,7 @@ from fractions import Fraction
 from itertools import product
 from typing import Any
 
-from benchmarks.desk_run import desk_run
+from benchmarks.evidence.desk_run import desk_run
 from benchmarks.passes import table_head, table_row
 from stages.envs import service_desk as desk
 

@@ -1,7 +1,7 @@
 """How many episodes a gradient needs, by the number of turns: one advantage for a whole episode against one for each
 turn.
 
-    python -m benchmarks.turn_credit
+    python -m benchmarks.evidence.turn_credit
 
 A chain of N turns; each has one right action of two, chosen with a probability of its own. "all": reward 1 at the end
 if every turn was right, as on the service desk, won in 1 of 4 episodes at any N. "each": reward 1 / N for every right

@@ -1,7 +1,7 @@
-"""Prints the table of runs that `benchmarks/seeds.py` kept, and draws their win rates against episodes and processor
+"""Prints the table of runs that `benchmarks/evidence/seeds.py` kept, and draws their win rates against episodes and processor
 time.
 
-    python benchmarks/curves.py docs/results/desk.jsonl
+    python benchmarks/evidence/curves.py docs/results/desk.jsonl
 
 Writes desk.svg beside desk.jsonl. Win rates of the table are of the test split; the curves are of the validation split,
 one thin line a seed and a thick one for their mean. (Choosing the best of an arm's evaluations is no cost in
