@@ -137,7 +137,7 @@ def add(commands: Any) -> None:
     check.add_argument("--answer", metavar="TEXT", help="what an LLM inside it always says, where it needs one")
     add_set(check)
     what = "List stored rows that belong to no finished run, which are never read; rows that no environment may leave; and artifacts that are not what their run wrote."
-    verify = command(commands, "verify", what, "turnwise verify --mend")
+    verify = command(commands, "verify", what, "turnwise verify --mend", module="turnwise.commands.verify")
     verify.add_argument(
         "--mend", action="store_true", help="let what has changed be made again by the next command that needs it"
     )

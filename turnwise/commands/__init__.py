@@ -20,6 +20,7 @@ Modules:
     check        `turnwise check`: the contract suite on an environment of one's own
     doctor       `turnwise doctor`: what is installed, what is there, and what each preset lacks
     gc           `turnwise gc`: weights that nobody needs any more
+    verify       `turnwise verify`: rows and artifacts that are not what a finished run left
     describe     `turnwise stages`, from the stages themselves
     data         `turnwise data`: fetches a task's published data, lists what there is
     traces       `turnwise traces`: a sample of episodes for MLflow's page of traces
