@@ -65,7 +65,7 @@ ui: $(STAMP)
 	$(BIN)/turnwise ui
 
 gpu-check: $(STAMP)
-	$(BIN)/python -m benchmarks.gpu_check
+	$(BIN)/python -m benchmarks.checks.gpu_check
 
 pretrain: $(STAMP)
 	$(BIN)/turnwise pretrain

@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 ORDER = ("turnwise", "flows", "stages", *(f"stages/{name}" for name in (
     "train", "judge", "corpora", "play", "store", "sources", "llm", "learn", "envs", "adapters", "frame"
 )))  # fmt: skip
-HEAD = """<!-- Written by `make docs` from flows/cli.py. Do not edit: a test compares it with the parser. -->
+HEAD = """<!-- Written by `make docs` from turnwise/cli.py. Do not edit: a test compares it with the parser. -->
 # Command line
 
 {description}
@@ -163,8 +163,8 @@ Every key that a preset or `--set` can change. `turnwise stages critic` prints t
 
 def config() -> str:
     """The page of config keys: a table for each section."""
-    from flows.commands.describe import describe, fields_of
     from stages import envs
+    from turnwise.commands.describe import describe, fields_of
 
     found = describe()
     parts = [CONFIG_HEAD]
@@ -245,7 +245,7 @@ def tables() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    from flows.cli import build_parser
+    from turnwise.cli import build_parser
 
     made = {"cli": reference(build_parser()), "config": config(), "tables": tables(), "rooms": rooms()}
     pages = {HERE / "reference" / f"{name}.md": text for name, text in made.items()}

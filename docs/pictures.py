@@ -162,8 +162,8 @@ def take(run: str, episode: str, turn: int) -> dict[str, Any]:
     """The visit as the stores have it: run, a stage run of refine of this project folder, judged this turn of the episode."""
     import duckdb
 
+    from flows.keep.recompute.mute import mute
     from flows.presets import load
-    from flows.recompute.mute import mute
     from stages.frame.react import parse_react
     from stages.learn.tree import common
     from stages.llm.roles import roles_of

@@ -26,11 +26,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from flows.study.design import read as read_study
-from flows.study.figures import at, differences, median_cost, reached, stratified_mean, students_mean
-from flows.study.page import SVG, XLINK, draw
-from flows.study.rows import Row, best_validation, evaluated
-from flows.study.tables import OWN, cost, rate
+from flows.evidence.study.design import read as read_study
+from flows.evidence.study.figures import at, differences, median_cost, reached, stratified_mean, students_mean
+from flows.evidence.study.page import SVG, XLINK, draw
+from flows.evidence.study.rows import Row, best_validation, evaluated
+from flows.evidence.study.tables import OWN, cost, rate
 
 DOCS = Path(__file__).resolve().parent
 RESULTS, STUDIES = DOCS / "results", DOCS.parent / "studies"

@@ -1,22 +1,19 @@
-"""Flows chain stages into runs: presets, iterations, reruns, schedules and the command line. No learning, no SQL.
+"""Flows chain stages into runs: presets, iterations, reruns and schedules. No learning, no SQL.
+
+What makes runs is here and in `orchestration/`; `cost/` tells beforehand what one takes. `look/` only looks at runs, `keep/` keeps them in
+order, and `evidence/` says what many of them say.
 
 Modules:
 
-    cli        the command line: parser, exit status; the reference is [cli.md](cli.md)
     pipeline   the loop over iterations, the parent run with its curves, the choice of the best adapter
     registry   which stages there are, their order in a method, and whose runs each one reads
     parts      tasks, methods and models: what a preset is put together of, and names of before
     presets    `RunConfig`, the config of a whole run: default, then preset, then `--set`
     misfits    what does not fit a config, in one sentence
     rerun      one stage again from its stored inputs
-    garbage    which weights are still needed, and which `turnwise gc` may delete
-    remake     weights that were deleted, made again where a stage needs them
     workspace  opens a project folder: stores, engines, clean-up after dead processes
     shipped    what the wheel carries beside the code: models and studies
-    completion what a shell completes at a tab
     report     progress on stderr, the table of iterations on stdout
-    pages      HTML pages that need no other file
-    output     streams that may close, fill up or know no bars: what is shown is dropped, the run goes on
     played     a run that learns from the episodes which another one played
     champion   what a preset's scheduled runs go on from, and when it is replaced
     branch     a pipeline run that leaves another one at a stage

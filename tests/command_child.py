@@ -32,16 +32,15 @@ import torch
 from commands import title_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: F401
 
-import flows.commands.runs
-import flows.commands.show
 import flows.rerun  # noqa: F401
 import stages.store.replay
-from flows import cli, presets
+from flows import presets
 from stages.envs.service_desk import ServiceDesk
 from stages.frame.types import EngineUnavailable
 from stages.llm.scripted import ScriptedEngine
 from stages.store.replay import Replay
 from stages.store.tracking import Tracking
+from turnwise import cli
 
 LIMIT_S = 300  # of a command: one that hangs is ended by the system
 CALL = 2  # of the engine, or step of the optimiser, at which "inside" is: in the middle of the work

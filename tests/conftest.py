@@ -140,7 +140,7 @@ def undisturbed(empty_store: Path, base: Path, tmp_path_factory: pytest.TempPath
     It ran in this process and not in a fork of the child's: so nothing that differs between two processes (the order of
     a set, say) can be part of a result that disturbed runs equal.
     """
-    from flows import cli
+    from turnwise import cli
 
     home = make_home(tmp_path_factory.mktemp("undisturbed") / "home", empty_store, base)
     out, err = io.StringIO(), io.StringIO()

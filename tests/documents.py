@@ -156,8 +156,9 @@ def command_problem(line: str) -> str:
         targets = re.findall(r"^([\w-]+):", makefile.read_text(), re.MULTILINE) if makefile.is_file() else []
         missing = [word for word in shlex.split(line, comments=True)[1:] if "=" not in word and word not in targets]
         return f"no target {missing[0]} in the Makefile" if missing else ""
-    from flows import cli, presets
-    from flows.study.sweep import study_text
+    from flows import presets
+    from flows.evidence.study.sweep import study_text
+    from turnwise import cli
 
     words = shlex.split(line, comments=True)[1:]
     if words[-1:] == ["..."]:
@@ -183,7 +184,7 @@ def command_problem(line: str) -> str:
 
 @cache
 def cli_commands() -> frozenset[str]:
-    from flows.cli import build_parser
+    from turnwise.cli import build_parser
 
     return frozenset(generator().subcommands(build_parser()))
 

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 from fakes import fake_stages
 
-from flows import cli, workspace
-from flows.study import children
+from flows import workspace
+from flows.evidence.study import children
 from stages.frame.types import EngineUnavailable
+from turnwise import cli
 
 TURNWISE = shlex.join([sys.executable, __file__])
 

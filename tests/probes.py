@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from scipy.stats import chi2
 
-from flows import cli
 from stages.corpora import Example
 from stages.llm.hf import HfEngine
 from stages.llm.roles import ask
+from turnwise import cli
 
 QUANTILE = 1 - 1e-6  # by chance beyond it once in a million looks
 

@@ -167,7 +167,7 @@ def serve(
     it is told to use; None = it finds one, or starts its own. told: more of its environment.
     """
     chosen = [part for name in presets for part in ("--preset", str(home / f"{name}.toml"))]
-    command = [sys.executable, "-m", "flows.cli", "serve", "--json", "--home", str(home), *chosen, *options]
+    command = [sys.executable, "-m", "turnwise", "serve", "--json", "--home", str(home), *chosen, *options]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
     env |= {"PYTHONPATH": str(ROOT), "PREFECT_RUNNER_POLL_FREQUENCY": "2"} | ({"PREFECT_API_URL": url} if url else {})
     env |= told

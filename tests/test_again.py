@@ -1,4 +1,4 @@
-"""`python -m benchmarks.again`: how far runs moved that were made twice, and what docs/results/processor.md quotes of it."""
+"""`python -m benchmarks.evidence.again`: how far runs moved that were made twice, and what docs/results/processor.md quotes of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from documents import DOCS
 
-from benchmarks import again
+from benchmarks.evidence import again
 
 
 def _row(recipe: str, run: str, method: str, seed: int, final: float) -> dict[str, Any]:

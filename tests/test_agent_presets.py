@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from flows import cli, presets
+from flows import presets
 from stages.corpora import agents, game24_trees, wiki_walks
 from stages.corpora.tokenizers import byte_tokenizer
+from turnwise import cli
 
 MODEL = Path(__file__).parent.parent / "data" / "base_agents"
 SMALL = {

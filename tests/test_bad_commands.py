@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import cli, parts
+from flows import parts
+from turnwise import cli
 
 TRIES = 1000
 LETTERS = string.ascii_letters + string.digits + "äß漢\u2028\x1b\n\t \"'\\{}[]=.,-_/*%$"

@@ -113,7 +113,7 @@ def test_check_says_which_claims_are_broken(lab: Path, command: Commands) -> Non
 
 @pytest.mark.slow
 def test_a_thread_that_is_left_behind_does_not_keep_the_command(lab: Path) -> None:
-    script = [sys.executable, "-m", "flows.cli"]
+    script = [sys.executable, "-m", "turnwise"]
     path = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     call = [*script, "check", "my.hostile", "--set", "task.options.at=reset", "--set", "task.options.kind=a thread"]
     started = time.monotonic()

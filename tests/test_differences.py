@@ -1,4 +1,4 @@
-"""`python -m benchmarks.differences`: one method less others, run by run, from a study's rows."""
+"""`python -m benchmarks.evidence.differences`: one method less others, run by run, from a study's rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import differences
+from benchmarks.evidence import differences
 
 
 def _rows(path: Path) -> Path:

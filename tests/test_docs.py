@@ -241,7 +241,7 @@ def test_the_small_model_of_the_page_can_be_read_and_its_run_learns(home: Path) 
             *(["--plain"] if line.startswith("turnwise run") else []),
         ]
         done = subprocess.run(
-            [sys.executable, "-m", "flows.cli", *words_of], cwd=home, env=environment, capture_output=True, text=True
+            [sys.executable, "-m", "turnwise", *words_of], cwd=home, env=environment, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
         found.append(json.loads(done.stdout))
@@ -257,8 +257,8 @@ def test_the_small_model_of_the_page_can_be_read_and_its_run_learns(home: Path) 
 def test_the_preset_of_operations_can_be_served_and_its_commands_run(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from flows import cli
     from flows.orchestration.deployments import deployments
+    from turnwise import cli
 
     monkeypatch.chdir(home)
     (home / "my").mkdir()

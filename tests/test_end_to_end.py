@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from models import save_base
 
-from flows import cli
+from turnwise import cli
 
 SMALL = {
     "iterations": 1, "model.engine": "scripted", "model.path": "data/base", "model.lora_rank": 2, "roles.max_action_tokens": 400,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import gpu_check
+from benchmarks.checks import gpu_check
 from benchmarks.passes import grpo_log_probs, grpo_row, made_up, self_ac_part
 from flows.cost.shapes import DEVICES
 from stages.learn.tree import Tree

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flows import cli
+from turnwise import cli
 
 pytestmark = pytest.mark.slow
 

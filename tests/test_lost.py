@@ -1,4 +1,4 @@
-"""`python -m benchmarks.lost`: at which steps a visit went wrong, and how often each step was taught."""
+"""`python -m benchmarks.evidence.lost`: at which steps a visit went wrong, and how often each step was taught."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.lost import UNREAD, fault, taught
+from benchmarks.evidence.lost import UNREAD, fault, taught
 from stages.envs import service_desk as desk
 
 OPTIONS = desk.Options(rules_seed=7)

@@ -17,8 +17,8 @@ from commands import RUN, make_home
 from documents import DOCS, FENCE, blocks, text_of
 from serving import _take_interrupts
 
-from flows import cli
 from stages.store.tracking import Tracking
+from turnwise import cli
 
 pytestmark = pytest.mark.slow
 BIN = Path(sys.executable).parent

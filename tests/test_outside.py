@@ -99,8 +99,10 @@ def test_runs_are_set_side_by_side(project: turnwise.Project, finished: Ended) -
 
 
 def test_the_names_of_the_package_are_listed_in_one_place() -> None:
-    public = {name for name in vars(turnwise) if not name.startswith("_") and name not in ("tables", "work")}
-    assert public == set(turnwise.__all__)
+    assert dir(turnwise) == sorted(turnwise.__all__)
+    assert all(getattr(turnwise, name) for name in turnwise.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'Workspace'"):
+        vars(turnwise)["__getattr__"]("Workspace")
 
 
 def test_a_folder_that_is_none_is_one_sentence(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.counts import causal_pairs, matmul_flops, shadow_pairs, traffic
 from benchmarks.passes import grpo_log_probs, grpo_row, made_up, random_policy, self_ac_part, with_log_probs
-from benchmarks.per_turn import largest_difference, states_of
+from benchmarks.speed.per_turn import largest_difference, states_of
 from stages.learn.value_head import new_head
 from stages.train.actor_critic import SelfAcConfig, credited_pass
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 from pretend_gpu import GPU, OnGpu, pretended_gpu
 
-from benchmarks.gpu_check import TINY, equivalence
-from flows import cli
+from benchmarks.checks.gpu_check import TINY, equivalence
 from stages.learn.checkpoint import load_checkpoint, save_checkpoint
 from stages.learn.fit import adamw, fit
 from stages.llm.hf import HfEngine
 from stages.store import sqlite
+from turnwise import cli
 
 SMALL = ("iterations=1", "task.options.pay=step", "evaluate.episodes=4")
 NLAC = (

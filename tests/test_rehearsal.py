@@ -24,11 +24,12 @@ from openai_stub import Answer, Stub
 from qwens import POSITIONS, Prompted, save_qwen
 from shared_data import DATA, needs
 
-from flows import cli, presets, workspace
+from flows import presets, workspace
 from flows.registry import METHODS
 from stages.frame.types import Engine
 from stages.llm.tokens import load_tokenizer
 from stages.store.replay import Replay
+from turnwise import cli
 
 SMALL = {
     "iterations": 1, "model.lora_rank": 4, "collect.first_episodes": 4, "evaluate.episodes": 1, "evaluate.trials": 2, "evaluate.audit_turns": 2, "targets.transitions": 6,

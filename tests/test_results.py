@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from documents import DOCS
 
-from flows.claims.sources import BASELINES
-from flows.study.figures import at, differences, stratified_mean, students_mean
-from flows.study.rows import Row, evaluated
+from flows.evidence.claims import BASELINES
+from flows.evidence.study.figures import at, differences, stratified_mean, students_mean
+from flows.evidence.study.rows import Row, evaluated
 
 STUDIES = sorted(
     path

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from openai_stub import Answer, Stub
 
-from flows import cli
+from turnwise import cli
 
 pytest.importorskip("openai", reason="the extra `openai` is not installed")
 pytestmark = pytest.mark.slow

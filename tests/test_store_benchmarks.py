@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from commands import Ended
 
-from benchmarks import replay, store
+from benchmarks.speed import replay, store
 from benchmarks.timed import Times, cells, ratio, timed
 from flows.workspace import open_workspace
 from stages.store.execute import lineage_inputs
@@ -80,7 +80,7 @@ def test_a_store_that_was_multiplied_answers_as_mlflow_does(finished: Ended, mon
 
 @pytest.mark.slow
 def test_the_store_s_benchmark_prints_both_tables(finished: Ended) -> None:
-    command = [sys.executable, "-m", "benchmarks.store", "--runs", "20", "--home", str(finished.home)]
+    command = [sys.executable, "-m", "benchmarks.speed.store", "--runs", "20", "--home", str(finished.home)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "| fingerprint that is there |" in done.stdout and "| turnwise runs |" in done.stdout

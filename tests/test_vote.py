@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.vote import tally, win_rate
+from benchmarks.evidence.vote import tally, win_rate
 from stages.envs import service_desk as desk
 
 OPTIONS = desk.Options(requests=1, tiers=1, steps=2, audit="fault")

@@ -74,7 +74,7 @@ def test_tiny_runs_in_an_empty_folder_and_has_the_fingerprints_of_a_checkout(
     assert model_hash(str(tmp_path / "data" / "base")) == model_hash(str(ROOT / "data" / "base"))
     # Run by this checkout in the same folder, every stage is reused: it has the same fingerprint.
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    again = [sys.executable, "-m", "flows.cli", "run", "tiny", "--plain", "--dry-run"]
+    again = [sys.executable, "-m", "turnwise", "run", "tiny", "--plain", "--dry-run"]
     told = subprocess.run(again, cwd=tmp_path, env=env, capture_output=True, text=True, check=True).stdout
     assert " 0 of " in f" {told.splitlines()[-1]}", told.splitlines()[-1]
     # A tab in a shell names the run, the presets and the stages.

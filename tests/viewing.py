@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from toys import episode_row, turn_row
 
-from flows import cli, presets
+from flows import presets
 from stages.store import sqlite
 from stages.store.replay import Replay
 from stages.store.tracking import Tracking
+from turnwise import cli
 
 PLANTED = "</script><script>document.title = 'taken over'</script><img src=x onerror=\"document.title = 'taken over'\"> &amp; \u2028"
 """What a model may write."""

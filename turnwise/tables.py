@@ -9,9 +9,9 @@ import pandas as pd
 
 from flows import presets
 from flows.book import EXPERIMENT
-from flows.commands.compare import compared
-from flows.commands.sql import asked
 from flows.lineage import runs_of
+from flows.look.compare import compared
+from flows.look.sql import asked
 from flows.presets import RunConfig
 from flows.rerun import stored_summary
 from stages.store.workspace import Workspace

@@ -2,7 +2,6 @@
 
 Modules:
 
-    plan      `turnwise plan`: the estimate of a preset, for a reader
     estimate  work, memory and hours of a run on a device, and whether it fits
     workload  what a run would do, counted from its config: prompts, tokens, steps
     work      what the work of a stage is made of: requests, and rows of training as trees have them

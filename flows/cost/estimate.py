@@ -1,6 +1,6 @@
 """Work, memory and hours of a run on a device, before anything runs, and whether it fits.
 
-A model of cost, not a measurement (python -m benchmarks.plan_check has both side by side). Work in FLOP, w = weights
+A model of cost, not a measurement (python -m benchmarks.checks.plan_check has both side by side). Work in FLOP, w = weights
 that a token is multiplied with:
 
     token read or generated      2 w + 4 Q layers x context                     Q: width of all query heads

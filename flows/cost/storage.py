@@ -13,7 +13,7 @@ from typing import Any
 from flows.cost.lengths import Lengths
 from flows.cost.shapes import GIB
 from flows.cost.work import Work
-from flows.garbage import KEEP
+from flows.keep.garbage import KEEP
 from flows.pipeline import stages_of
 from flows.registry import METHODS
 

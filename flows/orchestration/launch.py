@@ -117,9 +117,9 @@ def launch_run(
     it does.
     """
     from flows.book import EXPERIMENT
+    from flows.look.view.keep import keep_page
     from flows.pipeline import LAST, plain_step, run_pipeline
     from flows.telling import Asked, run_name
-    from flows.view.keep import keep_page
 
     workspace.replay.check()
     check_data(run)
@@ -172,8 +172,8 @@ def launch_rerun(
 
 def mended(step: Step, workspace: Workspace, launch: Launcher, display: Display, *, force: bool) -> Step:
     """The step, which makes dropped weights of its inputs again, as steps of the same kind."""
+    from flows.keep.remake import mending
     from flows.pipeline import plain_step
-    from flows.remake import mending
 
     def make(again: Rerun) -> Step:
         inner = plain_step(workspace, display.bar, force=True, tags=again.tags, of=again.whose, say=display.say)

@@ -1,7 +1,7 @@
 """Which runs there are, read from MLflow's tables in SQLite, without MLflow; where there is no store, there are none.
 
 Its own search of 10,000 runs takes seconds, and so does its import, which a command that only reads would pay for
-(`benchmarks/store.py`; docs/explanation/measurements.md, "The store at 10,000 stage runs"). What is asked here are a few plain questions;
+(`benchmarks/speed/store.py`; docs/explanation/measurements.md, "The store at 10,000 stage runs"). What is asked here are a few plain questions;
 their answers are held against MLflow's own in tests/store/test_store_search.py.
 """
 

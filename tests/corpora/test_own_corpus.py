@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from flows import cli, presets, registry
+from flows import presets, registry
 from stages.corpora import own
 from stages.frame import own as modules
 from stages.frame.types import UsageError
 from stages.store.contents import code_hash, contents
+from turnwise import cli
 
 WORDS = """from stages.corpora import Example
 from stages.frame.types import Message

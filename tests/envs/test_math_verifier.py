@@ -192,7 +192,7 @@ def test_near_misses_are_wrong(verifier: Verifier, gold: str, answer: str) -> No
 @needs(MATH)
 @pytest.mark.parametrize(("name", "every", "count"), [("test", 8, 63), ("train", 374, 20)])
 def test_boxed_gold_answers_of_math_are_right(verifier: Verifier, name: str, every: int, count: int) -> None:
-    """A fixed part of the rows; `python -m benchmarks.math_gold` verifies all 500 of the test set."""
+    """A fixed part of the rows; `python -m benchmarks.checks.math_gold` verifies all 500 of the test set."""
     rows = [row for _, row in read_rows(MATH / f"{name}.jsonl", "") if row["answer"]][::every]
     assert len(rows) == count
     for row in rows:

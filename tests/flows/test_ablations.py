@@ -18,7 +18,7 @@ from documents import ROOT
 from flows import presets
 from flows.cost.lengths import assumed
 from flows.cost.workload import workload
-from flows.study import cells, design
+from flows.evidence.study import cells, design
 
 Trained = tuple[tuple[int, ...], int]
 """Rows of each kind, and steps. Kinds are the critic's (futures or numbers), the policy's, general ones; in distill the

@@ -78,7 +78,7 @@ UNDER_PREFECT = """
 import json, sys
 from pathlib import Path
 import fakes, pytest
-from flows import cli
+from turnwise import cli
 from flows.orchestration import server
 home = Path(sys.argv[1])
 stop = server.Server.stop

@@ -12,9 +12,9 @@ from uuid import uuid4
 
 import pytest
 
-from flows import cli
 from flows.orchestration import services
 from stages.frame.types import UsageError
+from turnwise import cli
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from test_branch import NLAC, Turnwise, finished_run, old, runs_of, stages, turnwise
+from branching import NLAC, Turnwise, finished_run, old, runs_of, stages, turnwise
 
 from flows.lineage import Node, text
 from stages.store.tracking import Tracking

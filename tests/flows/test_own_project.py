@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from commands import RUN, Commands, Done, stage_runs
 
-from flows.study.sweep import is_sweep, study_text
+from flows.evidence.study.sweep import is_sweep, study_text
 from stages.llm.roles import FOLDER
 from stages.store.tracking import Tracking
 

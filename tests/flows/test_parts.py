@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from flows import cli, completion, parts, presets
-from flows.commands.presets import about
+from flows import parts, presets
 from stages.frame.types import UsageError
+from turnwise import cli, completion
+from turnwise.commands.presets import about
 
 
 def test_a_name_is_in_one_list_alone_and_each_part_says_what_it_is() -> None:

@@ -13,12 +13,12 @@ import pytest
 from fakes import Stages, fake_stages
 
 from flows import pipeline, presets, rerun, telling
-from flows.commands.dry_run import plan
 from flows.orchestration.launch import Launcher, launch_run
 from flows.registry import read_weights
 from flows.report import Display
 from stages.frame.types import EngineUnavailable, UsageError
 from stages.store.workspace import StageRun, Workspace, silent
+from turnwise.commands.dry_run import plan
 
 NLAC = ["collect", "targets", "critic", "refine", "distill", "evaluate"]
 

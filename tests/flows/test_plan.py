@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.checks.plan_check import saved_bytes
 from benchmarks.counts import attention_flops, causal_pairs, matmul_flops
 from benchmarks.passes import RANK, backward, grpo_loss, grpo_row, made_up, random_policy, with_log_probs
-from benchmarks.plan_check import saved_bytes
-from flows import cli, presets
+from flows import presets
 from flows.cost.estimate import Machine, estimate, train_flops
 from flows.cost.lengths import assumed
-from flows.cost.plan import lines
 from flows.cost.shapes import DEVICES, KNOWN, read_shape, shape_of
 from flows.cost.work import Rows
 from flows.cost.workload import OF_STAGE, workload
@@ -28,6 +27,8 @@ from stages.learn.adapter import base_of
 from stages.play.drawing import Draw
 from stages.train.passes import mixed_batches
 from stages.train.rows import TrainRow
+from turnwise import cli
+from turnwise.commands.plan import lines
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,7 +42,7 @@ def test_shapes_have_as_many_parameters_as_the_models() -> None:
     assert KNOWN["Qwen/Qwen2.5-7B-Instruct"].parameters == 7_615_616_512
     assert KNOWN["Qwen/QwQ-32B"].parameters == 32_763_876_352
     assert KNOWN["Qwen/Qwen2.5-0.5B-Instruct"].parameters == 494_032_768
-    # By benchmarks/inference_cost.py, from the modules themselves.
+    # By benchmarks/speed/inference_cost.py, from the modules themselves.
     assert KNOWN["Qwen/Qwen2.5-7B-Instruct"].lora(32) == 80_740_352
     assert (shape_of("data/base").parameters, shape_of("data/base").lora(32)) == (662_528, 245_760)
 

@@ -11,16 +11,17 @@ import pytest
 from commands import SMALL, Commands, Ended
 from safetensors import safe_open
 
-from benchmarks.plan_check import means
-from flows import cli, presets
+from benchmarks.checks.plan_check import means
+from flows import presets
 from flows.cost import storage
 from flows.cost.estimate import estimate
 from flows.cost.lengths import assumed
-from flows.cost.plan import lines
 from flows.cost.shapes import GIB, shape_of
 from flows.cost.workload import workload
-from flows.garbage import KEEP
+from flows.keep.garbage import KEEP
 from flows.workspace import open_workspace
+from turnwise import cli
+from turnwise.commands.plan import lines
 
 ROOT = Path(__file__).parents[2]
 LORA = 80_740_352  # Qwen2.5-7B at rank 32

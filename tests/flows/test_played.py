@@ -11,10 +11,11 @@ import pytest
 from fake_turnwise import TURNWISE, shell
 from fakes import Stages, fake_stages
 
-from flows import cli, played, presets
+from flows import played, presets
 from flows.pipeline import Call
 from flows.registry import load_stage
 from stages.frame.types import UsageError
+from turnwise import cli
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def test_a_study_with_a_source_has_all_methods_that_can_learn_from_its_episodes(
 
 
 def test_a_source_that_is_no_method_and_one_with_tuning_are_one_sentence(tmp_path: Path) -> None:
-    from flows.study import design
+    from flows.evidence.study import design
 
     for change, said in (
         (('source = "nlac"', 'source = "nlca"'), "source: there is no method 'nlca'"),

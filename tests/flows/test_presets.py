@@ -12,7 +12,6 @@ from pydantic import BaseModel
 from shared_data import DATA
 
 from flows import parts, presets
-from flows.commands.describe import SOURCE, describe
 from flows.cost.estimate import estimate
 from flows.cost.lengths import assumed
 from flows.cost.workload import workload
@@ -25,6 +24,7 @@ from stages.llm.roles import roles_of
 from stages.play.chains import DrawConfig
 from stages.self_ac import check_options
 from stages.train.model import MixedConfig
+from turnwise.commands.describe import SOURCE, describe
 
 # Option of an environment that names fetched data -> where that lies among the tests' own.
 FETCHED = {

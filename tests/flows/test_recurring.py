@@ -14,12 +14,13 @@ from typing import get_args
 import pytest
 from fakes import Stages, fake_stages
 
-from flows import cli, presets
+from flows import presets
 from flows.orchestration.launch import Launcher, launch_run
 from flows.orchestration.recurring import next_sets
 from flows.report import Display
 from flows.telling import Summary
 from stages.store.workspace import Workspace
+from turnwise import cli
 
 DUE = datetime(2026, 11, 22, 3, 0, tzinfo=UTC)
 NEXT_DAY = datetime(2026, 11, 23, 3, 0, tzinfo=UTC)

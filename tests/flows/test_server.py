@@ -20,11 +20,11 @@ import psutil
 import pytest
 from waiting import until
 
-from flows import cli
 from flows.orchestration import server
 from flows.orchestration.leash import Leashed
 from flows.workspace import project_name
 from stages.frame.types import TurnwiseError
+from turnwise import cli
 
 ROOT = Path(__file__).parents[2]
 
@@ -169,7 +169,7 @@ UNDER_PREFECT = """
 import json, os, signal, sys
 from pathlib import Path
 import fakes, pytest
-from flows import cli
+from turnwise import cli
 from flows.orchestration import server
 home, how = Path(sys.argv[1]), sys.argv[2]
 stop = server.Server.stop
@@ -311,7 +311,7 @@ def test_a_server_belongs_to_one_project_folder(prefect_home: Path, tmp_path_fac
 @pytest.mark.slow
 def test_the_pages_are_on_loopback_whatever_variables_say_and_end_with_ctrl_c(prefect_home: Path) -> None:
     home = prefect_home
-    command = [sys.executable, "-m", "flows.cli", "ui", "--home", str(home), "--port", "0", "--json"]
+    command = [sys.executable, "-m", "turnwise", "ui", "--home", str(home), "--port", "0", "--json"]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")} | {
         "PYTHONPATH": str(ROOT),
         **dict.fromkeys(("PREFECT_SERVER_API_HOST", "PREFECT_SERVER_HOST", "MLFLOW_HOST", "UVICORN_HOST"), "0.0.0.0"),

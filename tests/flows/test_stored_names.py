@@ -11,10 +11,10 @@ import pytest
 from fakes import Stages, fake_stages
 
 from flows import parts, presets
+from flows.evidence.study import cells
 from flows.orchestration.launch import Launcher, launch_run
 from flows.orchestration.recurring import next_sets
 from flows.report import Display
-from flows.study import cells
 from flows.telling import Summary
 from stages.store.workspace import Workspace
 

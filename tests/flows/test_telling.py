@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 from fakes import Stages, fake_stages
 
-from flows import book, cli, presets, registry, telling
+from flows import book, presets, registry, telling
 from flows.datasets import scenario_sets
 from flows.orchestration.launch import Launcher, launch_run
 from flows.report import Display, duration
 from stages.store.runs import MAX_VALUE, NOTE, differences
 from stages.store.tracking import Tracking
 from stages.store.workspace import Workspace
+from turnwise import cli
 
 LINK = re.compile(r"\]\(#/experiments/(\d+)/runs/(\w{32})\)")
 

@@ -11,7 +11,7 @@ import pytest
 from evaluate_play import bench_of
 from refine_play import OPTIONS, Seeing, asked
 
-from benchmarks.act_with_refiner import acting
+from benchmarks.evidence.act_with_refiner import acting
 from stages import evaluate
 from stages.evaluate import EvaluateConfig
 from stages.frame.types import Request

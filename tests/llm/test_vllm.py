@@ -19,7 +19,7 @@ from commands import stage_runs
 from engines import BASE, HAS_VLLM, Subject
 from models import Bench
 
-from flows import cli, presets, workspace
+from flows import presets, workspace
 from stages.frame.contract import Config
 from stages.frame.signals import signals_held
 from stages.frame.types import Engine, EngineUnavailable, Request, Sleeper, UsageError
@@ -30,6 +30,7 @@ from stages.llm.streams import once
 from stages.llm.vllm import VllmEngine, start
 from stages.store.replay import Replay
 from stages.train.model import trainable
+from turnwise import cli
 
 
 @pytest.mark.skipif(HAS_VLLM, reason="vLLM is installed here")

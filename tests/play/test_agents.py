@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from flows import presets
-from flows.commands.show import transcript
 from stages import envs, grpo, rft, self_ac
 from stages.corpora.tokenizers import byte_tokenizer
 from stages.frame.contract import Config, Outputs
@@ -34,6 +33,7 @@ from stages.play.agents import cut_at_blank_lines, turns_of
 from stages.play.rollout import RolloutSettings, rollout, rollout_settings
 from stages.play.transitions import episode_rows, transitions
 from stages.rft import RftConfig
+from turnwise.commands.show import transcript
 
 ROLES = Roles("toy", {"policy": ""})
 COT = RolloutSettings(

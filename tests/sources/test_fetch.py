@@ -13,7 +13,6 @@ import pytest
 from file_server import FileServer
 from shared_data import DATA, needs
 
-from flows import cli
 from stages import envs
 from stages.envs.exact24 import quadruples
 from stages.frame.types import MissingInput, TurnwiseError, UsageError
@@ -21,6 +20,7 @@ from stages.sources.catalogue import TASKS
 from stages.sources.convert import tau_tasks, tau_tools
 from stages.sources.download import download
 from stages.sources.fetch import MANIFEST, fetch, state, task_data
+from turnwise import cli
 
 GITHUB = "https://raw.githubusercontent.com"
 

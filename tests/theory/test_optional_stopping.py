@@ -3,7 +3,7 @@
 Expected gradients are those of the project's own loss at ratio 1, summed over all episodes, or over all pairs of them.
 The bias of what is biased is predicted by another road, over nodes and without episodes, and must be met to 1e-10.
 Sizes are |mean gradient - exact gradient| / |exact gradient|; the angle between the two is what no learning rate mends.
-`python -m benchmarks.optional_stopping` prints them all.
+`python -m benchmarks.evidence.optional_stopping` prints them all.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Whether something is right: engines, the plan, a GPU, base models, verifiers, intervals."""

@@ -1,0 +1,141 @@
+"""Programs of the repository that a claim rests on: each runs once, and what it printed is kept as a run of its own. Ours.
+
+It is found again by its command and by the code of the stages and of the benchmarks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flows.orchestration.leash import Leashed
+from stages.store.notes import code_version
+
+if TYPE_CHECKING:
+    from stages.store.workspace import Workspace
+
+EXPERIMENT = "claims"
+SAID = "said.txt"  # artifact: standard output and error
+POLL_S = 0.2
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A module to be run with `python -m`. of: method of whose first run the id stands for RUN among the arguments."""
+
+    module: str
+    arguments: tuple[str, ...] = ()
+    of: str = ""
+
+    def argv(self, run_id: str = "") -> list[str]:
+        return [self.module, *(run_id if one == "RUN" else one for one in self.arguments)]
+
+    @property
+    def title(self) -> str:
+        """As it is typed."""
+        return " ".join(("python -m", *self.argv("RUN")))
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a program printed and how it ended."""
+
+    text: str
+    status: int
+
+    def cell(self, column: str, *holding: str) -> str:
+        """What stands in a column of the first row that holds these cells, of any Markdown table. Raises LookupError
+        without one.
+        """
+        for row in _rows(self.text):
+            if column in row and set(holding) <= set(row.values()):
+                return row[column]
+        raise LookupError(f"no row with a column {column!r} and the cells {holding}")
+
+
+def number(text: str) -> float:
+    """The first number in a cell: 1.05 of "1.050 ± 0.014"."""
+    return float(_numbers(text)[0])
+
+
+def half_width(text: str) -> float:
+    """What stands behind the ±; 0 without one."""
+    found = _numbers(text.partition("±")[2])
+    return float(found[0]) if found else 0.0
+
+
+def root() -> Path | None:
+    """The folder of the repository, which holds the benchmarks; None where turnwise is installed without it."""
+    spec = importlib.util.find_spec("benchmarks")
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    return Path(places[0]).parent if places and (Path(places[0]) / "speed" / "packed_pass.py").is_file() else None
+
+
+@contextmanager
+def running(program: Program, run_id: str, workspace: Workspace, folder: Path) -> Iterator[Leashed]:
+    """The program at work, on a leash: it ends with its owner."""
+    log = workspace.home / "data" / "study" / f"{program.module}-{os.getpid()}.log"
+    env = {"OMP_NUM_THREADS": "1", **os.environ}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
+    child = Leashed(
+        [sys.executable, "-m", *program.argv(run_id)], log=log, env=env, cwd=workspace.home if program.of else folder
+    )
+    try:
+        yield child
+    finally:
+        child.stop()
+        log.unlink(missing_ok=True)
+
+
+def stored(fingerprint: str, workspace: Workspace) -> Said | None:
+    """What a program printed when it ran with this fingerprint; None where it has not."""
+    found = workspace.tracking.finished(fingerprint, EXPERIMENT)
+    return None if found is None else Said(workspace.tracking.artifact(found, SAID).read_text(encoding="utf-8"), 0)
+
+
+def keep(program: Program, text: str, status: int, fingerprint: str, workspace: Workspace) -> Said:
+    """A run in MLflow's experiment `claims`, FAILED where the program was."""
+    tracking = workspace.tracking
+    kept = tracking.start(EXPERIMENT, program.title, {**code_version(), "fingerprint": fingerprint})
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch, SAID)
+        file.write_text(text, encoding="utf-8")
+        tracking.save(kept, file, SAID)
+    tracking.finish(kept, *(("FAILED", f"exit status {status}") if status else ()))
+    return Said(text, status)
+
+
+def fingerprint_of(program: Program, run_id: str, folder: Path) -> str:
+    """sha256 over its command and the code that it stands on, as it is now."""
+    found = hashlib.sha256("\0".join(program.argv(run_id)).encode())
+    for part in ("stages", "benchmarks", "tests/theory"):
+        for file in sorted((folder / part).rglob("*.py")):
+            found.update(file.read_bytes())
+    return found.hexdigest()
+
+
+def _rows(text: str) -> Iterator[Mapping[str, str]]:
+    """The rows of all Markdown tables in a text."""
+    head: Sequence[str] = ()
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
+        if not cells:
+            head = ()
+        elif not head:
+            head = cells
+        elif not set("".join(cells)) <= set("-: "):
+            yield dict(zip(head, cells, strict=False))
+
+
+def _numbers(text: str) -> list[str]:
+    return NUMBER.findall(text)

@@ -1,0 +1,90 @@
+"""Rows of runs that finished elsewhere: another machine's share of a study, or a store that is gone. Ours.
+
+    turnwise study FILE --rows cells.jsonl
+
+A row stands for a cell where both have the same recipe: every result-bearing key of the config, the version of each
+stage, its prompts, the base model and the task's code and data. Whoever gives the file answers for its figures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows import pipeline
+from stages.frame.types import UsageError
+
+if TYPE_CHECKING:
+    from flows.evidence.study.design import Study
+    from flows.evidence.study.rows import Row
+    from flows.pipeline import Call
+    from flows.presets import RunConfig
+    from stages.store.workspace import StageRun, Workspace
+
+RECIPE = "recipe"
+NEEDED = {RECIPE: str, "commit": str, "base": float, "final": float, "curve": list}
+
+
+def recipe(run: RunConfig, workspace: Workspace) -> str:
+    """All that a whole run is made of, as a hash: its stages' fingerprints, with each input's place in the run for its id.
+    Raises UsageError as `stage_fingerprint`.
+    """
+    from stages.store.workspace import StageRun
+
+    made = [run.episodes_of, run.goes_on_from]
+
+    def step(call: Call) -> StageRun:
+        made.append(call.fingerprint(workspace))
+        return StageRun(call.stage.name, call.title, call.iteration, {}, True, 0.0)
+
+    pipeline.evaluate_base(run, step)
+    for _ in pipeline.iterate(run, step):
+        pass
+    return hashlib.sha256("\n".join(made).encode()).hexdigest()
+
+
+def read(files: Sequence[Path], study: Study) -> dict[str, Row]:
+    """recipe -> its row; the first of several. Raises UsageError, which names file and line, for what is no row, and
+    where all methods learn from one method's episodes.
+    """
+    if files and study.source:
+        raise UsageError(
+            f"--rows: every method learns from the episodes of {study.source}, which a row does not hold; leave it out."
+        )
+    found: dict[str, Row] = {}
+    for file in files:
+        for number, line in enumerate(_lines(file), 1):
+            row = _row(line, f"--rows: {file} line {number}")
+            found.setdefault(row[RECIPE], row)
+    return found
+
+
+def options(files: Sequence[Path]) -> list[str]:
+    """As a command line has them."""
+    return [part for file in files for part in ("--rows", str(file))]
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").split("\n")[:-1]
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        raise UsageError(
+            f"--rows: {file} cannot be read ({why}). Name a cells.jsonl that `turnwise study --out` wrote."
+        ) from None
+
+
+def _row(line: str, where: str) -> Row:
+    try:
+        row: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        row = None
+    bad = [key for key, kind in NEEDED.items() if not isinstance(row, Mapping) or not isinstance(row.get(key), kind)]
+    if bad:
+        raise UsageError(
+            f"{where}: wanted a row of a finished run, found none with {bad[0]!r}. Name a cells.jsonl that `turnwise study --out` wrote."
+        )
+    return dict(row)

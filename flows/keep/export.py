@@ -1,0 +1,142 @@
+"""Takes results out of the store: rows as Parquet, an adapter, a merged model with or without its value head, a bundle;
+and puts a pretrained base in place.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows import presets
+from flows.book import EXPERIMENT
+from flows.keep.bundle.write import stage_runs, write
+from flows.registry import load_stage
+from flows.rerun import stored_summary
+from stages.frame.types import MissingInput, UsageError
+
+if TYPE_CHECKING:
+    from flows.presets import RunConfig
+    from stages.store.workspace import Bar, StageRun, Workspace
+
+CRITIC_STAGE = "self_ac"
+HEAD = "head"  # its artifact, and the folder beside the merged model
+
+
+def export_run(workspace: Workspace, run: str, folder: Path, what: str) -> list[Path]:
+    """Write the rows of a run, its adapter, its model with the adapter merged in, that with its critic, or all that it
+    left, to a new folder. Returns the files.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"export: wanted a new or empty folder, but {folder} has something in it. Name another one.")
+    run_id = workspace.tracking.find(run)
+    if what == "bundle":
+        return write(workspace, run_id, folder)
+    if what == "rows":
+        is_pipeline = workspace.tracking.experiment(run_id) == EXPERIMENT
+        written = workspace.replay.export(stage_runs(workspace, run_id) if is_pipeline else [run_id], folder)
+        if not written:
+            raise UsageError(f"run {run_id[:8]} has no rows: only stages that write tables have. See: turnwise stages")
+        return written
+    source = _adapter_run(workspace, run_id)
+    if what == "critic" and (found := workspace.tracking.experiment(source)) != CRITIC_STAGE:
+        raise UsageError(
+            f"--what critic: wanted a run with a value head, one of {CRITIC_STAGE}, found one of {found}. See: turnwise runs --stage {CRITIC_STAGE}"
+        )
+    stored = workspace.tracking.read_json(source, "config.json")
+    name = _critic_adapter(source, stored) if what == "critic" else "adapter"
+    adapter = workspace.tracking.artifact(source, name)
+    if what == "adapter":
+        shutil.copytree(adapter, folder, dirs_exist_ok=True)
+    else:
+        merge(stored["config"]["model"]["path"], adapter, folder)
+        if what == "critic":
+            add_critic(workspace, source, stored, folder / HEAD)
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def merge(base: str, adapter: Path, folder: Path) -> None:
+    """Save the base model with the adapter added to its weights, as AutoModelForCausalLM and AutoTokenizer load it."""
+    from peft import PeftModel
+
+    from stages.llm.hf import read_base
+
+    weights, tokenizer = read_base(base, "auto")
+    model: Any = PeftModel.from_pretrained(weights, str(adapter))
+    model.merge_and_unload().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def add_critic(workspace: Workspace, run_id: str, stored: Mapping[str, Any], folder: Path) -> None:
+    """The value head, and critic.json with all that V(s) = head(last state of the merged model on s + prompt_ids) wants
+    besides.
+
+    In a folder of its own: a server that loads every *.safetensors beside the model would stumble over the head.
+    """
+    from stages.judge.values import prompt_ids
+    from stages.llm.roles import roles_of
+
+    shutil.copytree(workspace.tracking.artifact(run_id, HEAD), folder)
+    run = presets.resolve({**stored["config"], "seed": stored["seed"], "preset": f"export of {run_id[:8]}"})
+    roles, trained = roles_of(run.roles), stored["config"][CRITIC_STAGE]
+    # A soft prompt stands in place of the text's ids; it is among the head's tensors.
+    ids = [] if trained["soft_prompt"] else list(prompt_ids(workspace.engine(run), roles))
+    told = {
+        "run_id": run_id,
+        "gamma": trained["gamma"],
+        "prompt_ids": ids,
+        "prompt": roles.templates["value"].strip() if ids else "",
+    }
+    (folder / "critic.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+def pretrain_to(config: RunConfig, workspace: Workspace, out: Path, bar: Bar, *, force: bool) -> StageRun:
+    """Run the stage `pretrain` and copy the model that it left to `out`. Raises UsageError, before it trains, for an
+    `out` that can be no folder.
+    """
+    from stages.store.execute import execute
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {str(out)[-200:]}: {error.strerror}. Name a folder that can be written.") from None
+
+    # It makes the base model, so it cannot depend on one.
+    alone = replace(workspace, engine=_no_engine, model_hash=lambda run: "")
+    done = execute(
+        load_stage("pretrain"), run=config, inputs={}, iteration=0, workspace=alone, force=force, progress=bar
+    )
+    shutil.copytree(workspace.tracking.artifact(done.run_id, "model"), out, dirs_exist_ok=True)
+    return done
+
+
+def _no_engine(run: RunConfig) -> Any:
+    return None
+
+
+def _critic_adapter(run_id: str, stored: Mapping[str, Any]) -> str:
+    """The artifact with the adapter that values are read through: the critic's own, where it has one. Raises UsageError
+    where none was trained.
+    """
+    from stages.judge.values import critic_adapter
+
+    if (name := critic_adapter(stored["config"][CRITIC_STAGE])) is None:
+        raise UsageError(
+            f"--what critic: run {run_id[:8]} trained no critic, its {CRITIC_STAGE}.alpha is 0; train one with alpha above 0"
+        )
+    return name
+
+
+def _adapter_run(workspace: Workspace, run_id: str) -> str:
+    if workspace.tracking.experiment(run_id) != EXPERIMENT:
+        return run_id
+    final = stored_summary(workspace, run_id)["final"]
+    if not final:
+        told = "that run is not finished, or ends before an evaluation. Run the same command again, or export the run of a stage"
+        raise MissingInput(
+            f"the adapter of pipeline run {run_id[:8]} was wanted, but {told}. See: turnwise show {run_id[:8]}"
+        )
+    return str(final["adapter"])

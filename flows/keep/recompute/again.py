@@ -1,0 +1,30 @@
+"""Stages that are functions of stored rows, adapters and the base model: the whole stage is run once more, in a scratch
+folder, and all that it leaves is compared. A stage's seed decides its draws, so that nothing else can differ.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flows.keep.recompute import compare
+from flows.keep.recompute.compare import Compared, Stored
+
+if TYPE_CHECKING:
+    from stages.frame.contract import Context
+
+STAGES = ("critic", "distill", "rft", "grpo", "self_ac")
+
+
+def check(context: Context, stored: Stored) -> Compared:
+    """The stage's metrics, rows and files."""
+    from flows.registry import load_stage
+
+    outputs = load_stage(stored.stage).run(context)
+    known = {name: value for name, value in stored.metrics.items() if not name.endswith("_s")}
+    done = compare.metrics(stored.metrics, dict.fromkeys(known, float("nan")) | dict(outputs.metrics))
+    done += compare.total(compare.rows(table, stored.rows(table), rows) for table, rows in outputs.rows.items())
+    if stored.is_dropped:
+        return done
+    return done + compare.total(
+        compare.files(name, stored.artifacts / name, file) for name, file in outputs.files.items()
+    )

@@ -1,0 +1,196 @@
+"""The stages of a run in their order, each recomputed from its stored inputs; and what the pipeline run says of them.
+
+Each stage reads what is stored, never what was recomputed before: so a difference is of the stage that it is found in.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.book import EXPERIMENT
+from flows.keep.bundle.write import stage_runs
+from flows.keep.recompute import again, compare
+from flows.keep.recompute.compare import Compared, Stored
+from flows.rerun import is_same, prepare, stored_summary
+from stages.frame.types import Dropped, MissingInput, Row, TurnwiseError, UsageError
+
+if TYPE_CHECKING:
+    from flows.pipeline import Call
+    from stages.frame.contract import Context
+    from stages.store.workspace import Workspace
+
+WHOLE, DERIVED, NOT = "whole", "from its draws", "not"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A stage run that was recomputed. how: the whole stage, what follows from its draws, or not at all, and `why`.
+
+    same: whether code, prompts, files and base model are those that it ran with, as far as its fingerprint tells.
+    unchecked: its metrics and files that are held against their hashes alone.
+    """
+
+    title: str
+    run_id: str
+    how: str
+    compared: Compared
+    unchecked: tuple[str, ...] = ()
+    same: bool = True
+    why: str = ""
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "compared": {**asdict(self.compared), "names": sorted(self.compared.names)}}
+
+
+def check_run(workspace: Workspace, run_id: str) -> Iterator[Checked]:
+    """Stage by stage in the order in which they were made, and last what the pipeline run says of them."""
+    for one in stage_runs(workspace, run_id):
+        yield check_stage(workspace, one)
+    yield check_summary(workspace, run_id)
+
+
+def check_stage(workspace: Workspace, run_id: str) -> Checked:
+    """One stage run. Where something that it needs is not at hand, the report says so. Raises Changed where an artifact
+    is not what was written.
+    """
+    stage = workspace.tracking.experiment(run_id)
+    call = prepare(stage, run_id, workspace).call
+    title = f"{stage} {_place(workspace, run_id, call)}"
+    stored = Stored(
+        run_id,
+        stage,
+        _metrics(workspace, run_id),
+        lambda table: workspace.replay.rows(table, [run_id]),
+        workspace.tracking.artifact(run_id, "outputs.json").parent,
+        Path(call.run.model.path).is_dir(),
+        workspace.tracking.is_dropped(run_id),
+    )
+    check, how = _check_of(stage)
+    try:
+        same = is_same(call, run_id, workspace)
+    except TurnwiseError:  # a prompt or an environment that this turnwise does not have
+        same = False
+    if check is None or (how == WHOLE and not stored.has_model):
+        why = (
+            "nothing in it follows from what is stored" if check is None else f"no base model at {call.run.model.path}"
+        )
+        return Checked(title, run_id, NOT, Compared(), _others(stored, Compared()), same, why)
+    with tempfile.TemporaryDirectory(prefix="turnwise-replay-") as scratch:
+        try:
+            done = check(_context(call, workspace, Path(scratch)), stored)
+        except (Dropped, MissingInput, UsageError) as error:  # weights, a run, or an environment of somebody's own
+            return Checked(title, run_id, NOT, Compared(), _others(stored, Compared()), same, str(error))
+    done += _in_the_store(workspace, stored)
+    return Checked(title, run_id, how, done, _others(stored, done), same)
+
+
+def check_episode(workspace: Workspace, episode: Row) -> Iterator[Checked]:
+    """The stage run that played it, and those with rows of it that have read that run."""
+    from stages.store.execute import lineage_inputs
+
+    run_id = episode["run_id"]
+    yield check_stage(workspace, run_id)
+    for one in workspace.replay.runs_with(episode["episode_id"]):
+        read = lineage_inputs(workspace, one).values() if workspace.tracking.is_finished(one) else ()
+        if any(run_id in runs for runs in read):
+            yield check_stage(workspace, one)
+
+
+def check_summary(workspace: Workspace, run_id: str) -> Checked:
+    """The pipeline run's summary: each iteration's metrics are those of its stages, the total of each cost is a sum, and
+    the final adapter is that of the best iteration.
+    """
+    summary = stored_summary(workspace, run_id)
+    parts, sums = [], dict.fromkeys(("episodes", "env_steps", "generated_tokens"), 0.0)
+    for row in summary["iterations"]:
+        stored = {stage: _metrics(workspace, one) for stage, one in row["runs"].items()}
+        metrics = {name: value for one in stored.values() for name, value in one.items()}
+        for name, value in metrics.items():
+            stage, _, what = name.partition("/")
+            if what in sums and stage != "evaluate":
+                sums[what] += value
+        metrics |= {f"{EXPERIMENT}/{name}": value for name, value in sums.items()}
+        where = f"summary.json iteration {row['iteration']}, metric"
+        parts += [compare.compare(f"{where} {name}", row["metrics"].get(name), metrics[name]) for name in metrics]
+    for part in (part for part in ("base", "final") if summary[part]):
+        metrics = _metrics(workspace, summary[part]["run_id"])
+        found = {name: metrics[f"evaluate/{name}"] for name in summary[part] if f"evaluate/{name}" in metrics}
+        parts += [compare.compare(f"summary.json {part}, {name}", summary[part][name], found[name]) for name in found]
+    rows = [row for row in summary["iterations"] if row["iteration"] >= 0 and row["win_rate"] is not None]
+    if summary["final"] and rows:
+        best = max(rows, key=lambda row: (row["metrics"]["evaluate/win_rate"], -row["iteration"]))
+        parts.append(compare.compare("summary.json final, iteration", summary["final"]["iteration"], best["iteration"]))
+    done = compare.total(parts) + Compared(what=(f"{len(summary['iterations'])} rows of the summary",))
+    return Checked("pipeline", run_id, WHOLE, done)
+
+
+def _check_of(stage: str) -> tuple[Callable[[Context, Stored], Compared] | None, str]:
+    if stage in again.STAGES:
+        return again.check, WHOLE
+    from flows.keep.recompute import drawn, episodes
+
+    derived: dict[str, Callable[[Context, Stored], Compared]] = {
+        "collect": episodes.check_collect,
+        "evaluate": episodes.check_evaluate,
+        "targets": drawn.check_targets,
+        "refine": drawn.check_refine,
+        "pick": drawn.check_pick,
+        "q_critic": drawn.check_q_critic,
+    }
+    return derived.get(stage), DERIVED
+
+
+def _context(call: Call, workspace: Workspace, scratch: Path) -> Context:
+    from flows.keep.recompute.mute import mute
+    from stages.store.stage_context import context_of
+    from stages.store.workspace import silent
+
+    (scratch / "work").mkdir()
+    return context_of(
+        call.stage, run=call.run, inputs=call.inputs, iteration=call.iteration, workspace=workspace, engine=mute(call.run),
+        workdir=scratch / "work", checkpoints=scratch / "checkpoints", progress=silent,
+    )  # fmt: skip
+
+
+def _place(workspace: Workspace, run_id: str, call: Call) -> str:
+    part = workspace.tracking.tags(run_id).get("part", "")
+    return part if part in ("base", "start", "final") else str(call.iteration)
+
+
+def _metrics(workspace: Workspace, run_id: str) -> dict[str, float]:
+    return dict(workspace.tracking.read_json(run_id, "outputs.json")["metrics"])
+
+
+def _in_the_store(workspace: Workspace, stored: Stored) -> Compared:
+    """MLflow's last values, and DuckDB's rows, against the run's own files."""
+    from stages.store.tables import read_parquet
+
+    shown = workspace.tracking.metrics(stored.run_id)
+    finite = {name: value for name, value in stored.metrics.items() if name in shown and abs(value) < float("inf")}
+    done = compare.total(
+        compare.compare(f"metric {name} in MLflow", shown[name], value) for name, value in finite.items()
+    )
+    for file in sorted((stored.artifacts / "rows").glob("*.parquet")):
+        kept = read_parquet(file, file.stem)
+        rows = [{name: value for name, value in row.items() if name != "run_id"} for row in stored.rows(file.stem)]
+        done += Compared(1) if rows == kept else compare.rows(f"{file.stem} in DuckDB", rows, kept)
+    return Compared(done.values, done.largest, done.differences)
+
+
+def _others(stored: Stored, done: Compared) -> tuple[str, ...]:
+    """Metrics and files that nothing was compared with."""
+    from stages.store.execute import INGREDIENTS
+
+    names = [name for name in stored.metrics if not name.endswith("_s") and name not in done.names]
+    files = [str(one.relative_to(stored.artifacts)) for one in sorted(stored.artifacts.rglob("*")) if one.is_file()]
+    own = ("config.json", "inputs.json", INGREDIENTS, "outputs.json", "sha256.json", "dropped.json")
+    return (*names, *(one for one in files if one not in own and not one.startswith("rows/") and one not in done.names))
+
+
+def first_difference(checked: Sequence[Checked]) -> Checked | None:
+    return next((one for one in checked if one.compared.differences), None)

@@ -1,0 +1,143 @@
+"""Whether a stage would run or be reused, and because of what.
+
+All of it is read off the ingredients of the fingerprint (`stages/frame/contract.py`), those of the call and those that
+each finished run kept: two runs differ in a field here exactly where their fingerprints differ.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stages.frame.sections import WAYS
+from stages.frame.types import MissingInput, TurnwiseError
+
+if TYPE_CHECKING:
+    from flows.pipeline import Call
+    from stages.store.runs import RunInfo
+    from stages.store.workspace import Workspace
+
+ALL = 10**9  # runs
+HASHED = {"model": "model_hash"}  # the config has a section of the name
+NOT_KEPT = ("model", "prompts", "contents")  # of runs of before 2026-11-23
+
+Fields = Mapping[tuple[str, ...], Any]
+"""Place of a field, like ("critic", "lr") -> its value."""
+
+
+@dataclass(frozen=True)
+class Near:
+    """The finished run with the fewest fields that differ, the newest of equals. not_kept: what it did not keep."""
+
+    run_id: str
+    name: str
+    differs: Mapping[str, tuple[Any, Any]]  # field -> that run's value and the call's; None where there is none
+    not_kept: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What a call would do. inputs: upstream stage -> its runs, each with its name, which says what pipeline run
+    made it.
+    """
+
+    title: str
+    fingerprint: str
+    reuse: str | None
+    nearest: Near | None
+    fields: Mapping[str, Any]  # "critic.lr" -> its value
+    inputs: Mapping[str, Sequence[Mapping[str, str]]]
+
+
+def explained(call: Call, workspace: Workspace) -> Explained:
+    """What `execute` would do with this call. Raises UsageError as `stage_ingredients` does."""
+    from stages.frame.contract import fingerprint
+    from stages.store.execute import stage_ingredients
+
+    content = stage_ingredients(
+        call.stage, run=call.run, inputs=call.inputs, iteration=call.iteration, workspace=workspace
+    )
+    key, tracking = fingerprint(content), workspace.tracking
+    inputs = {
+        name: [{"run_id": run_id, "name": named(tracking.info(run_id))} for run_id in runs]
+        for name, runs in content["inputs"].items()
+    }
+    reuse = tracking.finished(key, call.stage.name)
+    near = None if reuse else nearest_run(content, workspace)
+    every = {".".join(place): value for place, value in fields(content).items()}
+    return Explained(call.title, key, reuse, near, every, inputs)
+
+
+def fields(content: Mapping[str, Any]) -> Fields:
+    """The ingredients one by one, by their place; those of the config as `--set` names them."""
+    rest = {HASHED.get(key, key): value for key, value in content.items() if key not in ("config", "shared")}
+    return dict([*_leaves(rest), *_leaves({content["stage"]: content["config"], **content["shared"]})])
+
+
+def differing(old: Fields, new: Fields) -> dict[str, tuple[Any, Any]]:
+    """The fields whose JSON differs, which is what is hashed: 1 is not 1.0. None where there is no such field."""
+    found = [
+        place
+        for place in {**old, **new}
+        if place not in old or place not in new or _json(old[place]) != _json(new[place])
+    ]
+    # A section that was empty and is not now: its fields say so.
+    inner = {place[:n] for place in found for n in range(1, len(place))}
+    return {".".join(place): (old.get(place), new.get(place)) for place in found if place not in inner}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def nearest_run(content: Mapping[str, Any], workspace: Workspace) -> Near | None:
+    """The finished run of the same stage that differs in the fewest fields; None where there is none."""
+    best: Near | None = None
+    for info in workspace.tracking.runs(content["stage"], ALL):
+        kept = _kept(info.run_id, workspace) if info.status == "FINISHED" else None
+        if kept is None:
+            continue
+        missing = [part for part in NOT_KEPT if part in content] if "model" not in kept else []
+        known = fields({key: value for key, value in content.items() if key not in missing})
+        near = Near(info.run_id, named(info), differing(fields(kept), known), missing)
+        if best is None or len(near.differs) < len(best.differs):
+            best = near
+    return best
+
+
+def named(info: RunInfo) -> str:
+    """What a stage run is called, with the pipeline run that made it."""
+    pipeline = info.tags.get("pipeline")
+    return f"{info.name}, in run {pipeline[:8]}" if pipeline else info.name
+
+
+def _kept(run_id: str, workspace: Workspace) -> dict[str, Any] | None:
+    """The ingredients of a stored run, as far as it kept them; None where its files are gone or changed."""
+    from stages.store.execute import INGREDIENTS, lineage_inputs
+
+    def read(name: str) -> dict[str, Any]:
+        return dict(workspace.tracking.read_json(run_id, name))
+
+    try:
+        try:
+            return read(INGREDIENTS)
+        except MissingInput:
+            stored = read("config.json")
+            sections = {
+                name: {key: value for key, value in section.items() if key not in WAYS}
+                for name, section in stored["config"].items()
+            }
+            own = {"config": sections.pop(stored["stage"]), "shared": sections}
+            return {**stored, **own, "inputs": lineage_inputs(workspace, run_id)}
+    except TurnwiseError:
+        return None
+
+
+def _leaves(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, (*above, key))
+        else:
+            yield (*above, key), value
