@@ -17,9 +17,17 @@ from stages.frame.types import UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = [path for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if path.is_file()]
+PAGES = [path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))) if path.is_file()]
 # Every word in backticks of these must be something that can be looked up.
-CHECKED = ("explanation/architecture.md", "reference/paper-map.md", "how-to/extend.md")
+CHECKED = (
+    "explanation/architecture.md",
+    "reference/paper-map.md",
+    "tutorial/environment.md",
+    *(
+        f"how-to/{name}.md"
+        for name in ("adapters", "engine", "environment-options", "method", "preset", "prompts", "small-model", "stage")
+    ),
+)
 CODE = [path for folder in ("turnwise", "flows", "stages") for path in sorted((ROOT / folder).rglob("*.py"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")

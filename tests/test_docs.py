@@ -148,11 +148,11 @@ def test_every_default_of_the_paper_is_in_the_paper_map() -> None:
 
 @pytest.fixture
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The environment of extending.md, in a project folder of its own, and its name."""
+    """The environment of the tutorial, in a project folder of its own, and its name."""
     from stages.frame import own
 
     (tmp_path / "my").mkdir()
-    (tmp_path / "my" / "crossing.py").write_text(blocks("how-to/extend.md", "python")[0], encoding="utf-8")
+    (tmp_path / "my" / "crossing.py").write_text(blocks("tutorial/environment.md", "python")[0], encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield "my.crossing"
@@ -210,7 +210,8 @@ def test_the_presets_of_the_page_are_read(tmp_path: Path) -> None:
     from flows import presets
 
     game, ablation, small = (tmp_path / f"{name}.toml" for name in ("game", "ablation", "small"))
-    for file, text in zip((game, ablation, small), blocks("how-to/extend.md", "toml"), strict=True):
+    texts = [*blocks("how-to/preset.md", "toml"), *blocks("tutorial/environment.md", "toml")]
+    for file, text in zip((game, ablation, small), texts, strict=True):
         file.write_text(text, encoding="utf-8")
     assert presets.load(str(game)).task.env == presets.load(str(small)).task.env == "my.crossing"
     demo = presets.load("demo").model_dump()
@@ -220,45 +221,54 @@ def test_the_presets_of_the_page_are_read(tmp_path: Path) -> None:
     }
 
 
+def commands_of(page: str, home: Path) -> list[Any]:
+    """What the commands of a page that name files of my/ print as JSON, in the order of the page."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    found = []
+    for line in (line for line in commands(DOCS / page) if re.search(r"[= ]my[./]\w+ ?", line)):
+        plain = ["--plain"] if line.startswith("turnwise run") else []
+        words = [*shlex.split(line, comments=True)[1:], "--json", "--quiet", *plain]
+        done = subprocess.run(
+            [sys.executable, "-m", "turnwise", *words], cwd=home, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout))
+    return found
+
+
 @pytest.mark.slow
-def test_the_small_model_of_the_page_can_be_read_and_its_run_learns(home: Path) -> None:
+def test_the_tutorial_checks_its_environment_makes_a_model_and_learns(home: Path) -> None:
     """The page's own commands in a project folder with the page's own files.
 
     Actions at random win one drive in 9, and the base model knows no rule.
     """
-    game, words = blocks("how-to/extend.md", "python")[:2]
     (home / "my").mkdir()
-    files = {"crossing.py": game, "words.py": words, "game.toml": blocks("how-to/extend.md", "toml")[2]}
-    for name, text in files.items():
+    texts = [*blocks("tutorial/environment.md", "python"), *blocks("tutorial/environment.md", "toml")]
+    for name, text in zip(("crossing.py", "words.py", "game.toml"), texts, strict=True):
         (home / "my" / name).write_text(text, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    found = []
-    for line in (line for line in commands(DOCS / "how-to/extend.md") if re.search(r"[= ]my[./]\w+ ?", line)):
-        words_of = [
-            *shlex.split(line)[1:],
-            "--json",
-            "--quiet",
-            *(["--plain"] if line.startswith("turnwise run") else []),
-        ]
-        done = subprocess.run(
-            [sys.executable, "-m", "turnwise", *words_of], cwd=home, env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        found.append(json.loads(done.stdout))
-    checked, made, run = found
+    checked, made, run = commands_of("tutorial/environment.md", home)
     assert not any(one["status"] == "broken" for one in checked["findings"])
-    assert all(made["metrics"][f"pretrain/{role}"] > 0.95 for role in ("policy", "successor", "evaluator", "refiner"))
+    assert made["metrics"]["pretrain/policy"] > 0.95
     rates = [one["win_rate"] for one in run["iterations"]]
     assert run["iterations"][0]["metrics"]["evaluate/malformed_frac"] < 0.1
     assert rates[0] < 0.2
     assert max(rates) > rates[0] + 0.1
 
 
+@pytest.mark.slow
+def test_the_small_model_of_the_page_can_be_read_in_every_role(home: Path) -> None:
+    (home / "my").mkdir()
+    (home / "my" / "crossing.py").write_text(blocks("tutorial/environment.md", "python")[0], encoding="utf-8")
+    (home / "my" / "words.py").write_text(blocks("how-to/small-model.md", "python")[0], encoding="utf-8")
+    (made,) = commands_of("how-to/small-model.md", home)
+    assert all(made["metrics"][f"pretrain/{role}"] > 0.95 for role in ("policy", "successor", "evaluator", "refiner"))
+
+
 def test_the_preset_of_operations_can_be_served_and_its_commands_run(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from flows.orchestration.deployments import deployments
     from turnwise import cli
+    from flows.orchestration.deployments import deployments
 
     monkeypatch.chdir(home)
     (home / "my").mkdir()
@@ -274,7 +284,7 @@ def test_the_preset_of_operations_can_be_served_and_its_commands_run(
 
 def test_the_stage_of_the_page_runs(workspace: Workspace, tmp_path: Path) -> None:
     file = tmp_path / "lengths.py"
-    file.write_text(blocks("how-to/extend.md", "python")[2], encoding="utf-8")
+    file.write_text(blocks("how-to/stage.md", "python")[0], encoding="utf-8")
     stage = load_file(file, "lengths").STAGE
     (turns, *_) = run_chain(workspace)
     run = SimpleNamespace(seed=0, lengths=stage.config(long=4))
@@ -288,7 +298,7 @@ def test_the_baseline_of_the_page_clones_what_won_above_what_lost(
 ) -> None:
     """A won episode and a lost one: weights that differ e^20 fold leave the lost one behind, equal ones do not."""
     file = tmp_path / "rwr.py"
-    file.write_text(blocks("how-to/extend.md", "python")[3], encoding="utf-8")
+    file.write_text(blocks("how-to/method.md", "python")[0], encoding="utf-8")
     stage = load_file(file, "rwr").STAGE
     bench = models.Bench(base, tmp_path)
     said = {"Ana": "Action: check photo", "Ben": "Action: check passport"}
@@ -304,6 +314,22 @@ def test_the_baseline_of_the_page_clones_what_won_above_what_lost(
     )
     assert won_after < 0.4 * won
     assert (lost_after / won_after > 2 * lost / won) == prefers
+
+
+def test_the_first_change_of_the_page_passes_its_test_and_fails_without(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page's edit, done to a copy of stages/collect.py."""
+    test, before, after = blocks("how-to/first-change.md", "python")
+    (tmp_path / "test_collect.py").write_text(test, encoding="utf-8")
+    source = text_of(ROOT / "stages/collect.py")
+    assert source.count(before) == 1
+    (tmp_path / "collect.py").write_text(source.replace(before, after), encoding="utf-8")
+    written = load_file(tmp_path / "test_collect.py", "test_of_the_page")
+    with pytest.raises(KeyError, match="collect/longest_reply"):
+        written.test_the_longest_reply_is_counted(base, tmp_path / "before")
+    monkeypatch.setattr(written, "collect", load_file(tmp_path / "collect.py", "changed_collect"))
+    written.test_the_longest_reply_is_counted(base, tmp_path / "after")
 
 
 def nll(base: Path, adapter: Path | None, row: TrainRow) -> float:
@@ -322,5 +348,5 @@ def nll(base: Path, adapter: Path | None, row: TrainRow) -> float:
 def test_the_fields_of_the_page_are_those_of_the_roles() -> None:
     from stages.llm.roles import FIELDS
 
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| .* \|$", text_of(DOCS / "how-to/extend.md"), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| .* \|$", text_of(DOCS / "how-to/prompts.md"), re.MULTILINE)
     assert {role: frozenset(re.findall(r"`(\w+)`", fields)) for role, fields in rows} == FIELDS

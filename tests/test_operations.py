@@ -1,4 +1,6 @@
-"""docs/how-to/schedule.md: every command that it shows, run in the order of the page in a small project, with real servers."""
+"""First run, rerun, compare, export, schedule, upkeep: every command that these pages show, run in their order in a small project,
+with real servers.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,28 @@ from commands import RUN, make_home
 from documents import DOCS, FENCE, blocks, text_of
 from serving import _take_interrupts
 
-from stages.store.tracking import Tracking
 from turnwise import cli
+from stages.store.replay import Replay
+from stages.store.tracking import Tracking
 
 pytestmark = pytest.mark.slow
 BIN = Path(sys.executable).parent
 SERVING = ("serve", "ui")
+SHOWN = (
+    "tutorial/first-run",
+    *(f"how-to/{name}" for name in ("rerun", "compare", "export", "schedule", "upkeep")),
+)
+PROGRAMS = "turnwise|export|mkdir|tar|PREFECT_API_URL"
 UNDER_PREFECT = ("run", "rerun")  # in processes of their own: they are told of a server, and that one ends
 
 
 def shown() -> list[str]:
-    """The commands that stand in indented blocks of the page, in order."""
-    return re.findall(r"^ {4}(\S.*)$", FENCE.sub("", text_of(DOCS / "how-to/schedule.md")), re.MULTILINE)
+    """The commands that stand in indented blocks of the pages, in order."""
+    found = []
+    for name in SHOWN:
+        text = FENCE.sub("", text_of(DOCS / f"{name}.md"))
+        found += re.findall(rf"^ {{4,8}}((?:{PROGRAMS})\b.*)$", text, re.MULTILINE)
+    return [line for line in found if "--seeds" not in line]  # a sweep of minutes; test_docs.py parses it
 
 
 @pytest.fixture
@@ -46,6 +58,13 @@ def project(tmp_path: Path, empty_store: Path, base: Path, monkeypatch: pytest.M
     (home / "my" / "small.toml").write_text("\n".join(["extends = 'tiny'", "iterations = 1", *quoted]))
     (home / "my" / "nightly.toml").write_text(page.replace('extends = "demo"', 'extends = "small.toml"'))
     return home
+
+
+def looked_at(project: Path) -> dict[str, str]:
+    """A stage run of collect, and an episode of it."""
+    run_id = Tracking(project / "mlflow").runs("collect", 1)[0].run_id
+    rows = Replay(project / "data" / "turnwise.duckdb").rows("episodes", [run_id])
+    return {"COLLECT": run_id[:8], "EPISODE": str(rows[0]["episode_id"])}
 
 
 @contextmanager
@@ -67,15 +86,17 @@ def running(command: str, env: dict[str, str]) -> Iterator[str]:
         assert process.wait(120) == 0
 
 
-def test_every_command_of_the_page_runs(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_command_of_the_pages_runs(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     newest, older = (info.run_id[:8] for info in Tracking(project / "mlflow").runs("pipeline", 2))
-    words = {"RUN": older, "RUN2": newest, "PROJECT": "desk"}
+    words = {"RUN": older, "RUN2": newest, "PROJECT": "desk", **looked_at(project)}
     env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
     env |= {"PATH": f"{BIN}:{env['PATH']}"}
     done: set[str] = set()
     with ExitStack() as served:
         for line in shown():
             command = re.sub(r"\b[A-Z]+2?\b", lambda word: words.get(word[0], word[0]), line)
+            command = command.replace("run demo", "run my/small.toml")
+            command = "turnwise ui --port 0" if command == "turnwise ui" else command  # 5000 may be somebody else's
             if command in done:
                 continue
             done.add(command)

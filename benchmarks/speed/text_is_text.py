@@ -1,8 +1,8 @@
 """What it costs to look for control tokens in a chat's texts, as a share of what reading the chat costs without.
 
-    python -m benchmarks.text_is_text                       # visits to the service desk, data/base
-    python -m benchmarks.text_is_text --model FOLDER        # another tokenizer and template
-    python -m benchmarks.text_is_text --hostile             # and every observation holds a control token
+    python -m benchmarks.speed.text_is_text                       # visits to the service desk, data/base
+    python -m benchmarks.speed.text_is_text --model FOLDER        # another tokenizer and template
+    python -m benchmarks.speed.text_is_text --hostile             # and every observation holds a control token
 
 Episodes grow turn by turn, as a rollout asks; the look and the reading take turns, each with what it kept itself.
 Printed: median processor time of all prompts of a rollout, and the median share over pairs with half its interquartile

@@ -4,7 +4,7 @@
     example(rng, roles, role)  -> an `Example` of the role, or, where it is None, of a random one by SHARE
     right(row, said)           optional: whether a reply to a row of the probe is right, by the name of a score
 
-What it says has single spaces between its words: the model has one token a word. Ours; docs/how-to/extend.md has one, whole.
+What it says has single spaces between its words: the model has one token a word. Ours; docs/how-to/small-model.md has one, whole.
 """
 
 from __future__ import annotations

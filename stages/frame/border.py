@@ -1,6 +1,6 @@
 """The border: what an environment hands over is checked here, and nowhere else.
 
-A breach of the contract (docs/how-to/extend.md) is a mistake of the environment's module. It is told once, in a sentence:
+A breach of the contract (docs/how-to/environment-options.md) is a mistake of the environment's module. It is told once, in a sentence:
 module, method, what was wanted, what was found, what to do. It is never tried again, and no row of it is stored. What
 an environment raises is another thing, a failure: that is tried again (stages/play/rollout.py).
 

@@ -52,7 +52,7 @@ def check(args: Namespace) -> int:
 def told(name: str, count: Counter[str]) -> str:
     """The last line of the report."""
     if count["broken"]:
-        return f"{name}: {count['broken']} of {count.total()} claims are broken. Mend them: docs/how-to/extend.md, An environment."
+        return f"{name}: {count['broken']} of {count.total()} claims are broken. Mend them: docs/how-to/environment-options.md, The contract."
     left = f", {count['left out']} left out" if count["left out"] else ""
     return (
         f"{name}: {count['ok']} of {count.total()} claims hold{left}. Next: turnwise run PRESET --set task.env={name}"
