@@ -113,7 +113,7 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/python docs/tables.py --check
-	@# $(BIN)/python docs/prose.py
+	$(BIN)/python docs/prose.py
 	$(MAKE) --no-print-directory site
 
 format: $(STAMP)

@@ -267,8 +267,8 @@ def test_the_small_model_of_the_page_can_be_read_in_every_role(home: Path) -> No
 def test_the_preset_of_operations_can_be_served_and_its_commands_run(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from turnwise import cli
     from flows.orchestration.deployments import deployments
+    from turnwise import cli
 
     monkeypatch.chdir(home)
     (home / "my").mkdir()

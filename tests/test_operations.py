@@ -19,9 +19,9 @@ from commands import RUN, make_home
 from documents import DOCS, FENCE, blocks, text_of
 from serving import _take_interrupts
 
-from turnwise import cli
 from stages.store.replay import Replay
 from stages.store.tracking import Tracking
+from turnwise import cli
 
 pytestmark = pytest.mark.slow
 BIN = Path(sys.executable).parent
