@@ -22,9 +22,8 @@ class CollectConfig(Config):
     episodes: int = Field(64, ge=1, description="Episodes an iteration. [ours]")
     first_episodes: int = Field(64, ge=1, description="Episodes of iteration 0, when the replay is empty. [ours]")
     split: str = Field("train", description="Scenarios to act in. [ours]")
-    group: int = Field(
-        1, ge=1, description="Episodes a scenario, side by side; GRPO compares within such a group. [paper: 4 for GRPO]"
-    )
+    group: int = Field(1, ge=1)
+    """Episodes a scenario, side by side; GRPO compares within such a group. [paper: 4 for GRPO]"""
     slots: int = Field(256, ge=1, description="Episodes that run side by side. [ours]")
     attempts: int = Field(3, ge=1, description="Tries of an episode whose environment or simulator failed. [ours]")
 

@@ -34,25 +34,17 @@ class CriticConfig(MixedConfig):
     """L1 and the target network."""
 
     epochs: int = Field(1, ge=1, description="Passes over the iteration's targets. [ours]")
-    frozen: bool = Field(
-        False,
-        description="Targets weigh nothing, so that the successor is not trained; the steps and their policy rows are as they were. [ours, ablation]",
-    )
+    frozen: bool = False
+    """Targets weigh nothing, so that the successor is not trained; the steps and their policy rows are as they were. [ours, ablation]"""
     batch: int = Field(48, ge=1, description="Targets a step. [ours]")
-    policy_rows: int = Field(
-        16,
-        ge=0,
-        description="Policy rows in every step, from the last refinements or, at first, its own actions. [ours]",
-    )
-    general_rows: int = Field(
-        0, ge=0, description="General rows in every step. [paper: general instruction data against forgetting]"
-    )
-    general_path: Annotated[str, FromPath(used_with="general_rows")] = Field(
-        "data/base/general.jsonl", description="JSONL file of general rows. [ours]"
-    )
-    ema_rate: float = Field(
-        0.01, gt=0, le=1, description="EMA rate of the target network, a step. [paper: an EMA; rate ours]"
-    )
+    policy_rows: int = Field(16, ge=0)
+    """Policy rows in every step, from the last refinements or, at first, its own actions. [ours]"""
+    general_rows: int = Field(0, ge=0)
+    """General rows in every step. [paper: general instruction data against forgetting]"""
+    general_path: Annotated[str, FromPath(used_with="general_rows")] = "data/base/general.jsonl"
+    """JSONL file of general rows. [ours]"""
+    ema_rate: float = Field(0.01, gt=0, le=1)
+    """EMA rate of the target network, a step. [paper: an EMA; rate ours]"""
 
 
 def run(context: Context) -> Outputs:

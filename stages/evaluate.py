@@ -42,48 +42,31 @@ from stages.train.rows import read_jsonl
 class EvaluateConfig(Config):
     """What is measured, and on how much."""
 
-    split: str = Field(
-        "validation", description="Scenarios: validation chooses the best adapter, test is reported. [ours]"
-    )
+    split: str = "validation"
+    """Scenarios: validation chooses the best adapter, test is reported. [ours]"""
     episodes: int = Field(96, ge=1, description="Episodes, of the test split scenarios. [ours]")
-    trials: int = Field(
-        1,
-        ge=1,
-        description="Episodes of each scenario of the test split; pass^k is told for k up to this. [tau-bench; default ours]",
-    )
-    test_options: TaskOptions = Field(
-        default_factory=dict,
-        description="Options of the task that differ on the test split: harder problems, or another domain. [ours]",
-    )
+    trials: int = Field(1, ge=1)
+    """Episodes of each scenario of the test split; pass^k is told for k up to this. [tau-bench; default ours]"""
+    test_options: TaskOptions = Field(default_factory=dict)
+    """Options of the task that differ on the test split: harder problems, or another domain. [ours]"""
     temperature: float = Field(1.0, ge=0, description="Of the policy; 0 = greedy. [ours]")
     slots: int = Field(256, ge=1, description="Episodes that run side by side. [ours]")
     attempts: int = Field(3, ge=1, description="Tries of an episode whose environment or simulator failed. [ours]")
     audit_turns: int = Field(96, ge=0, description="Turns on which the critic is audited; 0 = none. [ours]")
     audit_futures: int = Field(1, ge=1, description="Futures a turn that the audit's evaluator reads. [ours]")
-    win_words: tuple[str, ...] = Field(
-        ("pass", "won"),
-        min_length=1,
-        description="Words by which a predicted future tells a win, in the audit; the last one of both lists counts. [ours]",
-    )
-    loss_words: tuple[str, ...] = Field(
-        ("fail", "lost"), min_length=1, description="The same of a loss. They go with the task's prompts. [ours]"
-    )
-    probe_path: DataPath = Field(
-        "", description='JSONL file of role rows whose replies are known, for the forgetting probe; "" = none. [ours]'
-    )
+    win_words: tuple[str, ...] = Field(("pass", "won"), min_length=1)
+    """Words by which a predicted future tells a win, in the audit; the last one of both lists counts. [ours]"""
+    loss_words: tuple[str, ...] = Field(("fail", "lost"), min_length=1)
+    """The same of a loss. They go with the task's prompts. [ours]"""
+    probe_path: DataPath = ""
+    """JSONL file of role rows whose replies are known, for the forgetting probe; "" = none. [ours]"""
     probe_rows: int = Field(20, ge=1, description="Rows a role. [ours]")
-    value: bool = Field(
-        True, description="Read the values of a self_ac policy on these episodes, by one pass a state. [ours]"
-    )
-    best_of: int = Field(
-        1,
-        ge=1,
-        description="Episodes a scenario, of which V(s_{N-1}) chooses one; metrics named evaluate/ are of the first. [ours]",
-    )
-    abort_below: float | None = Field(
-        None,
-        description="Give an episode up, from its second reply on, where V of its state is below this; it counts as not won. [ours]",
-    )
+    value: bool = True
+    """Read the values of a self_ac policy on these episodes, by one pass a state. [ours]"""
+    best_of: int = Field(1, ge=1)
+    """Episodes a scenario, of which V(s_{N-1}) chooses one; metrics named evaluate/ are of the first. [ours]"""
+    abort_below: float | None = None
+    """Give an episode up, from its second reply on, where V of its state is below this; it counts as not won. [ours]"""
 
 
 def run(context: Context) -> Outputs:

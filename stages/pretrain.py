@@ -75,36 +75,23 @@ class PretrainConfig(Config):
     width: int = Field(128, ge=16, description="Hidden size; 96 for maths. [ours]")
     layers: int = Field(3, ge=1, description="Decoder layers; 4 for agents. [ours]")
     heads: int = Field(4, ge=1, description="Attention heads. [ours]")
-    positions: int = Field(
-        512, ge=1, description="Longest text that the model takes, in tokens; 1024 for agents. [ours]"
-    )
-    vocabulary: int = Field(
-        1000, ge=262, description="Tokens of the byte-level tokenizer, for agents; the others have one a word. [ours]"
-    )
-    steps: int = Field(
-        3200, ge=1, description="Optimiser steps; 1800 for agents, 3600 for twenty, 2000 for maths. [ours]"
-    )
+    positions: int = Field(512, ge=1)
+    """Longest text that the model takes, in tokens; 1024 for agents. [ours]"""
+    vocabulary: int = Field(1000, ge=262)
+    """Tokens of the byte-level tokenizer, for agents; the others have one a word. [ours]"""
+    steps: int = Field(3200, ge=1)
+    """Optimiser steps; 1800 for agents, 3600 for twenty, 2000 for maths. [ours]"""
     batch: int = Field(96, ge=1, description="Examples a step; 32 for agents, 48 for twenty and maths. [ours]")
     parts: int = Field(4, ge=1, description="Passes of like length that a step is cut into, against padding. [ours]")
     muon_lr: float = Field(0.02, gt=0, description="Learning rate of the matrices. [ours]")
     adam_lr: float = Field(3e-3, gt=0, description="Learning rate of embeddings and norms. [ours]")
     flat: float = Field(0.4, ge=0, le=1, description="Share of the steps before the linear decay to 3 %. [ours]")
-    whole: float = Field(
-        0.2,
-        ge=0,
-        le=1,
-        description="Share of the steps, the first ones, that learn what stands before the last reply, too; 1 for agents, twenty and maths. [ours]",
-    )
-    general_rows: int = Field(
-        3000,
-        ge=0,
-        description="Role rows written to general.jsonl, for mixing into later training; 0 for all but the desk. [ours]",
-    )
-    probe_rows: int = Field(
-        40,
-        ge=1,
-        description="Held-out rows a role in probe.jsonl, for scores and the forgetting probe; for agents 192 episodes a task, for twenty 100 rows, for maths 200. [ours]",
-    )
+    whole: float = Field(0.2, ge=0, le=1)
+    """Share of the steps, the first ones, that learn what stands before the last reply, too; 1 for agents, twenty and maths. [ours]"""
+    general_rows: int = Field(3000, ge=0)
+    """Role rows written to general.jsonl, for mixing into later training; 0 for all but the desk. [ours]"""
+    probe_rows: int = Field(40, ge=1)
+    """Held-out rows a role in probe.jsonl, for scores and the forgetting probe; for agents 192 episodes a task, for twenty 100 rows, for maths 200. [ours]"""
 
     @model_validator(mode="before")
     @classmethod

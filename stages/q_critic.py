@@ -46,18 +46,15 @@ from stages.train.rows import policy_rows, weighed
 class QCriticConfig(DrawConfig, MixedConfig):
     """Which transitions are backed up, and how Q learns them."""
 
-    draw: Draw = Field(
-        "turn", description="Transitions are drawn, and rows meet in a step, one by one or by the episode. [ours]"
-    )
+    draw: Draw = "turn"
+    """Transitions are drawn, and rows meet in a step, one by one or by the episode. [ours]"""
     gamma: float = Field(1.0, ge=0, le=1, description="Discount a turn. [ours]")
     epochs: int = Field(1, ge=0, description="Passes over the iteration's transitions. [ours]")
     batch: int = Field(48, ge=1, description="Transitions a step. [ours]")
-    policy_rows: int = Field(
-        16, ge=0, description="Policy rows in every step, from the last picks or, at first, its own actions. [ours]"
-    )
-    value_weight: float = Field(
-        1.0, gt=0, description="Weight of the squared error of Q against the likelihood of the policy rows. [ours]"
-    )
+    policy_rows: int = Field(16, ge=0)
+    """Policy rows in every step, from the last picks or, at first, its own actions. [ours]"""
+    value_weight: float = Field(1.0, gt=0)
+    """Weight of the squared error of Q against the likelihood of the policy rows. [ours]"""
     ema_rate: float = Field(0.01, gt=0, le=1, description="EMA rate of the target network, a step. [ours]")
 
 

@@ -44,40 +44,24 @@ class RefineConfig(StatesConfig):
         description="Whose futures: the trained successor's, of a fresh action; or what really came of the action that the episode took, without a successor. "
         "[paper: the successor's; v2 has the other as an ablation, self-distillation]",
     )
-    refinements: int = Field(
-        1,
-        ge=1,
-        description="m, refinements of an action judged No; more than one needs roles.judge_temperature above 0. [paper: 1]",
-    )
+    refinements: int = Field(1, ge=1)
+    """m, refinements of an action judged No; more than one needs roles.judge_temperature above 0. [paper: 1]"""
     correct: bool = Field(True, description="CoT correction of the refined action. [paper]")
     rethink: bool = Field(
         True,
         description="Where the policy thinks (<think>) before it acts, a new thought before a rewritten action, with what the policy knows; off: an empty one. "
         "[paper: its chain of thought is corrected; how: ours]",
     )
-    leak_words: int = Field(
-        8,
-        ge=2,
-        description="Successive words of a critique or a future that a new thought may not repeat; else the row is dropped. [ours]",
-    )
-    yes_frac_max: float = Field(
-        1.0,
-        ge=0,
-        le=1,
-        description='Largest share of rows whose action was kept because of "Yes". [ours; paper: no limit]',
-    )
-    critique: Literal["full", "verdict", "none"] = Field(
-        "full",
-        description="What the refiner sees: the whole critique; the bare verdict; none = every action is rewritten, no critic at all. [ours, ablation]",
-    )
-    gate: Literal["none", "evaluate", "reroll"] = Field(
-        "none",
-        description="Keep a refined action only if the critic now says Yes (evaluate), or if rolling it out is no worse (reroll); else the fresh one. [ours; paper: none]",
-    )
-    refused: Literal["kept", "dropped"] = Field(
-        "kept",
-        description="What is learned of an action all of whose rewrites the gate refuses: the fresh one, or nothing, and another state is drawn. [ours]",
-    )
+    leak_words: int = Field(8, ge=2)
+    """Successive words of a critique or a future that a new thought may not repeat; else the row is dropped. [ours]"""
+    yes_frac_max: float = Field(1.0, ge=0, le=1)
+    """Largest share of rows whose action was kept because of "Yes". [ours; paper: no limit]"""
+    critique: Literal["full", "verdict", "none"] = "full"
+    """What the refiner sees: the whole critique; the bare verdict; none = every action is rewritten, no critic at all. [ours, ablation]"""
+    gate: Literal["none", "evaluate", "reroll"] = "none"
+    """Keep a refined action only if the critic now says Yes (evaluate), or if rolling it out is no worse (reroll); else the fresh one. [ours; paper: none]"""
+    refused: Literal["kept", "dropped"] = "kept"
+    """What is learned of an action all of whose rewrites the gate refuses: the fresh one, or nothing, and another state is drawn. [ours]"""
     gate_rollouts: int = Field(8, ge=1, description="Rollouts an action, for gate = reroll. [ours]")
 
 

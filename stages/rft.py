@@ -42,14 +42,10 @@ class RftConfig(PassConfig):
     epochs: int = Field(2, ge=1, description="Passes over the rows. [ours]")
     batch: int = Field(32, ge=1, description="Turns a step. [ours]")
     rows: int = Field(512, ge=1, description="Most turns an iteration, drawn from all wins so far. [ours]")
-    refill: bool = Field(
-        False,
-        description="Where there are fewer turns than `rows`, draw them again, so that every iteration takes as many steps. [ours]",
-    )
-    labels: Literal["wins", "told"] = Field(
-        "wins",
-        description="Turns of episodes that won; or of all episodes what the environment's own parser makes of the words: its `lessons`. [ours]",
-    )
+    refill: bool = False
+    """Where there are fewer turns than `rows`, draw them again, so that every iteration takes as many steps. [ours]"""
+    labels: Literal["wins", "told"] = "wins"
+    """Turns of episodes that won; or of all episodes what the environment's own parser makes of the words: its `lessons`. [ours]"""
 
 
 def run(context: Context) -> Outputs:

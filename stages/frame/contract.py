@@ -26,7 +26,9 @@ class Config(BaseModel):
     a secret.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
 
 @dataclass(frozen=True)

@@ -26,27 +26,16 @@ class StatesConfig(Config):
     """At which states the policy is improved."""
 
     states: int = Field(128, ge=1, description="States with an action to be learned, an iteration. [ours]")
-    tries: int = Field(
-        6,
-        ge=1,
-        description="Most times that states are drawn: first all, then further ones in the place of those that left no row. [ours]",
-    )
+    tries: int = Field(6, ge=1)
+    """Most times that states are drawn: first all, then further ones in the place of those that left no row. [ours]"""
     replay_size: int = Field(4000, ge=1, description="Newest transitions whose states can be drawn. [ours]")
-    draw: Draw = Field(
-        "turn",
-        description="States are drawn one by one, or by the episode: its turns share what was said before. [ours]",
-    )
-    alpha: float = Field(
-        0.6,
-        ge=0,
-        description="States by the critic's priorities, p ~ (loss + eps)^alpha; 0 = uniform. [paper: its replay is; exponent ours]",
-    )
+    draw: Draw = "turn"
+    """States are drawn one by one, or by the episode: its turns share what was said before. [ours]"""
+    alpha: float = Field(0.6, ge=0)
+    """States by the critic's priorities, p ~ (loss + eps)^alpha; 0 = uniform. [paper: its replay is; exponent ours]"""
     eps: float = Field(0.01, gt=0, description="So that no state is ever given up. [ours]")
-    warmup: int = Field(
-        0,
-        ge=0,
-        description="First iterations without improvement, so that the critic has learned something before the policy follows it. [ours; paper: 0]",
-    )
+    warmup: int = Field(0, ge=0)
+    """First iterations without improvement, so that the critic has learned something before the policy follows it. [ours; paper: 0]"""
 
 
 def states_in_order(context: Context, stage: str, collects: Sequence[str], critics: Sequence[str]) -> list[Candidate]:

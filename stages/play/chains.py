@@ -24,30 +24,17 @@ class DrawConfig(Config):
 
     transitions: int = Field(256, ge=1, description="Targets made an iteration. [ours]")
     replay_size: int = Field(20000, ge=1, description="Newest transitions that can be drawn. [ours]")
-    draw: Draw = Field(
-        "turn",
-        description="Transitions are drawn one by one, or by the episode, as many as that gives: its turns share what was said before, in generation and in training. [ours]",
-    )
-    alpha: float = Field(
-        0.6,
-        ge=0,
-        description="Priority p ~ (loss + eps)^alpha. [paper: prioritised by the critic's loss; exponent ours]",
-    )
+    draw: Draw = "turn"
+    """Transitions are drawn one by one, or by the episode, as many as that gives: its turns share what was said before, in generation and in training. [ours]"""
+    alpha: float = Field(0.6, ge=0)
+    """Priority p ~ (loss + eps)^alpha. [paper: prioritised by the critic's loss; exponent ours]"""
     eps: float = Field(0.01, gt=0, description="So that no transition is ever given up. [ours]")
-    beta: float = Field(
-        0.0, ge=0, le=1, description="Importance weights (N p)^-beta undo the preference; 0 = none. [ours]"
-    )
-    terminal_frac: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="Share of terminal transitions, by priority within each kind; 0 = as they are drawn. [ours]",
-    )
-    steps: int = Field(
-        1,
-        ge=1,
-        description="Real steps of the episode that are merged before a future is sampled; many = to its end, off-policy. [ours; paper: 1]",
-    )
+    beta: float = Field(0.0, ge=0, le=1)
+    """Importance weights (N p)^-beta undo the preference; 0 = none. [ours]"""
+    terminal_frac: float = Field(0.0, ge=0, le=1)
+    """Share of terminal transitions, by priority within each kind; 0 = as they are drawn. [ours]"""
+    steps: int = Field(1, ge=1)
+    """Real steps of the episode that are merged before a future is sampled; many = to its end, off-policy. [ours; paper: 1]"""
 
     @model_validator(mode="after")
     def _kinds_are_of_turns(self) -> Self:

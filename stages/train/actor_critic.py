@@ -50,79 +50,54 @@ class SelfAcConfig(OptimConfig):
 
     epochs: int = Field(2, ge=1, description="Passes over the iteration's episodes. [ours]")
     batch: int = Field(32, ge=1, description="Episodes a step. [ours]")
-    row_tokens: int = Field(
-        4096, ge=1, description="Most tokens of one packed row; a step is as many rows as it needs. [ours]"
-    )
+    row_tokens: int = Field(4096, ge=1)
+    """Most tokens of one packed row; a step is as many rows as it needs. [ours]"""
     head_lr: float = Field(0.0, ge=0, description="Learning rate of the value head; 0 = that of the body, lr. [ours]")
-    keep_moments: bool = Field(
-        True, description="AdamW's moments go on from one iteration to the next, else they start at 0 each time. [ours]"
-    )
-    alpha: float = Field(
-        0.5, ge=0, le=1, description="Weight of the critic's loss against the actor's. [slides: alpha; number ours]"
-    )
-    gamma: float = Field(
-        1.0,
-        ge=0,
-        le=1,
-        description="Discount a turn; below 1 the actor's gradient is biased. [slides: gamma; number ours]",
-    )
+    keep_moments: bool = True
+    """AdamW's moments go on from one iteration to the next, else they start at 0 each time. [ours]"""
+    alpha: float = Field(0.5, ge=0, le=1)
+    """Weight of the critic's loss against the actor's. [slides: alpha; number ours]"""
+    gamma: float = Field(1.0, ge=0, le=1)
+    """Discount a turn; below 1 the actor's gradient is biased. [slides: gamma; number ours]"""
     td_steps: int = Field(5, ge=1, description="TD(1) to TD(n) are averaged. [slides: 5]")
-    advantage: AdvantageKind = Field(
-        "td_mean", description="td_mean, td1, gae, mc, or group: one number for a whole episode, as GRPO. [ours]"
-    )
+    advantage: AdvantageKind = "td_mean"
+    """td_mean, td1, gae, mc, or group: one number for a whole episode, as GRPO. [ours]"""
     gae_lambda: float = Field(0.95, ge=0, le=1, description="For advantage = gae. [ours]")
     advantage_scale: Literal["own", "batch"] = Field(
         "own",
         description="What advantages are divided by: own, those of `group` by the group's deviation, no others; or batch, all by their deviation over the "
         "iteration's turns. [ours]",
     )
-    known_end: bool = Field(
-        False, description="The known final reward instead of V_N in the targets of earlier states. [ours; slides: V_N]"
-    )
-    ratio: Ratio = Field(
-        "turn",
-        description="Ratio of a turn's probability, of its mean token's (turn_mean), or of each token's. [slides: turn]",
-    )
+    known_end: bool = False
+    """The known final reward instead of V_N in the targets of earlier states. [ours; slides: V_N]"""
+    ratio: Ratio = "turn"
+    """Ratio of a turn's probability, of its mean token's (turn_mean), or of each token's. [slides: turn]"""
     ratio_clip: float = Field(0.2, gt=0, lt=1, description="c of the clipped ratio. [slides: eps; number is PPO's]")
-    per: Per = Field(
-        "turn", description="The actor's sum is divided by turns, or by episodes, which is unbiased. [slides: turn]"
-    )
+    per: Per = "turn"
+    """The actor's sum is divided by turns, or by episodes, which is unbiased. [slides: turn]"""
     kl_coef: float = Field(
         0.0,
         ge=0,
         description="Advantage, in the unit that advantage_scale gives it, that a nat of divergence from the base policy costs; above 0 it keeps "
         "exploring. [ours; slides: 0]",
     )
-    separate: bool = Field(
-        False, description="An adapter each for actor and critic, and a pass each. [ours; slides: one for both]"
-    )
-    value_grad_scale: float = Field(
-        1.0, ge=0, description="Factor on the critic's gradient into the shared body; 0 = head only. [ours; slides: 1]"
-    )
-    warmup: int = Field(
-        0,
-        ge=0,
-        description="First iterations in which only the head learns, and the shared body stays as it is. [ours; slides: 0]",
-    )
-    soft_prompt: int = Field(
-        0, ge=0, le=4, description="Learned vectors in place of the critic prompt's text. [ours; slides: text]"
-    )
-    attention: Literal["sdpa", "flex"] = Field(
-        "sdpa",
-        description="Kernel of the packed row: torch's sdpa in a few calls, or FlexAttention, for long rows on a GPU. [ours]",
-    )
+    separate: bool = False
+    """An adapter each for actor and critic, and a pass each. [ours; slides: one for both]"""
+    value_grad_scale: float = Field(1.0, ge=0)
+    """Factor on the critic's gradient into the shared body; 0 = head only. [ours; slides: 1]"""
+    warmup: int = Field(0, ge=0)
+    """First iterations in which only the head learns, and the shared body stays as it is. [ours; slides: 0]"""
+    soft_prompt: int = Field(0, ge=0, le=4)
+    """Learned vectors in place of the critic prompt's text. [ours; slides: text]"""
+    attention: Literal["sdpa", "flex"] = "sdpa"
+    """Kernel of the packed row: torch's sdpa in a few calls, or FlexAttention, for long rows on a GPU. [ours]"""
     max_gap: float = Field(0.1, gt=0, description=MAX_GAP)
-    checkpoint_every: int = Field(
-        50, ge=0, description="Steps between two checkpoints, from which a killed stage goes on; 0 = none. [ours]"
-    )
-    broken: Literal["split", "error"] = Field(
-        "split",
-        description="An episode that breaks, its next state not beginning with a turn's tokens: a row for each piece, or stop. [ours]",
-    )
-    unusable: Literal["error", "drop"] = Field(
-        "error",
-        description="An episode that cannot be trained on (too long, no log-probs): stop, or drop and count it. [ours]",
-    )
+    checkpoint_every: int = Field(50, ge=0)
+    """Steps between two checkpoints, from which a killed stage goes on; 0 = none. [ours]"""
+    broken: Literal["split", "error"] = "split"
+    """An episode that breaks, its next state not beginning with a turn's tokens: a row for each piece, or stop. [ours]"""
+    unusable: Literal["error", "drop"] = "error"
+    """An episode that cannot be trained on (too long, no log-probs): stop, or drop and count it. [ours]"""
 
     @property
     def has_critic(self) -> bool:
