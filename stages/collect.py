@@ -29,9 +29,7 @@ class CollectConfig(Config):
 
 
 def run(context: Context) -> Outputs:
-    """Roll out `episodes` scenarios; rows of `episodes` and `turns`. Raises TurnwiseError if the environment failed in
-    all of them.
-    """
+    """Rows of `episodes` and `turns`. Raises TurnwiseError if the environment failed in all of them."""
     config: CollectConfig = context.config
     task, roles = context.run.task, context.run.roles
     wanted = config.first_episodes if context.iteration == 0 else config.episodes

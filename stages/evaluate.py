@@ -166,9 +166,7 @@ def on_test(context: Context) -> Context:
 def hopeless(
     config: EvaluateConfig, critic: Callable[[], Critic | None]
 ) -> Callable[[Sequence[tuple[int, ...]]], list[bool]] | None:
-    """States to whether V gives the episode up there; None where nothing is given up. Raises UsageError where there is
-    no V.
-    """
+    """States to whether V gives the episode up there; None where nothing is. Raises UsageError where there is no V."""
     if (threshold := config.abort_below) is None:
         return None
     if (opened := critic()) is None:
@@ -179,9 +177,7 @@ def hopeless(
 
 
 def values(context: Context, roles: Roles, rounds: Sequence[Sequence[Episode]], critic: Critic | None) -> Values:
-    """The values of a self_ac policy on all episodes, and what one of n chosen by them would win; nothing of other
-    policies' values.
-    """
+    """The values of a self_ac policy on all episodes, and what one of n chosen by them would win."""
     judged, found = None, Values({}, {})
     if critic is not None:
         judged = judge_episodes(

@@ -76,9 +76,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Choice:
-    """One state with its options, in the order in which they were first sampled, and the one to be learned (None:
-    dropped).
-    """
+    """A state with its options, in the order first sampled, and the one to be learned (None: dropped)."""
 
     state: Transition
     prompt_ids: tuple[int, ...]
@@ -92,9 +90,7 @@ Chooser = Callable[[Context, Sequence[Choice]], list[Choice]]
 
 
 def run(context: Context) -> Outputs:
-    """Rows of `judgements`, and of `targets` with role "policy". Raises MissingInput without a state, UsageError where
-    no prompt fits.
-    """
+    """Rows of `judgements` and `targets`. Raises MissingInput without a state, UsageError where no prompt fits."""
     config: PickConfig = context.config
     roles = roles_of(context.run.roles)
     if context.iteration < config.warmup:
@@ -124,9 +120,7 @@ def run(context: Context) -> Outputs:
 
 
 def chooser(context: Context, roles: Roles) -> Chooser:
-    """What chooses among the options, by the context of a try: whatever it needs is opened once, when it is first
-    asked.
-    """
+    """What chooses among the options, by the context of a try; what it needs is opened once, when first asked."""
     if context.config.by == "verdict":
         return lambda again, choices: by_verdict(again, roles, choices)
     critic = cache(lambda: open_q(context))
@@ -206,9 +200,7 @@ def with_best_judged(choices: Sequence[Choice], judged: Sequence[Option]) -> lis
 
 
 def by_value(context: Context, roles: Roles, critic: Callable[[], QCritic], choices: Sequence[Choice]) -> list[Choice]:
-    """SAC: Q of every option, and of each state one reply, drawn with p ~ exp(Q / tau): an option with p ~ times exp(Q /
-    tau).
-    """
+    """SAC: Q of every option, and of each state one drawn with p ~ times exp(Q / tau)."""
     prompts = q_prompts(context, roles, [(c.state.state, o.action) for c in choices for o in c.options])
     read = [ids for ids in prompts if ids]
     known = iter(q_values(critic().model, critic().head, read) if read else ())

@@ -198,10 +198,7 @@ def train(model: Any, material: Material, config: PretrainConfig, seed: int, adv
         adam.zero_grad()
         losses.append(
             backward(
-                model,
-                [encode(material.tokenizer, e) for e in examples],
-                config.parts,
-                material.tokenizer.pad_token_id,
+                model, [encode(material.tokenizer, e) for e in examples], config.parts, material.tokenizer.pad_token_id
             )
         )
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

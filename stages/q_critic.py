@@ -177,10 +177,7 @@ def learn(
         steps[0] = len(done)
         bar.advance(1)
 
-    kinds = {
-        VALUE: (rows, config.batch),
-        "policy": (weighed(policy_rows(context), config.weight), config.policy_rows),
-    }
+    kinds = {VALUE: (rows, config.batch), "policy": (weighed(policy_rows(context), config.weight), config.policy_rows)}
     model = model_of(net)
     batches = mixed_batches(
         kinds, main=VALUE, epochs=config.epochs, rng=random.Random(context.seed), device=model.device,
@@ -194,10 +191,8 @@ def learn(
 
 def target_row(context: Context, roles: Roles, b: QBackup, q: float) -> Row:
     """The student prompt that the successor would have, and the number that belongs to it."""
-    student, prompt = (
-        context.engine.decode(b.prompt_ids),
-        successor_prompt(roles, b.t.state, b.t.action or "unreadable"),
-    )
+    student = context.engine.decode(b.prompt_ids)
+    prompt = successor_prompt(roles, b.t.state, b.t.action or "unreadable")
     check_student(
         student, f"{policy_text(roles, b.t.state)}\n{prompt[-1]['content']}", [t.observation for t in b.chain]
     )

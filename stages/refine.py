@@ -66,9 +66,7 @@ class RefineConfig(StatesConfig):
 
 
 def run(context: Context) -> Outputs:
-    """Rows of `judgements`, and of `targets` with role "policy". Raises MissingInput without a state, UsageError where
-    no prompt fits.
-    """
+    """Rows of `judgements` and `targets`. Raises MissingInput without a state, UsageError where no prompt fits."""
     config: RefineConfig = context.config
     roles = roles_of(context.run.roles)
     if config.refinements > 1 and context.run.roles.rewriting_temperature == 0:
@@ -98,9 +96,7 @@ def run(context: Context) -> Outputs:
 def attempt(
     context: Context, roles: Roles, pool: Mapping[tuple[str, int], Candidate], drawn: Sequence[Candidate], number: int
 ) -> list[Refinement]:
-    """What comes of these states: an action to be learned each, m of them where the critic said No, or why there is
-    none.
-    """
+    """Of each state an action to be learned, m of them where the critic said No, or why there is none."""
     again = replace(context, seed=mix(context.seed, "again", number)) if number else context
     bar = context.progress("refine actions, role by role", 3)
     if context.config.futures_of == "episode":
@@ -215,9 +211,7 @@ def refine_all(context: Context, roles: Roles, judged: Sequence[Refinement]) -> 
 def with_thoughts(
     context: Context, roles: Roles, rewritten: Sequence[Refinement], adapter: str | None
 ) -> list[Refinement]:
-    """Where the policy thought before the action that was rewritten, a new thought before the new one, or why there is
-    none.
-    """
+    """A new thought before each rewritten action of a policy that thought before it, or why there is none."""
     plain = {
         i: Unthought(r.state.state, r.learned.text, (r.judgement.critique, *r.judgement.futures))
         for i, r in enumerate(rewritten)

@@ -81,9 +81,7 @@ def run(context: Context) -> Outputs:
 
 
 def draw(pool: Sequence[Candidate], n: int, rng: random.Random, *, refill: bool) -> list[Candidate]:
-    """n turns of the pool, none twice; with `refill` none comes a time more than another until all have, else at most
-    the pool.
-    """
+    """n turns of the pool, none twice; with `refill` none comes twice more often than another, else at most all."""
     drawn: list[Candidate] = []
     while pool and len(drawn) < n:
         drawn += rng.sample(pool, min(n - len(drawn), len(pool)))

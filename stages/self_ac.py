@@ -81,9 +81,7 @@ def run(context: Context) -> Outputs:
 def learn(
     context: Context, both: nn.ModuleList, optimiser: torch.optim.Optimizer, batches: Any, n_episodes: int
 ) -> list[dict[str, float]]:
-    """All steps, or those that a killed run had not done yet. Leaves the ledger of the first step beside the
-    checkpoint.
-    """
+    """All steps that are left to do. Leaves the ledger of the first step beside the checkpoint."""
     config: SelfAcConfig = context.config
     model, head = cast(tuple[Any, ValueHead], tuple(both))
     warming_up = context.iteration < config.warmup

@@ -25,13 +25,7 @@ from stages.frame.types import MissingInput, Row, TurnwiseError
 from stages.judge.backup import UNREADABLE, Backup, bellman_backup, successor_prompt
 from stages.learn.statistics import leak_rate
 from stages.llm.last_message import check_last_message
-from stages.llm.roles import (
-    Roles,
-    check_student,
-    policy_text,
-    prompt_text,
-    roles_of,
-)
+from stages.llm.roles import Roles, check_student, policy_text, prompt_text, roles_of
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
 from stages.play.chains import DrawConfig, draw, read_in_full, usable
 from stages.play.transitions import candidates, known_losses
@@ -44,9 +38,7 @@ class TargetsConfig(DrawConfig):
 
 
 def run(context: Context) -> Outputs:
-    """Rows of `targets` with role "successor". Raises MissingInput without a transition, TurnwiseError without a
-    readable reply, UsageError where no prompt fits.
-    """
+    """Rows of `targets`. Raises MissingInput without a transition, TurnwiseError if nothing is readable, UsageError."""
     config: TargetsConfig = context.config
     roles = roles_of(context.run.roles)
     check_last_message(context.engine, roles)

@@ -151,9 +151,8 @@ def served(inner: Engine, name: str, context: int) -> Iterator[str]:
                 return 200, {}
             adapter = None if body["model"] == name else body["model"]
             if adapter is not None:
-                inner.load_adapter(
-                    adapter, held[adapter]
-                )  # again, where the inner engine has put it out for newer ones
+                # again, where the inner engine has put it out for newer ones
+                inner.load_adapter(adapter, held[adapter])
             request = Request(tuple(body["prompt"]), body["max_tokens"], body["temperature"], body["seed"], adapter)
             (done,) = inner.generate([request])
         choice = {

@@ -20,11 +20,9 @@ from stages.play.transitions import episode_rows
 from stages.store.tables import arrow
 
 PHOTO = 300  # a token of five letters, which the engine encodes as five
-CHECK, GIVE, CLOSE = (
-    ("Action: check photo", "photo done."),
-    ("Action: give cash", "cash done."),
-    ("Action: close phone", "Mia audits: fail."),
-)
+CHECK = ("Action: check photo", "photo done.")
+GIVE = ("Action: give cash", "cash done.")
+CLOSE = ("Action: close phone", "Mia audits: fail.")
 LENGTHS = (3, 1, 2, 3)
 
 

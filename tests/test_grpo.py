@@ -130,9 +130,8 @@ def test_ids_and_log_probs_reach_the_loss_unchanged(bench: models.Bench, monkeyp
 
     monkeypatch.setattr(grpo, "turn_ppo_clip", spy)
     outputs = run(bench, batch=3, epochs=2)
-    counted = [
-        t for t in rows["turns"] if not t["episode_id"].startswith("c")
-    ]  # a group of equal returns teaches nothing
+    # a group of equal returns teaches nothing
+    counted = [t for t in rows["turns"] if not t["episode_id"].startswith("c")]
     assert Counter(trained) == Counter(2 * [(tuple(t["prompt_ids"]), tuple(t["action_ids"])) for t in counted])
     advantage = episode_advantages(rows["episodes"])
     by_ids = {(tuple(t["prompt_ids"]), tuple(t["action_ids"])): t for t in counted}

@@ -39,9 +39,8 @@ def test_a_step_of_many_rows_is_the_step_of_one(bench: models.Bench, advantage_s
     one, many = tensors(bench, "one"), tensors(bench, "many")
     assert set(one) == set(many)
     for name, value in one.items():
-        assert torch.allclose(value, many[name], atol=2e-5), (
-            name
-        )  # Adam's first steps amplify rounding of tiny gradients
+        # Adam's first steps amplify rounding of tiny gradients
+        assert torch.allclose(value, many[name], atol=2e-5), name
     assert any(bool(value.abs().max() > 0) for name, value in one.items() if "lora_B" in name)
 
 

@@ -23,10 +23,8 @@ from stages.llm.roles import Roles, load_roles
 from stages.play.transitions import episode_rows, known_losses, transitions
 from stages.targets import TargetsConfig, target_row
 
-CHECK, CLOSE = (
-    ("Thought: t Action: check photo", "photo done."),
-    ("Action: close phone", "phone done. Mia audits: fail. gold needs close email."),
-)
+CHECK = ("Thought: t Action: check photo", "photo done.")
+CLOSE = ("Action: close phone", "phone done. Mia audits: fail. gold needs close email.")
 WON = ("Action: close email", "email done. Mia audits: pass.")
 EPISODES: list[tuple[str, list[tuple[str, str]], Outcome, float, list[int]]] = [
     ("Lost", [CHECK, CLOSE], Outcome.SCORED, 0.0, []),

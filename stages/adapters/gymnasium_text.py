@@ -71,9 +71,7 @@ class FromGymnasium:
         return (_observed(at, answer[0]),)
 
     def step(self, message: Message) -> Step:
-        """Act. Raises Malformed; RuntimeError after the end; BrokenEnvironment for an answer that is no text with a
-        finite reward; whatever `env` raises.
-        """
+        """Act. Raises Malformed; RuntimeError after the end; BrokenEnvironment; whatever `env` raises."""
         if not self._running:
             raise RuntimeError("the episode has not begun, or is over: call reset first")
         action = self._read(str(message.get("content") or ""))
@@ -146,9 +144,7 @@ class ToGymnasium:
         }
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """(observation, reward, terminated, truncated, info). Raises RuntimeError after the end; whatever the
-        environment raises.
-        """
+        """The five-tuple of Gymnasium. Raises RuntimeError after the end; whatever the environment raises."""
         env, self._env = self._env, None  # so that an error leaves no episode to go on with
         if env is None:
             raise RuntimeError("the episode has not begun, or is over: call reset first")

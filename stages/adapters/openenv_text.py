@@ -57,9 +57,7 @@ class FromOpenEnv:
         return (self._told(at, result.observation),)
 
     def step(self, message: Message) -> Step:
-        """Act. Raises Malformed; RuntimeError after the end; BrokenEnvironment for a reward that is no finite number;
-        whatever the client raises.
-        """
+        """Act. Raises Malformed; RuntimeError after the end; BrokenEnvironment; whatever the client raises."""
         if not self._running:
             raise RuntimeError("the episode has not begun, or is over: call reset first")
         action = self._act(str(message.get("content") or ""))

@@ -113,9 +113,7 @@ class FromV1:
         return tuple(observed(one) for one in found.messages if one["role"] != "system")
 
     def step(self, message: Message) -> Step:
-        """Hand over the reply. Raises Malformed for a tool call that cannot be read; RuntimeError after the end, and for
-        whatever failed.
-        """
+        """Hand over the reply. Raises Malformed; RuntimeError after the end, and for whatever failed."""
         before, run = self._question, self._run
         if before is None or run is None:
             raise RuntimeError("the episode has not begun, or is over: call reset first")

@@ -75,9 +75,7 @@ class Visit:
         return audit(self.auditor, [] if self.passed else self.broken(), self.rung) if self.audited else FAREWELL
 
     def facts(self, k: int) -> str:
-        """What a future from step k knows to be wrong, as facts: all that the audit names, and what the steps from k on
-        were seen to lack.
-        """
+        """As facts, what a future from step k knows to be wrong: what the audit names, and what later steps lacked."""
         seen = [str(rule) for j, rule in enumerate(self.needed) if j >= k and self.lack(j)]
         named = re.sub(r".*? audits: (pass|fail)\. ?", "", self.end()) if self.audited else ""
         return " ".join([*seen, *([named] if named else [])])
@@ -234,11 +232,9 @@ def blame(v: Visit, j: int, rng: random.Random) -> Said:
 
 def evaluator(v: Visit, rng: random.Random, roles: Roles) -> Example:
     k, n = rng.randrange(len(v.chosen)), rng.choice((1, 1, 1, 2, 3, 4, 4, 4))
-    names, ends_well, silence = (
-        v.rung in ("rule", "fault", "consequence"),
-        rng.choice((0.2, 0.5)),
-        rng.choice((0, 0, 0.6)),
-    )
+    names = v.rung in ("rule", "fault", "consequence")
+    ends_well = rng.choice((0.2, 0.5))
+    silence = rng.choice((0, 0, 0.6))
     begin = k if v.rung == "consequence" else 0
     futures, texts = [], []
     for _ in range(n):

@@ -12,9 +12,7 @@ Ids = tuple[list[int], list[bool]]
 
 
 def encode_episode(tokenizer: Any, example: Example) -> Ids:
-    """All that follows the system message is learned: replies, and observations, from which a small model learns sooner
-    to copy and to count.
-    """
+    """All behind the system message is learned, observations too: a small model learns sooner to copy and to count."""
     ids = tokenizer.apply_chat_template(agents.transcript(example), tokenize=True, return_dict=False)
     start = ids.index(tokenizer.convert_tokens_to_ids("<|user|>"))
     return ids, [t > start for t in range(len(ids))]
@@ -28,9 +26,7 @@ def encode_reply(tokenizer: Any, example: Example) -> Ids:
 
 
 def encode_turns(tokenizer: Any, example: Example) -> Ids:
-    """Earlier replies and what came of them are learned, too; the opening and the last message, which are drawn at
-    random, are not.
-    """
+    """Earlier replies and what came of them, too; not the opening and the last message, which are drawn at random."""
     ids, learned = encode_reply(tokenizer, example)
     user, assistant = (tokenizer.convert_tokens_to_ids(f"<|{role}|>") for role in ("user", "assistant"))
     start, end = ids.index(assistant), _last(ids, user)
@@ -38,9 +34,7 @@ def encode_turns(tokenizer: Any, example: Example) -> Ids:
 
 
 def encode_thoughts(tokenizer: Any, example: Example) -> Ids:
-    """Of earlier turns the objects thought of and what was answered are learned, too; not the questions, which are drawn
-    at random.
-    """
+    """Of earlier turns the objects thought of and the answers, too; not the questions, which are drawn at random."""
     ids, learned = encode_reply(tokenizer, example)
     user, assistant, thought = (
         tokenizer.convert_tokens_to_ids(token) for token in ("<|user|>", "<|assistant|>", "Thought:")

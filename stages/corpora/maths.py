@@ -94,10 +94,7 @@ def reply(text: str, *, told: bool = False) -> str:
 
 def state(w: Work) -> list[Message]:
     """The conversation so far, as an episode holds it."""
-    found: list[Message] = [
-        {"role": "system", "content": BRIEF[w.by]},
-        {"role": "user", "content": opening(w.problem)},
-    ]
+    found: list[Message] = [{"role": "system", "content": BRIEF[w.by]}, {"role": "user", "content": opening(w.problem)}]
     for k, result in enumerate(w.done):
         found.append({"role": "assistant", "content": reply(action(replace(w, done=w.done[:k]), [result]))})
         found.append({"role": "user", "content": noted(result, w.problem.steps[k + 1])})

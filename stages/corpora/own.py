@@ -39,9 +39,7 @@ def words(corpus: Any, roles: Roles, n: int = 5000) -> list[str]:
 
 
 def readable(row: Mapping[str, Any], said: str) -> dict[str, bool]:
-    """Whether a reply can be read as one of its role; of a role without a form of its own, whether it is the expected
-    one.
-    """
+    """Whether a reply can be read as one of its role; of a role without a form, whether it is the expected one."""
     role = str(row["role"])
     if role not in READ:
         return {role: said == row["reply"]}

@@ -48,9 +48,7 @@ def word_tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
 
 
 def byte_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
-    """Byte pairs learned from texts, `size` tokens in all, at least 262; any text without the special tokens survives
-    encode and decode unchanged.
-    """
+    """Byte pairs learned from texts, `size` tokens in all, at least 262; text survives encode and decode unchanged."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

@@ -124,10 +124,7 @@ def reply(thought: str, action: Action, *, told: bool = False) -> str:
 
 def state(g: Game) -> list[Message]:
     """The conversation so far, as an episode holds it."""
-    found: list[Message] = [
-        {"role": "system", "content": BRIEF},
-        {"role": "user", "content": f"{QUESTIONS} left."},
-    ]
+    found: list[Message] = [{"role": "system", "content": BRIEF}, {"role": "user", "content": f"{QUESTIONS} left."}]
     for asked, turn in enumerate(g.turns, 1):
         found.append({"role": "assistant", "content": reply(turn.thought, turn.action)})
         found.append({"role": "user", "content": brief_answer(str(turn.action), turn.answer, QUESTIONS - asked)})

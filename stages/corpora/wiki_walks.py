@@ -40,9 +40,7 @@ _ANSWERS = {
 
 @dataclass
 class Walk:
-    """Where the agent is: the pages that it opened, the one that is open last, what it has saved, and whether it has
-    been wrong once.
-    """
+    """The pages that the agent opened, the open one last, what it has saved, and whether it was wrong once."""
 
     corpus: Corpus
     question: str

@@ -63,9 +63,7 @@ def parse_react(text: str) -> tuple[str, str]:
 
 
 def opened_thought(prompt: str) -> str:
-    """The <think> that a reasoning model's chat template opens at the end of a prompt, with the white space behind it;
-    "" where it opens none.
-    """
+    """The <think> that a chat template opens at the end of a prompt, with the white space behind it; "" = none."""
     found = _OPENED.search(prompt)
     return found[0] if found else ""
 
@@ -93,9 +91,7 @@ def without_thought(text: str) -> str:
 
 
 def thought_of(text: str) -> str:
-    """What stands in the <think> part in front of a reply; "" where it has none, or an empty one, or one without an
-    end.
-    """
+    """What stands in the <think> part in front of a reply; "" where it is missing, empty or without an end."""
     try:
         return _THINK.sub("", text.removesuffix(without_thought(text))).strip()
     except Malformed:

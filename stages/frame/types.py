@@ -21,9 +21,7 @@ Row = dict[str, Any]
 
 
 class Outcome(StrEnum):
-    """How an episode ended. Only SCORED, POLICY_FAILED and TRUNCATED are the policy's doing, so only they are trained
-    on.
-    """
+    """How an episode ended. Trained on are only SCORED, POLICY_FAILED and TRUNCATED, the policy's own doing."""
 
     SCORED = "scored"  # the environment, or a limit of the task's (task.at_limit), ended it; its rewards count
     POLICY_FAILED = "policy_failed"  # replies unreadable past the allowance
@@ -89,9 +87,7 @@ class Engine(Protocol):
 
     @property
     def context(self) -> int | None:
-        """Most tokens of a prompt and its reply together; None = not known. Asked anew each time: a server may have
-        another one after a restart.
-        """
+        """Most tokens of prompt and reply together; None = not known. Asked anew: a restart may change a server's."""
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]: ...
 
@@ -125,9 +121,7 @@ class Streamer(Protocol):
     """What an engine may be besides: one that takes requests while others are under way."""
 
     def stream(self, more: More) -> Replies:
-        """Replies to the requests of `more`, which is asked between two steps; with "some" where nothing is under way.
-        Raises as `generate`.
-        """
+        """Replies to the requests of `more`, asked between two steps; "some" where nothing is under way."""
 
 
 @runtime_checkable
@@ -192,9 +186,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Episode:
-    """Turns of one scenario by one policy. `messages` starts with the system message and ends with the last
-    observation.
-    """
+    """Turns of one scenario by one policy. `messages`: from the system message to the last observation."""
 
     id: str
     scenario: Scenario
@@ -217,9 +209,7 @@ class Episode:
 
 
 class Ask(Protocol):
-    """An LLM as an environment sees it: messages in, text out, greedy unless a temperature is given. Raises
-    EngineUnavailable.
-    """
+    """An LLM as an environment sees it: messages in, text out, greedy by default. Raises EngineUnavailable."""
 
     def __call__(self, messages: Sequence[Message], *, temperature: float = 0.0, seed: int = 0) -> str: ...
 

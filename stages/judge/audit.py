@@ -91,16 +91,11 @@ def audited(
     pairs = [(e, t, t.action, True) for e, t in turns] + [
         (e, t, a, False) for (e, t), a in zip(turns, others, strict=True) if a
     ]
-    return pairs, {
-        "audit/unreadable": float(others.count("") - too_long),
-        "audit/out_of_context": float(too_long),
-    }
+    return pairs, {"audit/unreadable": float(others.count("") - too_long), "audit/out_of_context": float(too_long)}
 
 
 def base_actions(context: Context, roles: Roles, turns: Sequence[tuple[Episode, Turn]]) -> tuple[list[str], int]:
-    """What the untrained model would do at these states, "" where the environment could not read it; and how many of
-    them do not fit.
-    """
+    """What the untrained model would do at these states, "" if unreadable; and how many of them do not fit."""
     s = context.run.roles
     prompts = [roles.policy(e.messages[: t.state_len]) for e, t in turns]
     replies = ask(
@@ -134,9 +129,7 @@ def ends_well(future: str, win_words: Sequence[str], loss_words: Sequence[str]) 
 
 
 def against_returns(cases: Sequence[Case]) -> list[Row]:
-    """Own actions only: the return that followed against verdict (1 = Yes) and predicted success. One row a measure, as
-    of `share` and `order`.
-    """
+    """Own actions only: the return that followed against verdict (1 = Yes) and predicted success, a row a measure."""
     own = [c for c in cases if c.own and c.judgement.verdict != "malformed"]
     if not own:
         return []
@@ -155,9 +148,7 @@ def against_returns(cases: Sequence[Case]) -> list[Row]:
 
 
 def against_truth(context: Context, cases: Sequence[Case]) -> list[Row]:
-    """Where the environment's module has `truth`: verdicts against right or wrong, futures against exact Q*, the cause
-    named.
-    """
+    """Where the environment has `truth`: verdicts against right or wrong, futures against exact Q*, the cause named."""
     read, facts = truths(context, cases)
     if not read:
         return []
@@ -195,9 +186,7 @@ def truths(context: Context, cases: Sequence[Case]) -> tuple[list[Case], list[An
 
 
 def by_turn(cases: Sequence[Case], no: Sequence[float], right: Sequence[bool]) -> list[Row]:
-    """Where in an episode policy and critic go wrong: `audit/turn0/own_right` is the share of right first actions of
-    the policy.
-    """
+    """Where policy and critic go wrong: `audit/turn0/own_right` is the policy's share of right first actions."""
     found = []
     for index in sorted({c.turn.index for c in cases}):
         here = [c.turn.index == index for c in cases]
@@ -213,9 +202,7 @@ def by_turn(cases: Sequence[Case], no: Sequence[float], right: Sequence[bool]) -
 
 
 def share(name: str, cases: Sequence[Case], values: Sequence[float], where: Sequence[bool] | None = None) -> Row:
-    """A measure: the mean of values (0 or 1) over the cases `where`, NaN of none, with its interval. Turns of one
-    episode are a cluster.
-    """
+    """A measure: the mean of values (0 or 1) over the cases `where`, NaN of none; its interval is by episodes."""
     chosen = [i for i in range(len(cases)) if where is None or where[i]]
     clusters, ys = [cases[i].episode.id for i in chosen], [values[i] for i in chosen]
     low, high = share_interval(ys, clusters)
@@ -252,9 +239,7 @@ def row(c: Case) -> Row:
 
 
 def intervals(folder: Path, table: Sequence[Row]) -> dict[str, Path]:
-    """Every measure that is defined with its 95 % interval, in which the turns of an episode count as a cluster and not
-    one by one.
-    """
+    """Every measure that is defined with its 95 % interval, in which the turns of an episode are one cluster."""
     path = folder / "intervals.json"
     known = [
         {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in one.items()}

@@ -23,9 +23,7 @@ UNREADABLE = "next action"
 
 @dataclass(frozen=True)
 class Backup:
-    """Transitions that follow each other, on their way to a target of the first. A role whose reply cannot be read, or
-    that could not be asked, sets `dropped`.
-    """
+    """Transitions that follow each other, on their way to a target of the first. `dropped`: why there is none."""
 
     chain: tuple[Transition, ...]
     weight: float
@@ -150,18 +148,14 @@ def successor_prompt(roles: Roles, state: Sequence[Message], action: str) -> lis
 
 
 def teacher_prompt(roles: Roles, t: Transition, future: str) -> list[Message]:
-    """The teacher's prompt x+: the real next observation, the reward of the step, the future after it where the episode
-    did not end.
-    """
+    """The teacher's prompt x+: the real next observation, the step's reward, the future after it, if there is one."""
     return roles.prompt(
         "combine", t.state, action=t.action or "unreadable", thought=t.thought, observation=t.observation, reward=reward_text(t), future=future,
     )  # fmt: skip
 
 
 def reward_text(t: Transition) -> str:
-    """The field `reward` of combine: the number where the episode ended, "<number> now" where it goes on and the step
-    was paid, else "none".
-    """
+    """combine's `reward`: the number at the episode's end, "<number> now" of a paid step before it, else "none"."""
     return f"{t.reward:g}" if t.terminal else f"{t.reward:g} now" if t.reward else "none"
 
 

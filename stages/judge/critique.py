@@ -16,9 +16,7 @@ from stages.llm.roles import NO_ROOM, Roles, ask, complete_future, mix, parse_ev
 
 @dataclass(frozen=True)
 class Judgement:
-    """futures as predicted, the critique in words, and its verdict: "yes", "no" or "malformed"; also where a prompt was
-    out of context.
-    """
+    """Futures as predicted, the critique, and its verdict: "yes", "no" or "malformed", also of what did not fit."""
 
     futures: tuple[str, ...]
     critique: str
@@ -29,9 +27,7 @@ class Judgement:
 def judge(
     context: Context, roles: Roles, pairs: Sequence[tuple[Sequence[Message], str]], *, k: int, seed: int
 ) -> list[Judgement]:
-    """The critic's word on each (state, action), in order. An unreadable future or verdict makes a "malformed"
-    judgement.
-    """
+    """The critic's word on each (state, action), in order; "malformed" where a future or verdict is unreadable."""
     s = context.run.roles
     adapter = context.adapter("critic")
     prompts = [successor_prompt(roles, state, action) for state, action in pairs for _ in range(k)]

@@ -39,9 +39,7 @@ class StatesConfig(Config):
 
 
 def states_in_order(context: Context, stage: str, collects: Sequence[str], critics: Sequence[str]) -> list[Candidate]:
-    """All states of these runs of collect that can be drawn, each next one by its priority. Raises MissingInput without
-    one.
-    """
+    """All states of these collect runs that can be drawn, in the order of the draw. Raises MissingInput without one."""
     config: StatesConfig = context.config
     pool = candidates(context.replay, collects, newest=config.replay_size)
     if not pool:
@@ -87,9 +85,7 @@ def policy_row(
     number: int,
     **info: object,
 ) -> Row:
-    """A row of `targets` with role "policy". The student's prompt is the policy's own; the teacher's, if there is one,
-    holds what is `privileged`.
-    """
+    """A row of `targets` with role "policy": the policy's own prompt; the teacher's holds what is `privileged`."""
     ids, messages = teacher
     student = context.engine.decode(prompt_ids)
     check_student(student, policy_text(roles, at.state), privileged)

@@ -29,9 +29,7 @@ from stages.llm.roles import Roles, mix
 
 @dataclass(frozen=True)
 class Place:
-    """A node, and the replies of the episode that walked straight to it; in that episode it is the node of number
-    len(replies).
-    """
+    """A node, and the replies that walk straight to it; in their episode it is the node of number len(replies)."""
 
     node: Node
     replies: tuple[str, ...] = ()
@@ -125,9 +123,7 @@ def policy_proposals(
     engine: Engine, roles: Roles, options: Mapping[str, Any], scenario: Scenario,
     *, adapter: str | None, width: int, temperature: float, max_tokens: int, seed: int,
 ) -> Propose:  # fmt: skip
-    """`width` replies of the policy at a place. They depend on the place alone, so that searches in another order are
-    told the same there.
-    """
+    """`width` replies of the policy at a place. They depend on the place alone, whatever the search's order."""
 
     def propose(place: Place) -> list[str]:
         ids = engine.encode(roles.policy(conversation(options, scenario, place)))
@@ -160,7 +156,5 @@ def at_random(scenario: Scenario, seed: int) -> Score:
 
 
 def by_truth(places: Sequence[Place]) -> list[float]:
-    """What a perfect critic would say: 0 where 24 can no longer be made of the node, else the more the fewer numbers
-    are left.
-    """
+    """A perfect critic: 0 where 24 can no longer be made of the node, else the more the fewer numbers are left."""
     return [exact24.solvable(place.node.numbers) / len(place.node.numbers) for place in places]

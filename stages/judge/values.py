@@ -45,9 +45,7 @@ BINS = 10
 
 @dataclass(frozen=True)
 class Critic:
-    """A policy's model with its adapter, its value head, and what the head is asked with. gamma: of the returns that it
-    learned.
-    """
+    """A policy's model with adapter and value head, and what the head is asked with. gamma: of its returns."""
 
     model: Any
     head: ValueHead
@@ -57,9 +55,7 @@ class Critic:
 
 @dataclass(frozen=True)
 class Judged:
-    """An episode with V of its states 0 .. N, and their returns to go; none where it was cut short, because what would
-    have come is not known.
-    """
+    """An episode with V of its states 0 .. N, and their returns to go: not known where it was cut short."""
 
     episode: Episode
     values: tuple[float, ...]
@@ -75,9 +71,7 @@ class Values:
 
 
 def open_critic(context: Context, roles: Roles) -> Critic | None:
-    """The critic of the newest policy; None where that policy is not one of self_ac, or where no critic was trained
-    with it.
-    """
+    """The critic of the newest policy; None where that is not one of self_ac, or has no critic."""
     run = context.latest("self_ac")
     if run is None or run != context.policy_run:
         return None
@@ -85,9 +79,7 @@ def open_critic(context: Context, roles: Roles) -> Critic | None:
 
 
 def load_critic(engine: Engine, roles: Roles, model: ModelConfig, artifact: Callable[[str], Path]) -> Critic | None:
-    """The critic of a run of self_ac, by its artifacts; None where it trained none. Raises UsageError where head or
-    adapter do not fit the model.
-    """
+    """The critic of a self_ac run, None where it trained none. Raises UsageError where it does not fit the model."""
     # As it was trained, whatever the config of the present run says.
     trained = json.loads(artifact("config.json").read_text(encoding="utf-8"))["config"]["self_ac"]
     if (name := critic_adapter(trained)) is None:
@@ -101,9 +93,7 @@ def load_critic(engine: Engine, roles: Roles, model: ModelConfig, artifact: Call
 
 
 def critic_adapter(trained: Mapping[str, Any]) -> str | None:
-    """The artifact with the adapter that V is read through, by the run's config: the policy's own, or the critic's;
-    None where no loss trained V.
-    """
+    """The artifact with the adapter that V is read through, by the run's config; None where no loss trained V."""
     if not trained["alpha"]:
         return None
     return "critic" if trained.get("separate") else "adapter"
@@ -141,9 +131,7 @@ def actual_returns(episode: Episode, gamma: float) -> tuple[float, ...] | None:
 
 
 def report(judged: Sequence[Judged], folder: Path) -> Values:
-    """What the values know of the returns, as metrics, over all states k < N and by turn; every value in
-    values.parquet; tables and plots.
-    """
+    """What the values know of the returns, over all states k < N and by turn, as metrics, tables and plots."""
     known = [
         (k, v, r)
         for j in judged
@@ -175,9 +163,7 @@ def agreement(known: Sequence[tuple[int, float, float]], name: str) -> dict[str,
 
 
 def abort_rows(judged: Sequence[Judged]) -> list[Row]:
-    """The table of early abort over these episodes, after the fact. An episode that was cut short is one that was not
-    won.
-    """
+    """The table of early abort, after the fact. An episode that was cut short is one that was not won."""
     values = [j.values[:-1] for j in judged]
     tokens = [[len(turn.completion.token_ids) for turn in j.episode.turns] for j in judged]
     return abort_table(values, tokens, [j.episode.won for j in judged], abort_thresholds(values)) if judged else []
@@ -215,9 +201,7 @@ def best_of(rounds: Sequence[Sequence[Episode]], judged: Sequence[Judged] | None
 
 
 def write_values(judged: Sequence[Judged], folder: Path) -> Path:
-    """One row a state: episode_id, turn (N = the terminal state, `terminal`), value, return_to_go (null where the
-    episode was cut short).
-    """
+    """One row a state: episode_id, turn, terminal (turn N), value, return_to_go (null where it was cut short)."""
     import pyarrow as pa
 
     rows: list[Row] = [
@@ -242,9 +226,7 @@ def write_values(judged: Sequence[Judged], folder: Path) -> Path:
 
 
 def draw(tables: Mapping[str, Sequence[Row]], path: Path) -> Path:
-    """Three panels: the return that followed by the value; the value by turn of won and lost episodes; what early abort
-    saves and loses.
-    """
+    """Three panels: the return by the value; the value by turn, won and lost; what early abort saves and loses."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 4), layout="constrained")

@@ -24,9 +24,7 @@ class Batch:
 
 
 def pad_rows(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], *, pad_id: int) -> Batch:
-    """Raises ValueError on an empty prompt or completion: a row that trains nothing, or whose first token has no
-    context, is a bug upstream.
-    """
+    """Raises ValueError on an empty prompt or completion: a row that trains nothing is a bug upstream."""
     if not prompts or any(not p for p in prompts) or any(not c for c in completions):
         raise ValueError("every training row needs a prompt and a completion of at least one token")
     lengths = [len(p) + len(c) for p, c in zip(prompts, completions, strict=True)]

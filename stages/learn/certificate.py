@@ -52,13 +52,9 @@ def with_gaps(rows: Iterable[Row], gaps: Mapping[Turn, Mapping[str, float]]) -> 
 
 
 def cert_metrics(stage: str, rows: Sequence[Row], max_gap: float) -> dict[str, float]:
-    """Metrics: turns that were checked, and that broke; of those with a gap its mean, the largest of a token, and how
-    many turns' means are above max_gap.
-    """
-    checked, gaps = (
-        [row for row in rows if row["extended"] is not None],
-        [row for row in rows if row["gap_mean"] is not None],
-    )
+    """Turns that were checked and that broke; of the gaps their mean, the largest, how many means are above max_gap."""
+    checked = [row for row in rows if row["extended"] is not None]
+    gaps = [row for row in rows if row["gap_mean"] is not None]
     found = {"turns": len(checked), "broken": sum(not row["extended"] for row in checked), "gap_turns": len(gaps)}
     if gaps:
         found |= {

@@ -123,9 +123,7 @@ def _misplaced(
 
 
 def _turn_of_every_token(row: PackedRow, episodes: Sequence[EpisodeIds]) -> Tensor:
-    """Which of the row's turns each token belongs to, (T,), -1 outside actions: by the token's episode and position,
-    wherever it stands.
-    """
+    """Which of the row's turns each token belongs to, (T,), -1 outside actions: by its episode and position."""
     longest = max(len(e.ids) for e in episodes)
     ids_BP, turn_BP = torch.full((len(episodes), longest), -1), torch.full((len(episodes), longest), -1)
     z = 0
@@ -147,9 +145,7 @@ def _turn_of_every_token(row: PackedRow, episodes: Sequence[EpisodeIds]) -> Tens
 
 
 def _check_sources(row: PackedRow, episodes: Sequence[EpisodeIds], turns: Sequence[tuple[int, int]]) -> None:
-    """The second half of invariant 5: a state just before the token, in its own episode and in no shadow, gets the
-    gradient.
-    """
+    """The second half of invariant 5: a visible state just before the token, in its own episode, has the gradient."""
     t, s = row.target_positions, row.source_positions
     # A critic prompt has the positions of the tokens after it, so position alone would not tell.
     right_K = (

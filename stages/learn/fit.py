@@ -93,9 +93,7 @@ def _step(optimiser: torch.optim.Optimizer, step: int) -> None:
 
 
 def check_finite(parameters: Iterable[Tensor], *, steps: int) -> None:
-    """Raises Diverged for weights that are not finite, or too large for a product of two of them to be: no loss was
-    there to show it.
-    """
+    """Raises Diverged for weights that are not finite, or too large for a product of two of them to be."""
     squares = [parameter.detach().float().square().sum() for parameter in parameters]
     if not all(torch.isfinite(square) for square in squares):
         raise Diverged(

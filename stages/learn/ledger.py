@@ -22,9 +22,7 @@ LOSS_TOLERANCE = 1e-4  # of the sum of |shares|: the loss exponentiates sums of 
 
 
 def step_targets(row: PackedRow, values_BM: Tensor, *, gamma: float, n_max: int, known_end: bool) -> list[Tensor]:
-    """target_1, .., target_n_max as `value_loss` and `advantages` see them, (B, M) each, NaN on states without one. No
-    gradient flows.
-    """
+    """target_1 .. target_n_max as the losses see them, (B, M) each, NaN on states without one. No gradient flows."""
     m = values_BM.shape[1]
     end_BM = (torch.arange(m, device=values_BM.device) == row.n_turns[:, None]) & ~row.truncated[:, None]
     ahead_BM = torch.where(end_BM, row.rewards, values_BM.detach()) if known_end else values_BM
@@ -96,9 +94,7 @@ def ledger(
 
 
 def check_shares(columns: Mapping[str, Sequence[Any]], loss: float) -> None:
-    """Stop unless the shares add up to the actor's loss of the same row. Raises LostCredit. A loss that is not finite
-    is left to `fit`.
-    """
+    """Raises LostCredit unless the shares add up to the row's actor loss, if that is finite (else `fit` tells)."""
     shares = torch.tensor(columns["loss_share"], dtype=torch.float64)
     found = float(shares.sum())
     if abs(found - loss) > LOSS_TOLERANCE * max(float(shares.abs().sum()), LOSS_TOLERANCE):
@@ -108,9 +104,7 @@ def check_shares(columns: Mapping[str, Sequence[Any]], loss: float) -> None:
 
 
 def _entries(row: PackedRow) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of each entry: its episode, place in the row, number among the K action tokens, and turn within the row; -1 for
-    none.
-    """
+    """Of each entry: episode, place in the row, number among the K action tokens, turn within the row; -1 = none."""
     visible_V = (row.shadow == 0).nonzero()[:, 0]
     turn_of_J = torch.cat([torch.arange(n) for n in row.n_turns.tolist()])
     nowhere_T, nowhere_B = torch.full_like(row.ids, -1), torch.full_like(row.n_turns, -1)
@@ -126,9 +120,7 @@ def _entries(row: PackedRow) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _terms(
     token_K: Tensor, turn_of_K: Tensor, advantages_J: Tensor, ratio: Ratio, clip: float, normaliser: float
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Ratio, whether it is clipped, and part of the loss, of every action token, (K,). token_K: log pi_theta - log
-    pi_old.
-    """
+    """Ratio, whether it is clipped, and part of the loss of every action token, (K,). token_K: log-prob new - old."""
     size_K = torch.bincount(turn_of_K, minlength=len(advantages_J))[turn_of_K].double()
     log_ratio_K = (
         token_K if ratio == "token" else torch.zeros_like(advantages_J).index_add(0, turn_of_K, token_K)[turn_of_K]

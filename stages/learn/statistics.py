@@ -72,9 +72,7 @@ def share_interval(values: ArrayLike, clusters: Sequence[Hashable]) -> tuple[flo
 
 
 def cluster_draws(clusters: Sequence[Hashable], n: int, seed: int) -> list[np.ndarray]:
-    """n times as many clusters as there are, drawn with repeats: the row numbers of each draw, for
-    `bootstrap_interval`.
-    """
+    """n draws of as many clusters as there are, with repeats: row numbers, for `bootstrap_interval`."""
     group = _numbered(clusters, len(clusters))
     members = [np.flatnonzero(group == g) for g in range(int(group.max()) + 1)] if group.size else []
     rng = np.random.default_rng(seed)

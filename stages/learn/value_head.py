@@ -81,9 +81,7 @@ def save_head(head: ValueHead, folder: Path) -> None:
 
 
 def load_head(folder: Path, *, width: int) -> ValueHead:
-    """The head of a folder, for a model of hidden size `width`. Raises MissingInput where there is none, UsageError for
-    another width.
-    """
+    """The head of a folder. Raises MissingInput where there is none, UsageError for one of another `width`."""
     if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
         raise MissingInput(
             f"wanted {CONFIG} and {WEIGHTS} of a value head, found no such pair in the folder {folder.name!r}; train one with: turnwise run"

@@ -112,9 +112,7 @@ def abort_table(
 
 
 def abort_thresholds(values: Sequence[Sequence[float]], *, n: int = 20, first: int = 1) -> list[float]:
-    """n + 1 thresholds from the lowest value (nothing is aborted) to the highest, at equal shares of the states; none
-    where no state is left.
-    """
+    """n + 1 thresholds from the lowest value (no abort) to the highest, at equal shares of the states; [] of none."""
     flat = [v for episode in values for v in episode[first:]]
     return [float(x) for x in np.quantile(flat, np.linspace(0, 1, n + 1))] if flat else []
 

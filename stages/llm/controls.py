@@ -42,9 +42,7 @@ _PRIVATE = range(0xF0000, 0xFFFFE)  # code points that mean nothing
 
 
 class Finder:
-    """Finds control tokens in texts, and texts that are a part of one: with what stands beside them in the template they
-    could be put together.
-    """
+    """Finds control tokens in texts, and texts that could become one together with what stands beside them."""
 
     def __init__(self, contents: Sequence[str], normalize: Callable[[str], str] | None) -> None:
         self._normalize = normalize

@@ -97,9 +97,7 @@ class Endpoint:
         )
 
     async def post(self, path: str, body: dict[str, Any], read: Callable[[object], T]) -> T:
-        """What `read` makes of the reply (its decoded JSON, or its text), whose ValueError says what is wrong with it.
-        Raises EngineUnavailable.
-        """
+        """What `read` makes of the reply, whose ValueError says what is wrong with it. Raises EngineUnavailable."""
         client = self._client
         reply = await self._asked(
             path, lambda: client.post(path, cast_to=object, body=body), self._timeout_s, self._retries
@@ -110,9 +108,7 @@ class Endpoint:
             raise EngineUnavailable(f"the engine at {self.name} answered garbage: {_beginning(str(error))}.") from None
 
     async def context(self) -> int | None:
-        """Most tokens of a prompt and its reply together; None from a server that does not tell. One short try; raises
-        Down if nobody answers.
-        """
+        """Most tokens of prompt and reply together; None where it does not tell. Raises Down if nobody answers."""
         limit = min(_PROBE_S, self._timeout_s)
         client = self._client.with_options(timeout=limit, max_retries=0)
         try:
@@ -167,9 +163,7 @@ class Endpoint:
 
 
 def _reason(body: object, depth: int = 4) -> str:
-    """Why a server refused: the message of an OpenAI error, the `detail` of FastAPI (a text, or a list of what is wrong
-    where), or the text itself.
-    """
+    """Why a server refused: the message of an OpenAI error, FastAPI's `detail`, or the text itself."""
     if isinstance(body, (dict, list)) and not depth:
         return ""
     if isinstance(body, dict):
@@ -213,9 +207,7 @@ def begin(job: Coroutine[Any, Any, T]) -> Future[T]:
 
 @contextmanager
 def dropped_on_error() -> Iterator[None]:
-    """A block whose error, Ctrl-C among them, cancels all jobs under way, whichever thread waits for them: a command
-    cannot end before its threads.
-    """
+    """A block whose error cancels all jobs under way, whichever thread waits for them: else a command would not end."""
     try:
         yield
     except BaseException:

@@ -103,9 +103,8 @@ class HfEngine(tokens.ChatTokenizer):
 
     def load_adapter(self, name: str, path: Path) -> None:
         if self._loaded.get(name) == path:
-            self._loaded[name] = self._loaded.pop(
-                name
-            )  # the newest again: what a stage asks for must outlive what it asks for next
+            # the newest again: what a stage asks for must outlive what it asks for next
+            self._loaded[name] = self._loaded.pop(name)
             return
         check_adapter(path, self.model_hash)
         from peft import PeftModel

@@ -62,9 +62,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Roles:
-    """The prompts of one task: of the roles that it has a file for. history: how the conversation stands before a role's
-    words.
-    """
+    """The prompts of one task. history: how the conversation stands before a role's words."""
 
     name: str
     templates: dict[str, str]
@@ -134,9 +132,8 @@ def ask(
 
 def thought_opened(decode: Callable[[Sequence[int]], str], prompt_ids: Sequence[int]) -> str:
     """The <think> that the chat template has opened at the end of this prompt, or ""."""
-    return opened_thought(
-        decode(prompt_ids[-10:])
-    )  # room for the tag and white space, even where each letter is a token
+    # room for the tag and white space, even where each letter is a token
+    return opened_thought(decode(prompt_ids[-10:]))
 
 
 def spoken(reply: Completion, opened: str, decode: Callable[[Sequence[int]], str]) -> Completion:

@@ -31,9 +31,7 @@ class _Server:
 
 
 class Servers:
-    """One or more endpoints. pause_s: how long one that failed is left alone while others are up; key: as of
-    `Endpoint`.
-    """
+    """One or more endpoints. pause_s: how long one that failed is left alone; key: as of `Endpoint`."""
 
     def __init__(
         self,

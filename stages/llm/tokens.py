@@ -47,10 +47,8 @@ class ChatTokenizer:
     def forget(self) -> None:
         """Begin anew to keep ids."""
         self.kept_ids: dict[str, list[int]] = {}
-        self._harmless: tuple[set[str], set[str]] = (
-            set(),
-            set(),
-        )  # texts without control tokens: others', the assistant's
+        # texts without control tokens: others', the assistant's
+        self._harmless: tuple[set[str], set[str]] = (set(), set())
         self._n_kept = self._n_read = 0
 
     @cached_property
@@ -142,15 +140,12 @@ class ChatTokenizer:
         """The text of token ids, without special ones."""
         if self._fast is None or self.tokenizer.clean_up_tokenization_spaces:
             return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
-        return str(
-            self._fast.decode(token_ids, skip_special_tokens=True)
-        )  # all that transformers then does, without a look at each id
+        # all that transformers then does, without a look at each id
+        return str(self._fast.decode(token_ids, skip_special_tokens=True))
 
     @cached_property
     def _fast(self) -> Any:
-        """The tokenizer in Rust, which neither cuts nor pads, as a tokenizer's file may ask for; None where there is
-        none.
-        """
+        """The tokenizer in Rust, told neither to cut nor to pad, whatever its file says; None where there is none."""
         fast = getattr(self.tokenizer, "backend_tokenizer", None)
         if fast is not None:
             fast.no_truncation()

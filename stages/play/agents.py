@@ -26,9 +26,7 @@ _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 
 
 def read_reply(agent: Agent, text: str) -> tuple[str, str]:
-    """(thought, action) of a reply. Raises Malformed where it cannot be read; of a chain of thought all is action, and
-    nothing unreadable.
-    """
+    """(thought, action) of a reply; of a chain of thought all is action. Raises Malformed where it cannot be read."""
     return parse_react(text) if agent == "react" else ("", text.strip())
 
 
@@ -72,10 +70,9 @@ def cut_at_blank_lines(token_ids: Sequence[int], texts: Sequence[str]) -> list[t
     if len(texts) != len(token_ids):
         raise ValueError(f"wanted the text of each of {len(token_ids)} tokens, found {len(texts)}")
     starts = [0]
-    tail, complete = (
-        "",
-        False,
-    )  # the factor from its last character that is no white space on; whether it has its blank line
+    # the factor from its last character that is no white space on; whether it has its blank line
+    tail = ""
+    complete = False
     for i, text in enumerate(texts):
         if complete and text.strip():
             starts.append(i)

@@ -105,9 +105,7 @@ def draw_episodes(
 
 
 def following(t: D, by_key: Mapping[tuple[str, int], D], steps: int) -> tuple[D, ...]:
-    """The transition and those that followed it in its episode, at most `steps`; fewer at its end or before an
-    unreadable reply.
-    """
+    """The transition and those behind it, at most `steps`; fewer at the end or before an unreadable reply."""
     chain = [t]
     while len(chain) < steps and not chain[-1].terminal and (after := by_key.get((t.key[0], chain[-1].key[1] + 1))):
         chain.append(after)

@@ -59,9 +59,7 @@ def environment(context: Context) -> Callable[[], Env]:
 
 
 def read_action(context: Context, state: Sequence[Message], text: str) -> tuple[str, str]:
-    """(thought, action) of a ReAct reply in this state. Raises Malformed where it has none, or the task's environment
-    could not read it.
-    """
+    """(thought, action) of a ReAct reply in this state. Raises Malformed where it or the environment reads none."""
     found, task = parse_react(text), context.run.task
     envs.check_readable(task.env, task.options, state, without_thought(text))
     return found

@@ -55,8 +55,6 @@ class Jobs(Generic[T]):
             whole = patience == "all"
             wait(self._started, None if whole else MOMENT_S, ALL_COMPLETED if whole else FIRST_COMPLETED)
         ended = {future for future in self._started if future.done()}
-        found, self._started = (
-            [each for each in self._started if each in ended],
-            [each for each in self._started if each not in ended],
-        )
+        found = [each for each in self._started if each in ended]
+        self._started = [each for each in self._started if each not in ended]
         return [future.result() for future in found]

@@ -135,9 +135,7 @@ def rollout(
 
 @dataclass
 class _Rollout:
-    """What `rollout` was given, and where its episodes are: waiting for a slot, acting in `jobs`, asked of the engine,
-    finished.
-    """
+    """What `rollout` was given, and its episodes: waiting for a slot, acting, asked of the engine, finished."""
 
     engine: Engine
     make_env: Callable[[], Env]

@@ -25,9 +25,7 @@ def json_lines(rows: Iterable[dict[str, Any]]) -> bytes:
 
 
 def math_train(raw: bytes) -> bytes:
-    """DeepScaleR's list of MATH problems as id, problem, answer, level, subject. Its level stands under `diffculty`; 0
-    = it has none.
-    """
+    """DeepScaleR's MATH problems as id, problem, answer, level (its `diffculty`; 0 = none), subject."""
     return json_lines(
         {
             "id": f"math-train-{number}",
@@ -83,9 +81,7 @@ def lmrl_gym(raw: bytes) -> bytes:
 
 
 def tau_tasks(raw: bytes, *, name: str) -> bytes:
-    """A task list of tau-bench, which is a Python list of Task(...), as one task a line. The file is parsed, never run.
-    name: what its ids begin with.
-    """
+    """tau-bench's list of Task(...), parsed and never run, as one task a line. name: what its ids begin with."""
     for node in ast.parse(raw).body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.List):
             return json_lines(_tau_task(entry, f"{name}-{index}", index) for index, entry in enumerate(node.value.elts))
@@ -122,9 +118,7 @@ def _keywords(entry: ast.expr, name: str) -> dict[str, ast.expr]:
 
 
 def tau_tools(*raws: bytes) -> bytes:
-    """The definitions that the get_info() of tau-bench's tools return, one file a tool. The files are parsed, never
-    run.
-    """
+    """What get_info() of tau-bench's tools returns, one file a tool. The files are parsed, never run."""
     return (json.dumps([_tau_tool(raw) for raw in raws], indent=1, ensure_ascii=False) + "\n").encode()
 
 

@@ -36,7 +36,6 @@ def held(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(
-            missing_ok=True
-        )  # while it is held: who waits sees that its file has no name any more, and makes it anew
+        # while it is held: who waits sees that its file has no name any more, and makes it anew
+        path.unlink(missing_ok=True)
         lock.release()

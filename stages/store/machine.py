@@ -23,9 +23,7 @@ def process_tags() -> dict[str, str]:
 
 
 def is_dead(tags: Mapping[str, str]) -> bool:
-    """Whether the process of these `process_tags` is known to be gone; False for one of another host, of which nothing
-    is known.
-    """
+    """Whether the process of these `process_tags` is known to be gone; False for one of another host."""
     if tags.get("host") != socket.gethostname():
         return False
     pid, started = int(tags["pid"]), tags["process_start"]
@@ -80,9 +78,7 @@ def first_line(error: BaseException, length: int = 120) -> str:
 
 
 def _start(pid: int) -> str:
-    """On Linux "boot id/clock ticks from boot to start": no clock that is stepped moves it. Elsewhere seconds since the
-    epoch. Raises ProcessLookupError.
-    """
+    """On Linux "boot id/ticks from boot to start", which no clock moves; else seconds. Raises ProcessLookupError."""
     if not BOOT_ID.exists():
         return repr(_epoch_start(pid))
     try:

@@ -53,9 +53,7 @@ class Record(BaseModel):
 
 
 def read_record(client: MlflowClient, run_id: str, experiment: str) -> Record:
-    """All that the store knows of a run that has ended; of its process only that is left out by which a dead run is
-    told.
-    """
+    """All that the store knows of a run that has ended, but for what tells whether its process is dead."""
     from mlflow.store.tracking.dbmodels.models import SqlMetric
 
     run = client.get_run(run_id)

@@ -29,9 +29,7 @@ class RegisteredModels:
             return models.register(self.client(), name, str(adapter), run_id, clipped(figures), clip(note))
 
     def champion(self, name: str) -> models.Version | None:
-        """The champion among the versions of the model; None where there is none. Raises UsageError where no run of
-        turnwise registered it.
-        """
+        """The champion of the model, if there is one. Raises UsageError where no run of turnwise registered it."""
         if not self.db.exists():
             return None
         with told(self.db):

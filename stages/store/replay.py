@@ -47,9 +47,7 @@ class Replay:
                 pass
 
     def commit(self, run_id: str, stage: str, tables: Mapping[str, Sequence[Row]]) -> None:
-        """Write all rows of a run and its row in `commits`, or nothing. Raises ValueError if the run has committed
-        before.
-        """
+        """Write all rows of a run and its row in `commits`, or nothing. Raises ValueError where it has before."""
         batches = {table: arrow(table, run_id, rows) for table, rows in tables.items() if rows}
         n_rows = json.dumps({table: len(rows) for table, rows in tables.items()})
         with self._open(write=True) as connection:
@@ -156,9 +154,7 @@ class Replay:
         return rows
 
     def verify(self, finished_run_ids: Sequence[str]) -> list[str]:
-        """Run ids that have rows but are not among the finished runs: left by a kill between the commit and the run's
-        end.
-        """
+        """Run ids with rows that are not among the finished runs: a kill came between the commit and the end."""
         if not self.path.exists():
             return []
         every = " union ".join(f"select run_id from {table}" for table in TABLES)

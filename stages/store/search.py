@@ -56,9 +56,7 @@ def last_number(db: Path) -> int:
 
 
 def reading(db: Path, run_id: str, experiment: str) -> list[tuple[str, bool | None]]:
-    """Finished runs of the experiment, newest first, and whether their tag `inputs` names the run; None where it was too
-    long for a tag, or was never set.
-    """
+    """Finished runs of the experiment, newest first; whether `inputs` names the run, None where the tag cannot tell."""
     if not db.exists():
         return []
     query, values = _query("runs.run_uuid, inputs.value", experiment, "FINISHED", {}, "", _INPUTS)

@@ -130,9 +130,7 @@ def columns_of(table: str, names: Sequence[str] = ()) -> Mapping[str, str]:
 
 
 def schema_sql() -> str:
-    """Statements that make a new replay, or give an older one the tables that it lacks, in one transaction. They touch
-    no row that is there.
-    """
+    """Statements, one transaction, that make a replay, or give an older one the tables that it lacks."""
     known = {**TABLES, "schema_version": {"version": "INTEGER"}}
     tables = [
         f"create table if not exists {table} ({', '.join(f'{name} {kind}' for name, kind in columns.items())})"
@@ -182,9 +180,7 @@ def _column(values: list[Any], kind: str) -> Any:
 
 
 def _joined(values: Sequence[Sequence[Any]], letter: str, kind: Any) -> Any:
-    """Lists of numbers as one array and where each begins: a third of the time that Arrow takes for Python's lists, and
-    token ids are most of what is stored.
-    """
+    """Lists of numbers as one array and where each begins: a third of the time that Arrow takes for Python's lists."""
     import pyarrow as pa
 
     joined, edges = array(letter), array("i", [0])
@@ -229,9 +225,7 @@ def write_parquet(batch: Any, path: Path) -> Path:
 
 
 def read_parquet(path: Path, table: str) -> list[Row]:
-    """Rows of a file that `export_rows` wrote, without the run's id. Raises ValueError for a file that is none, and for
-    columns that are not those of the table.
-    """
+    """Rows of a file of `export_rows`, without the run's id. Raises ValueError for another file or other columns."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -38,9 +38,7 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
 class Tracking:
-    """The MLflow store in `root`. Nothing is opened or imported before the first use, and only what writes creates it:
-    a reader finds no runs.
-    """
+    """The MLflow store in `root`, opened, imported and created late: a reader of none finds no runs."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root).absolute()
@@ -79,9 +77,7 @@ class Tracking:
         _ = self._client
 
     def start(self, experiment: str, name: str, tags: Mapping[str, str], parent: str | None = None) -> str:
-        """Open a run and return its id. Host, pid and process start are added, so that `reap` can tell a dead run, and
-        its number.
-        """
+        """Open a run and return its id. Host, pid, process start and a number are added to its tags."""
         own = hidden(process_tags()) | ({"mlflow.parentRunId": parent} if parent else {})
         run_id = ""
         try:
@@ -286,9 +282,7 @@ class Tracking:
         return search.run_ids(self.db, status="FINISHED")
 
     def reading(self, run_id: str, experiment: str) -> list[tuple[str, bool | None]]:
-        """Finished runs of the experiment, newest first, and whether this run was among their inputs; None where their
-        file of inputs alone says it.
-        """
+        """Finished runs of the experiment, newest first, and whether they read this run; None: their file says it."""
         return search.reading(self.db, run_id, experiment)
 
     def find(self, prefix: str) -> str:

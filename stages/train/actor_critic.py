@@ -25,13 +25,7 @@ from stages.learn.credit import check_credit
 from stages.learn.episode_row import EpisodeIds, PackedRow, without_shadows
 from stages.learn.ledger import check_shares, ledger, step_targets
 from stages.learn.losses import Per, Ratio, chunked_kl, chunked_log_probs, turn_ppo_clip
-from stages.learn.returns import (
-    AdvantageKind,
-    advantages,
-    batch_deviation,
-    turn_mask,
-    value_loss,
-)
+from stages.learn.returns import AdvantageKind, advantages, batch_deviation, turn_mask, value_loss
 from stages.learn.tree import Tree
 from stages.learn.tree_attention import body_pass
 from stages.learn.tree_flex import FlexLayout, flex_layout_of
@@ -107,16 +101,13 @@ class SelfAcConfig(OptimConfig):
 
 @dataclass(frozen=True)
 class Part:
-    """One packed row of a step, and what the whole step counts: all parts divide by the same numbers, so their losses
-    add up.
-    """
+    """One packed row of a step; all rows divide by the step's counts, so that their losses add up."""
 
     row: PackedRow
     episodes: tuple[EpisodeIds, ...]  # of the row, in order
     returns: tuple[float, ...]  # what the rewards of each add up to, as it was stored
-    relative_B: (
-        Tensor | None
-    )  # advantage of each episode relative to its group; None = by turn, from the values of the pass
+    # advantage of each episode relative to its group; None = by turn, from the values of the pass
+    relative_B: Tensor | None
     n_states: float  # states with a target in the step
     normaliser: float  # of the actor's sum
     first: bool  # of the stage's first step, which goes into the ledger
@@ -125,9 +116,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Pass:
-    """What one pass through the body gives to the losses. J turns and K action tokens of the row; gradients flow into
-    all but the advantages.
-    """
+    """What one pass gives to the losses, of J turns and K action tokens; no gradient into the advantages."""
 
     values_BM: Tensor
     advantages_J: Tensor
@@ -137,9 +126,7 @@ class Pass:
 
 
 def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig, *, value_grad_scale: float) -> Pass:
-    """One pass through the body, and the advantages that its values give. Raises LostCredit where a token would not get
-    its own turn's.
-    """
+    """One pass through the body, and its advantages. Raises LostCredit where a token would get another turn's."""
     row, layout = part.row, layout_for(config)
     if config.has_critic:
         states_KD, values_BM = critic_pass(model, head, row, config, value_grad_scale=value_grad_scale)
@@ -250,9 +237,7 @@ def joint_loss(
 
 
 def page(found: Pass, part: Part, config: SelfAcConfig, actor_loss: float) -> dict[str, list[Any]]:
-    """The ledger of one row. Its shares are of the unweighted actor's loss, in the warm-up, too. Raises LostCredit if
-    they do not add up to it.
-    """
+    """The ledger of one row, by the unweighted actor's loss. Raises LostCredit if its shares do not add up to it."""
     targets = step_targets(
         part.row, found.values_BM, gamma=config.gamma, n_max=config.td_steps, known_end=config.known_end
     )

@@ -20,9 +20,7 @@ def of_step(parts: list[dict[str, float]]) -> dict[str, float]:
 
 
 def weighted(name: str, parts: Sequence[Mapping[str, float]]) -> float:
-    """Mean of a metric over passes or steps that all have it, each weighed by its "count/<name>", 1 where there is
-    none.
-    """
+    """Mean of a metric over passes or steps that have it, each weighed by its "count/<name>", or 1."""
     if len(parts) == 1:
         return parts[0][name]  # as it is: a product with its count and back would round it
     counts = [part.get(f"count/{name}", 1.0) for part in parts]

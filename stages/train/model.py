@@ -18,9 +18,7 @@ from stages.play.drawing import Draw
 
 
 class OptimConfig(Config):
-    """Keys that every stage with a gradient has. The rate is lr up to one iteration, then falls linearly to lr x
-    lr_final at another.
-    """
+    """Keys that every stage with a gradient has. Between two iterations the rate falls from lr to lr x lr_final."""
 
     lr: float = Field(1e-4, gt=0, description="AdamW learning rate. [ours]")
     lr_decay_start: int = Field(1000, ge=0, description="Iteration from which the rate falls linearly. [ours]")

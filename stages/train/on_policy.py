@@ -15,9 +15,7 @@ from stages.learn.losses import group_advantages
 
 
 def check_temperature(context: Context) -> None:
-    """Raises UsageError where a policy gradient would be of another distribution than the one that acted: log-probs are
-    of temperature 1.
-    """
+    """Raises UsageError where another distribution acted than the log-probs' own, that of temperature 1."""
     if (found := context.run.roles.policy_temperature) != 1:
         raise UsageError(
             f"roles.policy_temperature: a policy gradient wants actions sampled at temperature 1, found {found:g}; set it to 1"
@@ -33,9 +31,7 @@ def by_scenario(heads: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def relative_advantages(groups: Iterable[Sequence[Row]], *, divided: bool = True) -> dict[str, float]:
-    """Advantage of each episode relative to its group, by episode id; `divided` by the group's deviation or not. Raises
-    ValueError for a group of one.
-    """
+    """Advantage of each episode relative to its group, by episode id. Raises ValueError for a group of one."""
     found: dict[str, float] = {}
     for members in groups:
         returns = torch.tensor([head["total_reward"] for head in members])

@@ -42,9 +42,7 @@ class TrainRow:
 
 
 def weighed(rows: Sequence[TrainRow], by: str) -> list[TrainRow]:
-    """The rows with weights by which each counts alike in `mixed_nll` and `mean_nll`, times the weight that it has (by
-    = row); or as they are (token).
-    """
+    """The rows as they are (token), or with weights divided by their lengths, so that each counts alike (row)."""
     return [replace(r, weight=r.weight / len(r.completion_ids)) for r in rows] if by == "row" else list(rows)
 
 
@@ -72,9 +70,7 @@ def policy_rows(context: Context) -> list[TrainRow]:
 
 
 def general_rows(model_path: str, path: str) -> list[TrainRow]:
-    """Rows of a JSONL file of {"role", "messages", "reply"}; reply ids end with the end token. Raises UsageError naming
-    a broken line.
-    """
+    """Rows of a JSONL file of {"role", "messages", "reply"}, with end tokens. Raises UsageError for a broken line."""
     chats = ChatTokenizer(model_path)
     found = []
     for row in read_jsonl(path):

@@ -82,9 +82,8 @@ def test_the_shipped_wiki_is_none_of_the_worlds(examples: dict[str, list[Example
     }
     met = [(answers[first_user(e)], e.reply) for e in examples["wiki_search"] if first_user(e) in answers]
     assert len(met) > 20
-    dated = [
-        (answer, reply) for answer, reply in met if re.search(r"[0-9]", answer)
-    ]  # towns and rivers are few, so those meet by chance
+    # towns and rivers are few, so those meet by chance
+    dated = [(answer, reply) for answer, reply in met if re.search(r"[0-9]", answer)]
     assert sum(f"( {answer})" in reply for answer, reply in dated) <= 1
 
 

@@ -261,9 +261,8 @@ def test_every_reply_is_one_that_its_reader_can_read(examples: list[Example]) ->
             parse_future(e.reply)
         elif e.role == "evaluator":
             parse_evaluation(e.reply)
-    assert (
-        {e.role for e in examples[:3000]} == set(ROLES) - {"value", "thinker"} == set(corpus.SHARE)
-    )  # no reply to the one, and the desk's model does not think
+    # no reply to the one, and the desk's model does not think
+    assert {e.role for e in examples[:3000]} == set(ROLES) - {"value", "thinker"} == set(corpus.SHARE)
     assert sum(corpus.SHARE.values()) == pytest.approx(1)
 
 

@@ -329,10 +329,8 @@ def test_no_argument_breaks_a_tool_and_a_failed_call_changes_nothing(domain: Nam
 @pytest.mark.parametrize("domain", ["retail", "airline"])
 def test_a_text_of_a_megabyte_is_told_or_stored(domain: Name) -> None:
     """Each tool, with that for every argument and with that for one of them."""
-    long, known = (
-        "x" * 10**6,
-        {"user_id": "ann_1", "order_id": "#W1", "item_ids": ["red"], "payment_method_id": "card_1"} | booking(),
-    )
+    long = "x" * 10**6
+    known = {"user_id": "ann_1", "order_id": "#W1", "item_ids": ["red"], "payment_method_id": "card_1"} | booking()
     for name, tool in TOOLS[domain].items():
         wanted = tool.__code__.co_varnames[1 : tool.__code__.co_argcount]
         for arguments in (

@@ -223,9 +223,8 @@ def test_chains_of_real_steps_are_merged_step_by_step() -> None:
     # 320 transitions, half of them terminal, a quarter each of the first and the second turn: a' and f' of half, 2
     # replies of each at depth 1.
     assert by_steps[1].prompts[0].n == pytest.approx(2 * 160 + 2 * 320)
-    assert by_steps[3].prompts[0].n == pytest.approx(
-        2 * (160 + 80 * 2 + 80 * 3)
-    )  # to the end of the visit: nothing is bootstrapped
+    # to the end of the visit: nothing is bootstrapped
+    assert by_steps[3].prompts[0].n == pytest.approx(2 * (160 + 80 * 2 + 80 * 3))
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -11,16 +11,7 @@ import pytest
 from scipy.stats import ttest_1samp, ttest_ind
 
 from flows.study import page
-from flows.study.figures import (
-    at,
-    band,
-    checkpoints,
-    differences,
-    median_cost,
-    reached,
-    stratified_mean,
-    students_mean,
-)
+from flows.study.figures import at, band, checkpoints, differences, median_cost, reached, stratified_mean, students_mean
 from flows.study.rows import Row
 
 EASY, HARD = [0.8, 0.9, 1.0, 0.7, 0.95], [0.1, 0.4, 0.2]

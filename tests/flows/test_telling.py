@@ -159,10 +159,7 @@ def test_the_win_rate_is_drawn_before_every_other_group(workspace: Workspace, st
     groups = {key.rpartition("/")[0] for key in metrics} | set(registry.STAGES) | {"audit"}
     assert min(groups) == book.CURVE
     assert "" not in groups  # MLflow draws these last
-    assert {key for key in metrics if key.startswith(f"{book.CURVE}/")} == {
-        "agent/win_rate",
-        "agent/win_rate_on_test",
-    }
+    assert {key for key in metrics if key.startswith(f"{book.CURVE}/")} == {"agent/win_rate", "agent/win_rate_on_test"}
     points = workspace.tracking._client.get_metric_history(
         workspace.tracking.runs("pipeline", 1)[0].run_id, "agent/win_rate_on_test"
     )
@@ -369,7 +366,4 @@ def test_a_duration_is_told_in_a_readers_unit(seconds: float | None, told: str) 
 
 def test_differences_name_keys_of_either_side() -> None:
     old: Mapping[str, Any] = {"a": {"b": 1, "c": {}}, "d": 2}
-    assert differences(old, {"a": {"b": 3, "c": {"x": 1}}, "d": 2}) == {
-        "a.b": (1, 3),
-        "a.c.x": (None, 1),
-    }
+    assert differences(old, {"a": {"b": 3, "c": {"x": 1}}, "d": 2}) == {"a.b": (1, 3), "a.c.x": (None, 1)}

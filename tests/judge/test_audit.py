@@ -72,9 +72,8 @@ def test_the_audit_by_turn_finds_the_step_at_fault(base: Path, tmp_path: Path) -
     own = [row for row in rows["judgements"] if row["info"]["own"]]
     for k in range(3):
         here = [row["info"]["return"] for row in own if row["turn"] == k]
-        assert metrics[f"audit/turn{k}/own_right"] == pytest.approx(
-            sum(here) / len(here)
-        )  # an episode is right in all steps or in none
+        # an episode is right in all steps or in none
+        assert metrics[f"audit/turn{k}/own_right"] == pytest.approx(sum(here) / len(here))
     assert "audit/turn3/own_right" not in metrics
 
 

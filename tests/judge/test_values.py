@@ -210,9 +210,8 @@ def test_the_first_of_n_episodes_is_the_only_one_of_one(bench: models.Bench) -> 
     values = {(row["episode_id"], row["turn"]): row["value"] for row in table}
     groups = [[rows_of_three["episodes"][i + 12 * n] for n in range(3)] for i in range(12)]
     assert all(len({e["scenario_id"] for e in group}) == 1 for group in groups)
-    chosen = [
-        max(group, key=lambda e: values[e["episode_id"], e["n_turns"] - 1]) for group in groups
-    ]  # max takes the first of equals
+    # max takes the first of equals
+    chosen = [max(group, key=lambda e: values[e["episode_id"], e["n_turns"] - 1]) for group in groups]
     assert three["best_of/scenarios"] == 12
     assert three["best_of/value_win_rate"] == pytest.approx(sum(e["total_reward"] >= 1 for e in chosen) / 12)
     assert three["best_of/random_win_rate"] == pytest.approx(

@@ -167,10 +167,8 @@ def test_an_action_token_comes_from_the_visible_token_before_it_and_belongs_to_i
             start, end = e.action_start[k], e.action_end[k]
             for t, log_prob in zip(range(start, end + 1), e.old_log_probs[k], strict=True):
                 wanted.append((z, log_prob))
-                target, source = (
-                    int(packed.target_positions[len(wanted) - 1]),
-                    int(packed.source_positions[len(wanted) - 1]),
-                )
+                target = int(packed.target_positions[len(wanted) - 1])
+                source = int(packed.source_positions[len(wanted) - 1])
                 assert tokens[target] == (b, 0, t, e.ids[t])
                 assert tokens[source] == (b, 0, t - 1, e.ids[t - 1])  # for t = start: before cp_k, and not cp_k's last
             assert [tokens[int(x[z])][::2] for x in (packed.a_start, packed.a_end)] == [(b, start), (b, end)]

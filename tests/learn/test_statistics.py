@@ -183,9 +183,8 @@ def test_share_interval_equals_a_loop_and_its_edges() -> None:
     alone = [i % 3 == 0 for i in range(30)]
     assert share_interval(alone, range(30)) == pytest.approx(wilson(10 * 29 / 30, 29))
     assert share_interval([1, 1, 1, 1], ["a", "a", "b", "b"]) == wilson(2, 2)
-    assert share_interval([1, 0, 1, 0], ["a", "a", "b", "b"]) == wilson(
-        2, 4
-    )  # each cluster tells the same: as good as its rows
+    # each cluster tells the same: as good as its rows
+    assert share_interval([1, 0, 1, 0], ["a", "a", "b", "b"]) == wilson(2, 4)
     assert share_interval([1, 0], ["a", "a"]) == wilson(0.5, 1)
     assert share_interval([], []) == (0.0, 1.0)
     with pytest.raises(ValueError, match="one cluster a row"):

@@ -335,9 +335,8 @@ def test_ctrl_c_stops_at_once_and_leaves_the_engine_usable(
         Request((*model.chat(500 + i), *model.chat(700 + i)), 20, 2.0, i, "kept" if i % 2 else None)
         for i in range(1000)
     ]
-    before_signal = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # ignored where the tests themselves run in the background
+    # ignored where the tests themselves run in the background
+    before_signal = signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
     # To the main thread, as a terminal's does: given to any other one, it would not wake this one up.
     pressed = threading.Timer(delay_s, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))

@@ -173,9 +173,8 @@ def test_the_engine_does_not_sleep_in_the_middle_of_a_stream(faked: tuple[VllmEn
 
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # ignored where the tests themselves run in the background
+    # ignored where the tests themselves run in the background
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 

@@ -15,16 +15,7 @@ import pytest
 from rollout_play import MIXED, ROLES, SETTINGS, Toy, scenario, speak, toy, without_time
 
 from stages.frame.sections import RolesConfig, TaskConfig
-from stages.frame.types import (
-    EngineUnavailable,
-    Episode,
-    Message,
-    Outcome,
-    Request,
-    Scenario,
-    Step,
-    TurnwiseError,
-)
+from stages.frame.types import EngineUnavailable, Episode, Message, Outcome, Request, Scenario, Step, TurnwiseError
 from stages.llm.roles import Roles
 from stages.llm.scripted import ScriptedEngine
 from stages.play.rollout import GIVEN_UP, rollout, rollout_settings

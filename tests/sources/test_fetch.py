@@ -172,10 +172,7 @@ def test_a_folder_gives_ready_files_or_published_ones_and_no_network_is_asked(tm
     files = fetch(task_data("twenty_questions"), tmp_path / "out", offline, source=mine)["files"]
     assert {
         name: (entry["rows"], entry["check"], "sha256" in entry["sources"][0]) for name, entry in files.items()
-    } == {
-        "things_objects.csv": (1, "read", False),
-        "lmrl_gym_objects.jsonl": (2, "read", True),
-    }
+    } == {"things_objects.csv": (1, "read", False), "lmrl_gym_objects.jsonl": (2, "read", True)}
     options = {
         "objects": str(tmp_path / "out" / "twenty_questions" / "lmrl_gym_objects.jsonl"),
         "test": 1.0,

@@ -70,9 +70,8 @@ def test_a_changed_middle_stage_reuses_what_lies_above_it(workspace: Workspace) 
     second = run_chain(workspace, ToyRun(double=ToyConfig(scale=3.0)))
     assert [each.reused for each in second] == [True, False, False]
     assert second[0].run_id == first[0].run_id
-    assert second[2].metrics["total/loss"] == pytest.approx(
-        3 * first[2].metrics["total/loss"], rel=1e-12
-    )  # one rounding a row
+    # one rounding a row
+    assert second[2].metrics["total/loss"] == pytest.approx(3 * first[2].metrics["total/loss"], rel=1e-12)
 
 
 def test_what_a_run_leaves_in_the_store(workspace: Workspace) -> None:
