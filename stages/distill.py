@@ -23,12 +23,20 @@ from pydantic import Field
 from stages.frame.contract import Context, FromPath, Outputs, Stage
 from stages.learn.adapter import load_state, trainable_state
 from stages.learn.ema import ema_update
-from stages.learn.fit import adamw, fit
-from stages.learn.tree_attention import tree_attention
-from stages.train.history import fit_metrics, of_step
+from stages.train.history import curves, fit_metrics
 from stages.train.model import MixedConfig
-from stages.train.network import VALUE, Wanted, mixed_q_loss, model_of, open_net, save_net, value_rows
-from stages.train.passes import Pass, half, mean_nll, mixed_batches, mixed_nll, pass_kl
+from stages.train.network import (
+    VALUE,
+    Wanted,
+    batches_of,
+    mixed_q_loss,
+    model_of,
+    open_net,
+    save_net,
+    trained,
+    value_rows,
+)
+from stages.train.passes import Pass, half, mean_nll, mixed_nll, pass_kl
 from stages.train.rows import TrainRow, general_rows, read_targets, target_rows, weighed
 
 
@@ -94,19 +102,8 @@ def run(context: Context) -> Outputs:
             if by_epoch[-1] < best[0]:
                 best = by_epoch[-1], trainable_state(net), target
 
-    batches = mixed_batches(
-        kinds,
-        main="policy",
-        epochs=config.epochs,
-        rng=rng,
-        device=model.device,
-        pass_tokens=config.pass_tokens,
-        draw=config.draw,
-    )
-    optimiser = adamw(net, lr=config.rate(context.iteration))
-    loss = with_kl(config, wanted)
-    with tree_attention(model):
-        history = fit(net, batches, loss, optimiser, clip=config.clip, after_step=after_step, merge=of_step)
+    batches = batches_of(context, net, kinds, main="policy", rng=rng)
+    history = trained(context, net, batches, with_kl(config, wanted), after_step)
     if best[1]:
         load_state(net, best[1])
         target = best[2]
@@ -117,12 +114,8 @@ def run(context: Context) -> Outputs:
     )
     if best[1]:
         metrics |= {"distill/held_out_nll": best[0], "distill/best_epoch": float(by_epoch.index(best[0]) + 1)}
-    curves = {
-        f"distill/step_{name}": [h[name] for h in history if name in h]
-        for name in ("nll/successor", "q_loss", "nll/policy", "grad_norm")
-        if history and name in history[0]
-    }
-    return Outputs(metrics, {}, save_net(context, net, target), curves)
+    steps = curves("distill", history, ("nll/successor", "q_loss", "nll/policy", "grad_norm"))
+    return Outputs(metrics, {}, save_net(context, net, target), steps)
 
 
 def kept_share(rows: Sequence[TrainRow], kept: Sequence[bool]) -> float:

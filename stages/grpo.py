@@ -26,12 +26,11 @@ from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.types import MissingInput, Row
 from stages.learn.adapter import save_adapter
 from stages.learn.certificate import Turn, cert_metrics, certificates, turn_gaps, with_gaps
-from stages.learn.fit import adamw, fit
 from stages.learn.losses import turn_ppo_clip
-from stages.learn.tree_attention import tree_attention
 from stages.play.transitions import trainable_episodes
-from stages.train.history import fit_metrics, of_step
+from stages.train.history import fit_metrics
 from stages.train.model import PassConfig, trainable_policy
+from stages.train.network import trained
 from stages.train.on_policy import MAX_GAP, by_scenario, check_gap, check_temperature, relative_advantages
 from stages.train.passes import Pass, half, pass_log_probs, step_passes, token_counts
 from stages.train.rows import TrainRow
@@ -78,17 +77,8 @@ def run(context: Context) -> Outputs:
         bar.advance(1)
 
     batches = step_batches(turns, advantage, config, random.Random(context.seed), model)
-    optimiser = adamw(model, lr=config.rate(context.iteration))
-    with tree_attention(model):
-        history = fit(
-            model,
-            batches,
-            partial(clipped_loss, config=config, gaps=gaps),
-            optimiser,
-            clip=config.clip,
-            after_step=after_step,
-            merge=of_step,
-        )
+    loss = partial(clipped_loss, config=config, gaps=gaps)
+    history = trained(context, model, batches, loss, after_step)
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     mixed = len({t["episode_id"] for t in turns}) / len(episodes)
     certified = [

@@ -22,6 +22,7 @@ from pydantic import Field
 from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.react import parse_react, thought_of
 from stages.frame.types import Message, Row, UsageError
+from stages.judge.asking import ask_role
 from stages.judge.critique import Judgement, judge, verdicts
 from stages.judge.fresh import StatesConfig, policy_row, sampled_actions, states_in_order, unreadable
 from stages.judge.gate import Trial, no_worse
@@ -29,7 +30,7 @@ from stages.judge.hindsight import lived_actions, lived_futures
 from stages.judge.refinement import Refinement, cap_yes, drawn_again, judgement_row, metrics
 from stages.judge.rethink import Unthought, think_again
 from stages.llm.last_message import check_last_message
-from stages.llm.roles import NO_ROOM, Roles, ask, mix, roles_of
+from stages.llm.roles import NO_ROOM, Roles, mix, roles_of
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
 from stages.play.drawing import until_enough
 from stages.play.transitions import Candidate, Transition, in_full
@@ -173,15 +174,7 @@ def refine_all(context: Context, roles: Roles, judged: Sequence[Refinement]) -> 
     adapter = None if s.frozen == "base" else context.adapter("critic") or context.adapter("distill")
     todo = [r for r in judged if not r.dropped and r.learned is None for _ in range(config.refinements)]
     prompts = [refiner_prompt(roles, r, config.critique) for r in todo]
-    replies = ask(
-        context.engine,
-        prompts,
-        role="refiner",
-        adapter=adapter,
-        temperature=s.rewriting_temperature,
-        max_tokens=s.action_room,
-        seed=mix(context.seed, "refine"),
-    )
+    replies = ask_role(context, "refiner", prompts, adapter=adapter, seed=mix(context.seed, "refine"))
     rewritten = [
         replace(r, teacher=(ids, tuple(prompt)), raw=reply, learned=reply)
         for r, prompt, (ids, reply) in zip(todo, prompts, replies, strict=True)
@@ -191,15 +184,8 @@ def refine_all(context: Context, roles: Roles, judged: Sequence[Refinement]) -> 
         prompts = [
             roles.prompt("corrector", r.state.state, text=r.raw.text) for r in rewritten if r.raw and r.raw != NO_ROOM
         ]
-        replies = ask(
-            context.engine,
-            prompts,
-            role="corrector",
-            adapter=adapter,
-            temperature=s.judge_temperature,
-            max_tokens=s.action_room,
-            seed=mix(context.seed, "correct"),
-        )
+        seed, room = mix(context.seed, "correct"), s.action_room
+        replies = ask_role(context, "corrector", prompts, adapter=adapter, seed=seed, room=room)
         corrected = iter(replies)
         rewritten = [r if r.raw == NO_ROOM else replace(r, learned=next(corrected)[1]) for r in rewritten]
     rewritten = [replace(r, dropped=unreadable(context, r.state, r.learned)) for r in rewritten if r.learned]

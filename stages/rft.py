@@ -26,13 +26,12 @@ from stages import envs
 from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.types import UsageError
 from stages.learn.adapter import save_adapter
-from stages.learn.fit import adamw, fit
-from stages.learn.tree_attention import tree_attention
 from stages.llm.tokens import ChatTokenizer
 from stages.play.transitions import Candidate, candidates, ids_of, observations
-from stages.train.history import fit_metrics, of_step
+from stages.train.history import fit_metrics
 from stages.train.model import PassConfig, trainable_policy
-from stages.train.passes import Pass, mixed_batches, mixed_nll
+from stages.train.network import batches_of, trained
+from stages.train.passes import Pass, mixed_nll
 from stages.train.rows import TrainRow, reply_ids
 
 
@@ -67,15 +66,8 @@ def run(context: Context) -> Outputs:
     def loss(model: Any, step: Pass) -> Any:
         return mixed_nll(model, step, autocast=config.autocast)[:2]
 
-    batches = mixed_batches(
-        {"policy": (rows, config.batch)}, main="policy", epochs=config.epochs, rng=rng, device=model.device,
-        pass_tokens=config.pass_tokens,
-    )  # fmt: skip
-    optimiser = adamw(model, lr=config.rate(context.iteration))
-    with tree_attention(model):
-        history = fit(
-            model, batches, loss, optimiser, clip=config.clip, after_step=lambda done: bar.advance(1), merge=of_step
-        )
+    batches = batches_of(context, model, {"policy": (rows, config.batch)}, main="policy", rng=rng)
+    history = trained(context, model, batches, loss, lambda done: bar.advance(1))
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     return Outputs(fit_metrics("rft", history) | counts, {}, {"adapter": context.workdir / "adapter"})
 

@@ -20,6 +20,7 @@ from stages.frame.types import MissingInput, Outcome, UsageError
 from stages.learn.adapter import save_adapter, trainable_state
 from stages.learn.fit import fit
 from stages.play.transitions import episode_rows
+from stages.train import network
 from stages.train.model import trainable
 
 TARGETS = [
@@ -171,7 +172,7 @@ def run_and_watch(
 
         return fit(model, *args, after_step=also, **options)
 
-    monkeypatch.setattr(critic, "fit", watched)
+    monkeypatch.setattr(network, "fit", watched)
     bench.run(critic.STAGE, CriticConfig(**config), inputs, name="critic1")
     return states
 

@@ -17,6 +17,7 @@ from stages.distill import DistillConfig
 from stages.frame.contract import Config, Outputs
 from stages.learn.adapter import save_adapter, trainable_state
 from stages.learn.fit import fit
+from stages.train import network
 from stages.train.model import trainable
 from stages.train.passes import mean_nll, pass_kl, step_passes
 from stages.train.rows import target_rows, weighed
@@ -105,7 +106,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
 
         return fit(model, *args, after_step=also, **options)
 
-    monkeypatch.setattr(distill, "fit", watched)
+    monkeypatch.setattr(network, "fit", watched)
     return states
 
 

@@ -2,6 +2,7 @@
 
 Modules:
 
+    asking    a role asked as the run's config says; used by all that follow
     backup    the language Bellman backup: real steps and a sampled future, merged and corrected; used by targets
     critique  k futures of (s, a) and the verdict on them; used by refine, pick and the audit
     hindsight  what really came of an action, told as a successor would; used by refine without one

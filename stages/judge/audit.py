@@ -19,10 +19,11 @@ from stages import envs
 from stages.frame.contract import Context
 from stages.frame.own import telling
 from stages.frame.types import Episode, Malformed, Row, Turn
+from stages.judge.asking import ask_role
 from stages.judge.critique import Judgement, judge
 from stages.learn.statistics import auroc, bootstrap_interval, calibration, cluster_draws, share_interval, spearman
 from stages.llm.last_message import check_last_message
-from stages.llm.roles import NO_ROOM, Roles, ask, mix
+from stages.llm.roles import NO_ROOM, Roles, mix
 from stages.llm.tokens import nothing_fits
 from stages.play.environment import read_action
 
@@ -96,12 +97,8 @@ def audited(
 
 def base_actions(context: Context, roles: Roles, turns: Sequence[tuple[Episode, Turn]]) -> tuple[list[str], int]:
     """What the untrained model would do at these states, "" if unreadable; and how many of them do not fit."""
-    s = context.run.roles
     prompts = [roles.policy(e.messages[: t.state_len]) for e, t in turns]
-    replies = ask(
-        context.engine, prompts, role="policy", adapter=None, temperature=1.0, max_tokens=s.action_room,
-        seed=mix(context.seed, "base"),
-    )  # fmt: skip
+    replies = ask_role(context, "policy", prompts, adapter=None, seed=mix(context.seed, "base"), temperature=1.0)
     found = []
     for (e, t), (_, reply) in zip(turns, replies, strict=True):
         try:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from stages.frame.contract import Context
 from stages.frame.types import Completion, Malformed, Message
-from stages.llm.roles import NO_ROOM, Roles, ask, complete_future, mix
+from stages.judge.asking import ask_role
+from stages.llm.roles import NO_ROOM, Roles, complete_future, mix
 from stages.llm.tokens import OUT_OF_CONTEXT
 from stages.play.environment import read_action
 from stages.play.transitions import Transition
@@ -57,20 +58,11 @@ def bellman_backup(context: Context, roles: Roles, drawn: Sequence[Backup]) -> l
 
 def sampled_futures(context: Context, roles: Roles, drawn: Sequence[Backup]) -> list[Backup]:
     """a' ~ pi(.|s'), f' ~ M_target(.|s', a') of every chain that does not end its episode."""
-    s, seed = context.run.roles, context.seed
     policy, target = context.adapter(learner(context)), target_network(context)
     backups = list(drawn)
     open_ends = [i for i, b in enumerate(backups) if not b.chain[-1].terminal]
     prompts = [roles.policy(backups[i].chain[-1].next_state) for i in open_ends]
-    replies = ask(
-        context.engine,
-        prompts,
-        role="policy",
-        adapter=policy,
-        temperature=s.policy_temperature,
-        max_tokens=s.action_room,
-        seed=mix(seed, "a'"),
-    )
+    replies = ask_role(context, "policy", prompts, adapter=policy, seed=mix(context.seed, "a'"))
     for i, (_, reply) in zip(open_ends, replies, strict=True):
         try:
             backups[i] = replace(
@@ -81,15 +73,8 @@ def sampled_futures(context: Context, roles: Roles, drawn: Sequence[Backup]) -> 
 
     open_ends = [i for i in open_ends if not backups[i].dropped]
     prompts = [successor_prompt(roles, backups[i].chain[-1].next_state, backups[i].next_action) for i in open_ends]
-    replies = ask(
-        context.engine,
-        prompts,
-        role="successor",
-        adapter=target,
-        temperature=s.target_temperature,
-        max_tokens=s.future_room,
-        seed=mix(seed, "f'"),
-    )
+    heat, seed = context.run.roles.target_temperature, mix(context.seed, "f'")
+    replies = ask_role(context, "successor", prompts, adapter=target, seed=seed, temperature=heat)
     for i, (_, reply) in zip(open_ends, replies, strict=True):
         try:
             backups[i] = replace(backups[i], future=complete_future(reply))
@@ -105,15 +90,11 @@ def dropped(b: Backup, reply: Completion, what: str) -> Backup:
 
 def merged(context: Context, roles: Roles, backups: Sequence[Backup], depth: int) -> list[Backup]:
     """The future of transition `depth` of every chain that is so long, from what followed it and the future after that."""
-    s = context.run.roles
-    judge = None if s.frozen == "base" else target_network(context)
+    judge = None if context.run.roles.frozen == "base" else target_network(context)
     found = list(backups)
 
     def told(prompts: Sequence[list[Message]], role: str) -> list[tuple[tuple[int, ...], Completion]]:
-        return ask(
-            context.engine, prompts, role=role, adapter=judge, temperature=s.judge_temperature, max_tokens=s.future_room,
-            seed=mix(context.seed, role, depth),
-        )  # fmt: skip
+        return ask_role(context, role, prompts, adapter=judge, seed=mix(context.seed, role, depth))
 
     live = [i for i, b in enumerate(found) if depth < len(b.chain) and not b.dropped]
     prompts = [teacher_prompt(roles, found[i].chain[depth], found[i].future) for i in live]

@@ -14,8 +14,9 @@ from pydantic import Field
 
 from stages.frame.contract import Config, Context
 from stages.frame.types import Completion, Malformed, Message, MissingInput, Row
+from stages.judge.asking import ask_role
 from stages.judge.refinement import UNREADABLE
-from stages.llm.roles import NO_ROOM, Roles, ask, check_student, mix, policy_text
+from stages.llm.roles import NO_ROOM, Roles, check_student, mix, policy_text
 from stages.llm.tokens import OUT_OF_CONTEXT
 from stages.play.drawing import Draw, by_priority
 from stages.play.environment import read_action
@@ -52,12 +53,8 @@ def sampled_actions(
     context: Context, roles: Roles, drawn: Sequence[Transition], adapter: str | None, *, n: int = 1
 ) -> list[list[tuple[tuple[int, ...], Completion]]]:
     """n replies of the policy in each of these states, with the ids of its prompt."""
-    s = context.run.roles
     prompts = [roles.policy(t.state) for t in drawn for _ in range(n)]
-    replies = ask(
-        context.engine, prompts, role="policy", adapter=adapter, temperature=s.policy_temperature,
-        max_tokens=s.action_room, seed=mix(context.seed, "a"), thoughts=True,
-    )  # fmt: skip
+    replies = ask_role(context, "policy", prompts, adapter=adapter, seed=mix(context.seed, "a"), thoughts=True)
     return [replies[start : start + n] for start in range(0, len(replies), n)]
 
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from stages.frame.contract import Context
 from stages.frame.react import parse_react, thought_of, without_thought
 from stages.frame.types import Completion, Malformed, Message
+from stages.judge.asking import ask_role
 from stages.llm.pieces import leaked_piece
-from stages.llm.roles import NO_ROOM, Roles, ask, mix, policy_text
+from stages.llm.roles import NO_ROOM, Roles, mix, policy_text
 from stages.llm.tokens import OUT_OF_CONTEXT
 from stages.play.environment import read_action
 
@@ -43,11 +44,8 @@ def think_again(
     words: the thought may not share a run of so many successive words with a privileged text, or with the instruction
     to think again, unless they stand in the state or in the reply.
     """
-    s = context.run.roles
     prompts = [roles.prompt("thinker", r.state, reply=r.said) for r in replies]
-    found = ask(
-        context.engine, prompts, role="thinker", adapter=adapter, temperature=s.judge_temperature, max_tokens=s.action_room, seed=mix(context.seed, "think"), thoughts=True
-    )  # fmt: skip
+    found = ask_role(context, "thinker", prompts, adapter=adapter, seed=mix(context.seed, "think"), thoughts=True)
     return [(reply, _flaw(context, roles, r, reply, words)) for r, (_, reply) in zip(replies, found, strict=True)]
 
 

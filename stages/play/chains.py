@@ -13,10 +13,11 @@ from typing import Generic, Self, TypeVar
 import numpy as np
 from pydantic import Field, model_validator
 
-from stages.frame.contract import Config, Reader
+from stages.frame.contract import Config, Context, Reader
+from stages.frame.types import MissingInput
 from stages.learn.priorities import importance_weights, priorities, sample_without_replacement
 from stages.play.drawing import Draw, by_episode
-from stages.play.transitions import Candidate, Drawable, Transition, in_full
+from stages.play.transitions import Candidate, Drawable, Transition, candidates, in_full, known_losses
 
 
 class DrawConfig(Config):
@@ -116,3 +117,15 @@ def read_in_full(replay: Reader, drawn: Sequence[Drawn[Candidate]]) -> list[tupl
     """The drawn chains with their texts, and their weights."""
     read = iter(in_full(replay, [t for one in drawn for t in one.chain]))
     return [(tuple(next(read) for _ in one.chain), one.weight) for one in drawn]
+
+
+def drawn_chains(context: Context, stage: str, critic: str) -> tuple[list[tuple[tuple[Transition, ...], float]], int]:
+    """The stage's draw by the losses of `critic`, and of how many transitions. Raises MissingInput where there is none."""
+    config, collects = context.config, context.inputs["collect"]
+    pool = usable(candidates(context.replay, collects, newest=config.replay_size))
+    if not pool:
+        raise MissingInput(
+            f"{stage} needs transitions from collect, found none in its {len(collects)} runs; collect more episodes"
+        )
+    losses = known_losses(context.replay, context.inputs.get(critic, ()))
+    return read_in_full(context.replay, draw(pool, losses, config, np.random.default_rng(context.seed))), len(pool)

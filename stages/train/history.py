@@ -40,3 +40,9 @@ def fit_metrics(stage: str, history: list[dict[str, float]]) -> dict[str, float]
         having = [step for step in history if name in step]
         metrics[f"{stage}/{name}_first"], metrics[f"{stage}/{name}"] = having[0][name], weighted(name, having[-5:])
     return metrics
+
+
+def curves(stage: str, history: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, list[float]]:
+    """Values step by step of those metrics that the steps have."""
+    found = {f"{stage}/step_{name}": [step[name] for step in history if name in step] for name in names}
+    return {name: values for name, values in found.items() if values}

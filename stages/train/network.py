@@ -8,7 +8,8 @@ Source: arXiv 2512.04601 (target network; the baseline SAC, whose loss is not gi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -17,12 +18,14 @@ from torch import Tensor, nn
 from stages.frame.contract import Context
 from stages.frame.types import Row
 from stages.learn.adapter import base_of, load_state, save_adapter, tensors_of, trainable_state
+from stages.learn.fit import adamw, fit
 from stages.learn.losses import chunked_log_probs
-from stages.learn.tree_attention import body_pass
+from stages.learn.tree_attention import body_pass, tree_attention
 from stages.learn.value_head import ValueHead, load_head, new_head, save_head
 from stages.llm.roles import mix
+from stages.train.history import of_step
 from stages.train.model import trainable
-from stages.train.passes import Pass, half, nll_of
+from stages.train.passes import Pass, half, mixed_batches, nll_of
 from stages.train.rows import TrainRow
 
 VALUE = "value"
@@ -56,6 +59,28 @@ def open_net(context: Context, run_id: str | None, *, head: bool = False) -> tup
 
 def model_of(net: Any) -> Any:
     return net[0] if isinstance(net, nn.ModuleList) else net
+
+
+def batches_of(
+    context: Context, net: Any, kinds: Mapping[str, tuple[Sequence[TrainRow], int]], *, main: str, rng: random.Random
+) -> Iterator[list[Pass]]:
+    """`mixed_batches` as the stage's config says."""
+    config = context.config
+    return mixed_batches(
+        kinds, main=main, epochs=config.epochs, rng=rng, device=model_of(net).device, pass_tokens=config.pass_tokens,
+        draw=getattr(config, "draw", "turn"),
+    )  # fmt: skip
+
+
+def trained(
+    context: Context, net: Any, batches: Iterable[Any], loss: Callable[[Any, Any], tuple[Tensor, dict[str, float]]],
+    after_step: Callable[[list[dict[str, float]]], None],
+) -> list[dict[str, float]]:  # fmt: skip
+    """`fit` as the stage's config says: the metrics of every step."""
+    config = context.config
+    optimiser = adamw(net, lr=config.rate(context.iteration))
+    with tree_attention(model_of(net)):
+        return fit(net, batches, loss, optimiser, clip=config.clip, after_step=after_step, merge=of_step)
 
 
 def save_net(context: Context, net: Any, target: Mapping[str, Tensor]) -> dict[str, Any]:
