@@ -4,8 +4,7 @@
 
 Source: arXiv 2512.04601, L2 and Algorithm 1; general rows against forgetting and the peak rule are the paper's
 remedies, their numbers ours.
-Where there are several epochs, a tenth of the rows is held out, and the weights after the epoch with the lowest
-held-out NLL are kept.
+Of several epochs, the weights after the one with the lowest NLL on a held-out tenth of the rows are kept.
 Policy and successor share the adapter, so the target network of L1 follows these steps, too.
 
     turnwise rerun distill --of RUN --set distill.epochs=3

@@ -1,13 +1,10 @@
-"""Evaluate: win rate on held-out scenarios, what was forgotten, and what the critic knows: an audit of its words, or of
-its values.
+"""Evaluate: win rate on held-out scenarios, what was forgotten, and what the critic knows, by its words or values.
 
 The audit asks whether the critic deserves the trust that refine puts in it: verdicts and futures against Monte-Carlo
 returns on the policy's own actions, and against the environment's truth (which action is right, exact Q*, the true
 cause) where it can tell.
-A policy of self_ac has a value function for free; it is read on the episodes, and what it would be good for is
-measured: `values.py`.
-What an environment itself tells of the episodes (its `describe`) stands beside the win rate, such as what doing nothing
-would win.
+A policy of self_ac has a value function for free; it is read on the episodes, and its uses are measured: `values.py`.
+What an environment tells of the episodes (`describe`) stands beside, such as what doing nothing would win.
 Source: ours; nlac.md, "The evaluator tends to please".
 
     turnwise rerun evaluate --of RUN --set evaluate.episodes=500

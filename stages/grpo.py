@@ -3,8 +3,7 @@
     A_i = (R_i - mean_g R) / (std_g R + eps),   L = -E_t [ min(rho_t A_i, clip(rho_t, 1 - c, 1 + c) A_i) ],   rho_t =
         pi_theta / pi_rollout
 
-Source: arXiv 2402.03300, with the mean over tokens of all episodes (arXiv 2503.14476). A group is `collect.group`
-episodes of one scenario.
+Source: arXiv 2402.03300, the mean over all tokens 2503.14476. A group is `collect.group` episodes of one scenario.
 
     turnwise run demo_grpo
 """

@@ -1,5 +1,4 @@
-"""Rewrite actions from the critic's words: where it says "Optimality: No", the refiner's action is what the policy
-should learn.
+"""Rewrite actions from the critic's words: after "Optimality: No" the policy should learn the refiner's action.
 
     a ~ pi(.|s),   f_1..f_k ~ M(.|s, a),   e = E(s, a, f_1..f_k),   a_r ~ refiner(s, a, e);      "Yes": a_r = a
 

@@ -2,8 +2,7 @@
 
     L = E_{episodes with reward 1} [ -log pi_theta(a | s) ]
 
-Source: rejection-sampling fine-tuning, as the baseline of arXiv 2512.04601. Winning episodes of all iterations are
-kept. [ours]
+Source: rejection-sampling fine-tuning, as the baseline of arXiv 2512.04601. Wins of all iterations are kept. [ours]
 
 `labels = "told"` is the information-matched control of a critic that speaks: a parser of what was said of an episode
 puts the right action where it is named, leaves out a turn that is blamed, and prefers the episodes with the fewest

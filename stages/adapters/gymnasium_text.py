@@ -41,8 +41,7 @@ class FromGymnasium:
 
     env: played, and reset by this object alone. system: tells the policy what the task is and how it replies. read: the
     action of a reply; raises Malformed.
-    malformed: errors of `env.step` that blame the action; they become Malformed with their text, and must have changed
-    nothing.
+    malformed: errors of `env.step` that blame the action and have changed nothing; they become Malformed.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -102,8 +101,7 @@ def _observed(at: At, observation: Any) -> Message:
 
 
 class ToGymnasium:
-    """Our environment by Gymnasium's methods. An action is a whole reply of the policy; the observation is the text
-    that answers it.
+    """Our environment by Gymnasium's methods. An action is a whole reply; the observation is the text that answers it.
 
     `reset(seed=n)` plays scenario n modulo their number, `reset()` the next one, `reset(options={"scenario": id})` the
     one of that id.

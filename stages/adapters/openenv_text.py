@@ -4,8 +4,7 @@
     as_openenv      a FastAPI app that serves ours, to be run by uvicorn
 
 By its client's methods alone; only `as_openenv` imports the package. What fails raises on both sides. OpenEnv knows one
-end, `done`; that an episode was cut short stands in the observation's text field `cut` here, and is read from there.
-[ours]
+end, `done`; that an episode was cut short is the observation's text field `cut` here. [ours]
 """
 
 from __future__ import annotations

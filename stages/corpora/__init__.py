@@ -27,8 +27,7 @@ from stages.frame.types import Message
 class Example:
     """A prompt and a reply to it.
 
-    Of the policy and the successor the reply is one of many right ones. The role of an agent's episode is the name of
-    its environment.
+    Of policy and successor the reply is one of many right ones. An agent's episode has its environment's name as role.
     """
 
     role: str

@@ -32,8 +32,7 @@ def parse_react(text: str) -> tuple[str, str]:
     the last one counts.
 
     The thought is what stands in the last <think>, or after the last 'Thought:', before that action; it may be empty.
-    The action is what stands between its tags; without tags it is the rest, up to a line that begins an invented
-    observation or thought.
+    The action stands between its tags; without tags it is the rest, up to an invented observation or thought.
     Raises Malformed where there is no action, nothing in it, or a tag that is never closed.
     """
     first = _THINK.search(text)
@@ -69,11 +68,9 @@ def opened_thought(prompt: str) -> str:
 
 
 def without_thought(text: str) -> str:
-    """A reply without the <think> part in front of it, which is for nobody but the model. Raises Malformed where that
-    is never closed.
+    """A reply without the <think> part in front of it. Raises Malformed where that is never closed.
 
-    A part that a chat template opened in the prompt may begin without its tag. Text with none in front is given back as
-    it is.
+    A part that the prompt opened may begin without its tag. Text with none in front is given back as it is.
     """
     first = _THINK.search(text)
     if first is None or (not first[0].startswith("</") and text[: first.start()].strip()):

@@ -38,8 +38,7 @@ class Outcome(StrEnum):
 class Scenario:
     """One start of an environment. `data` is JSON and is all that `Env.reset` needs.
 
-    seed: of an episode that begins here, for what an environment draws. A rollout gives each of its episodes one; it is
-    not stored.
+    seed: for what an environment draws. A rollout gives each of its episodes one; it is not stored.
     """
 
     task: str

@@ -1,8 +1,7 @@
 """The language Bellman backup: what really happened after an action, merged with a future sampled from the target
 network, then corrected so that it says nothing that only hindsight knows.
 
-Source: arXiv 2512.04601, section 4 (successor training) and Algorithm 1; several real steps, merged from the last one
-back, are ours.
+Source: arXiv 2512.04601, section 4 (successor training) and Algorithm 1; several real steps are ours.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Fresh actions at states of the replay: what refine rewrites and pick chooses among, and the row that the policy learns.
 
-Source: arXiv 2512.04601, section 4 (policy improvement): states are of the replay; that actions are sampled afresh is
-ours.
+Source: arXiv 2512.04601, section 4 (policy improvement): states are of the replay; fresh actions are ours.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ The paper corrects the chain of thought of a text that was made with privileged 
 is free prose as long as a page, of which a corrector would have to find and rewrite every sentence; here it is thought
 anew instead: the policy's own prompt, and after it the action to arrive at, and nothing else that the teacher knew.
 Reply and thought come in one piece from the engine, so that what is learned is ids as they were produced.
-Source: rationales with the answer as a hint, learned without it: STaR, arXiv 2203.14465; that it is done here is ours
-(docs/decisions.md).
+Source: rationales with the answer as a hint, learned without it: STaR, arXiv 2203.14465; its use here is ours.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ what is chosen next.
 A node is shown to policy and critic as the state of an episode that walked straight to it, with the replies that made
 it and nothing else tried on the way [ours]. So what they say of a node does not depend on the order of the search, and
 looks like what they were trained on.
-Without a critic the score is a constant, which is breadth-first, the depth, or chance; the node budget is the same for
-all.
+Without a critic the score is a constant (breadth-first), the depth, or chance; all have the same node budget.
 Source: Self-AC slides, ToT agent ("the critic's V of a node orders the search"); Tree of Thoughts, arXiv 2305.10601.
 """
 
@@ -61,8 +60,7 @@ Score = Callable[[Sequence[Place]], Sequence[float]]
 def search(root: Tree, propose: Propose, score: Score) -> Found:
     """Best-first search; `root.left` is the budget of nodes. Each node is asked for proposals once.
 
-    A proposal that is unreadable, no expansion of the chosen node, impossible, or there already, adds no node and is
-    counted.
+    A proposal that is unreadable, impossible, of another node, or there already, adds no node and is counted.
     """
     tree, places, proposals = root, [Place(root.nodes[0])], 0
     chosen: list[int] = []

@@ -1,5 +1,4 @@
-"""The values of a finished run of self_ac, read on episodes that were played since: what they know, and what they are
-good for.
+"""The values of a finished self_ac run, read on later episodes: what they know, and what they are good for.
 
     V(s_k), k = 0 .. N: the head on the last token of s_k + critic prompt, one plain pass a state, no gradient, in
         evaluation mode
@@ -182,8 +181,7 @@ def mean_by_turn(judged: Sequence[Judged]) -> list[Row]:
 
 
 def best_of(rounds: Sequence[Sequence[Episode]], judged: Sequence[Judged] | None) -> dict[str, float]:
-    """Win rates of one of n episodes a scenario: a random one, the one of the largest V(s_{N-1}), an oracle's. rounds:
-    n lists, a scenario a place.
+    """Win rates of one of n episodes a scenario: random, of the largest V(s_{N-1}), an oracle's. rounds: n lists.
 
     A scenario with an episode that says nothing about the policy is left out, and the others are counted. judged: of
     all that are left; None = no critic, so that nothing but chance and the oracle can choose.

@@ -1,5 +1,4 @@
-"""Where a training stands, as one safetensors file: weights, AdamW's moments, and the metrics of the steps that are
-done.
+"""Where a training stands, as one safetensors file: weights, AdamW's moments, and the metrics of its steps.
 
 A file is there whole or not at all, so a kill at any moment leaves the last one. Gone on from, training takes the same
 steps as without the break, bit by bit on a CPU. The moments alone, kept from one iteration to the next, spare Adam its

@@ -1,10 +1,8 @@
-"""What must hold of the credit in a packed row, checked before the loss: that each token learns from its own turn, and
-no other token does.
+"""What must hold of the credit in a packed row before the loss: each token learns from its own turn, no other does.
 
 It goes by the episodes that the row was packed from and by the very vectors that the loss is handed, never by the row's
 own indices alone: a row that is wrong in a consistent way is found, too. Source: [ours]. A row's key is (episode id,),
-or (episode id, turn) where it is cut off from its episode and begins with that turn; turns are counted from the
-episode's start.
+or (episode id, turn) where it begins with that turn; turns are counted from the episode's start.
 """
 
 from __future__ import annotations
@@ -36,14 +34,11 @@ def check_credit(
     """Stop unless the loss will give every turn's credit to the tokens of that turn, and to no others.
 
     1. Every token of an action is counted once, with its own turn; so it has credit.   2. No other token has any.
-    3. advantages_J, which the loss reads by `turn_of_token`, is advantages_BM turn by turn; so a turn's tokens carry
-    that turn's advantage.
+    3. advantages_J, which the loss reads by `turn_of_token`, is advantages_BM turn by turn: tokens carry their turn's.
     4. Rewards stand on the states they came with, and each episode's sum to its return.
-    5. Nothing is lost across an observation: the first token after it is the next turn's, predicted by the last visible
-    token before it.
+    5. Nothing is lost across an observation: the token after it is the next turn's, predicted by the one before it.
 
-    Where a turn's tokens stand is worked out from the episode alone: its action's first token, and as many as the
-    engine gave log-probs for.
+    Where a turn's tokens stand is worked out from the episode alone, by its action's start and log-probs.
     episodes: the B of the row, in order. advantages_BM: (B, M). advantages_J: (J,), one a turn of the row. returns:
     (B,), undiscounted, from what the episodes were stored with. Values are compared bit by bit; one that is not finite
     is left to `fit`. No gradient flows.

@@ -30,8 +30,7 @@ class BadEpisode(TurnwiseError, ValueError):
 class NotAPrefix(BadEpisode):
     """A state that does not begin with the state and the action before it, so the turns are no single row.
 
-    turn: of the action that is not carried on. position: the first token that differs, counted from the episode's
-    start.
+    turn: of the action that is not carried on. position: the first token that differs, from the episode's start.
     """
 
     def __init__(self, message: str, *, turn: int, position: int) -> None:
@@ -99,8 +98,7 @@ def episode_ids(
 def unbroken(
     turns: Sequence[Mapping[str, Any]], final: Sequence[int], truncated: bool, gamma: float, key: tuple[Any, ...]
 ) -> list[EpisodeIds]:
-    """One row; or several, cut where a state does not begin with the ids before it, as after a reply that was cut
-    short.
+    """One row; or several, cut where a state does not begin with the ids before it, as after a cut reply.
 
     The row before a cut ends with its action. Its last state is the one that the next row begins with, so its final
     reward is what the episode returned from there on, R_0 of the next row: nothing of the credit is lost over the cut.
@@ -169,8 +167,7 @@ def name(key: tuple[Any, ...]) -> str:
 
 @dataclass(frozen=True)
 class PackedRow:
-    """B episodes in one row of T tokens. K: action tokens, M: the largest N + 1, Z: turns, all of the row. `turn` is
-    one of the Z.
+    """B episodes in one row of T tokens. K: action tokens, M: the largest N + 1, Z: turns, all of the row; `turn`: one.
 
     Positions in the row count from 0; starts and ends are inclusive.
     """
@@ -286,11 +283,9 @@ def without_shadows(row: PackedRow) -> PackedRow:
 def bins(
     episodes: Sequence[EpisodeIds], critic_len: int, *, token_budget: int, max_padding: float = 0.25
 ) -> list[list[int]]:
-    """Episodes shared out over rows: lists of indices, every episode exactly once. First fit, longest first; no
-    randomness.
+    """Episodes shared out over rows: lists of indices, each once. First fit, longest first; no randomness.
 
-    A row holds at most `token_budget` tokens, shadows included, unless a single episode is longer: that one gets a row
-    alone.
+    A row holds at most `token_budget` tokens, shadows included; a single episode that is longer gets one alone.
     Episodes of like length meet in a row: `padding_share` of each row is at most max_padding, in [0, 1). [ours]
     """
     rows: list[list[int]] = []
@@ -314,8 +309,7 @@ def n_tokens(episodes: Sequence[EpisodeIds], row: Sequence[int], critic_len: int
 
 
 def padding_share(episodes: Sequence[EpisodeIds], rows: Sequence[Sequence[int]], critic_len: int) -> float:
-    """Share of padding among the slots of attention, where the episodes of a row are laid side by side. Linear layers
-    see no padding.
+    """Share of padding among the slots of attention, where a row's episodes are laid side by side; of it alone.
 
     1 - tokens / slots,   slots of a row = episodes x (longest visible part + most states x critic_len)
     """

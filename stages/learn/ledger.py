@@ -44,22 +44,19 @@ def ledger(
     clip: float,
     normaliser: float,
 ) -> dict[str, list[Any]]:
-    """Columns of one entry a visible token, and after each episode's tokens one for its end state s_N, which is no
-    token.
+    """Columns of one entry a visible token, and after each episode's one for its end state s_N, which is no token.
 
         loss_share_t = -min(rho A, clip(rho, 1 - c, 1 + c) A) / Z,  divided by |a_j| where rho is of the whole turn
 
     The shares add up to the actor's loss, and not to 1: a loss whose parts cancel has no parts of 1. A turn's tokens
     share its term evenly, for the log-prob of each gets the same gradient from it.
-    episode, first_turn: the row's key; with `position`, from 0 within the row, they name an entry. token_id: -1 at the
-    end state.
+    episode, first_turn: the row's key; with `position`, from 0 in the row, they name it. token_id: -1 at the end state.
     turn: -1 outside actions, N at the end state. in_action: the mask of the loss. reward, value, target_1, ..: of the
     state that the turn acted in, the same on all its tokens, or of the end state; else None. old_log_prob, log_prob:
     the engine's and the trainer's of the token.
     advantage, ratio: of the turn, or the token where `ratio` is token. These are None outside actions. clipped: the
     clip holds the gradient at 0. loss_share: 0 outside actions.
-    episodes: the B of the row, in order. targets: see `step_targets`. Other shapes, Z and c as of `turn_ppo_clip`. No
-    gradient flows.
+    episodes: of the row, in order. targets: see `step_targets`. The rest is as of `turn_ppo_clip`. No gradient flows.
     """
     row = packed.to("cpu")
     b_R, t_R, i_R, k_R = _entries(row)

@@ -6,8 +6,7 @@
 
 A token sees what stands before it on its own path and nothing else, so that every row is what it would be alone: values
 and gradients, up to rounding. The critic's prompt of Self-AC (slides, episode layout), NLAC's role prompts, the turns
-of an episode and the episodes of a group are all such rows. Token ids are those that the engine produced; text is never
-tokenised again. [ours]
+of an episode and the episodes of a group are all such rows. Token ids are those that the engine produced. [ours]
 """
 
 from __future__ import annotations

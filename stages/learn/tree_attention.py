@@ -29,8 +29,7 @@ def tree_forward(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0, scaling: float | None = None,
     tree_layout: Layout | FlexLayout | None = None, sliding_window: int | None = None, **options: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """transformers' attention interface: query (1, H, T, d), key and value (1, H', T, d), H' dividing H. Returns (1, T,
-    H, d).
+    """transformers' interface: query (1, H, T, d), key and value (1, H', T, d), H' dividing H. Returns (1, T, H, d).
 
     Without a layout it is transformers' own sdpa, so that a switched model still runs plain passes; with that of
     tree_flex.py it is FlexAttention. Gradients flow.
@@ -103,8 +102,7 @@ def tree_attention(model: Any) -> Iterator[None]:
 def body_pass(
     model: Any, tree: Tree, *, layout: Layout | FlexLayout | None = None, embeddings_TD: Tensor | None = None
 ) -> Tensor:
-    """Last hidden state of every token of the tree, (T, D): one pass through the body, no vocabulary projection.
-    Gradients flow.
+    """Last hidden state of every token of the tree, (T, D): one pass, no vocabulary projection. Gradients flow.
 
     embeddings_TD: what goes in instead of the ids' embeddings. layout: `layout_of(tree)`, where it is known already, or
     `flex_layout_of(tree)`. Raises ValueError with gradient checkpointing outside `tree_attention`: the second run of

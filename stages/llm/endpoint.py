@@ -2,8 +2,7 @@
 
 The key is taken from OPENAI_API_KEY alone and appears in no message. Refused, down, overloaded (408, 409, 429, 5xx):
 tried again after growing, jittered waits, then `Down`. Anything else is final. What a server says is not trusted: no
-redirect is followed, a reply ends at a size and within the time of a try (`bounded.py`), and of a text only what can be
-printed is told.
+redirect is followed, a reply ends at a size and in time (`bounded.py`), and only what can be printed is told.
 """
 
 from __future__ import annotations

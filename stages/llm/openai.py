@@ -1,5 +1,4 @@
-"""Engine over any OpenAI-compatible endpoint that speaks token ids (`vllm serve`, SGLang), and `chat` for oracles and
-simulated users.
+"""Engine over OpenAI-compatible endpoints that speak token ids (`vllm serve`, SGLang), and `chat` for oracles.
 
     vllm serve MODEL --enable-lora          (VLLM_ALLOW_RUNTIME_LORA_UPDATING=True for adapters made while it runs;
                                             --enable-prompt-tokens-details for counts of what it had read before)

@@ -49,8 +49,7 @@ _TOOLS = {
 class ScriptedEngine:
     """`Engine` that answers from a script.
 
-    reply: a function, or a table whose longest key found in the prompt's text gives the reply (several: the seed draws
-    one).
+    reply: a function, or a table whose longest key in the prompt gives the reply (of several the seed draws one).
     fail_on: numbers of `generate` calls, from 1, that raise EngineUnavailable; garbage_on: that answer unreadable text.
     context: tokens that a prompt and its reply may have together; None = any number.
     `calls`, `requests` and `prompts` tell what was asked so far.

@@ -1,8 +1,6 @@
-"""Several servers that hold the same model, as one: a request goes to the one with the fewest under way of those that
-are up.
+"""Several servers of the same model, as one: a request goes to the one that is up with the fewest under way.
 
-A server that fails is set aside, and its requests go to the others; after a while it is asked again, and gets the
-adapters that it missed.
+A server that fails is set aside, and the others get its requests; later it is asked again, and catches up.
 """
 
 from __future__ import annotations

@@ -33,8 +33,7 @@ LETTERS = 20
 
 
 class ChatTokenizer:
-    """Chats to token ids, and ids to text, as the tokenizer of a model folder or hub name does it; loaded when it is
-    first needed.
+    """Chats to token ids, and ids to text, by the tokenizer of a model folder or hub name, loaded when first needed.
 
     Of an episode's prompt only the end is new at each turn, so the ids of what lies between two special tokens are
     kept. A text that holds control tokens is read as text (stages/llm/controls.py). [ours]
@@ -166,8 +165,7 @@ def cutter(fast: Any) -> Callable[[str], list[str]] | None:
     text; None where there is none.
 
     Added tokens that are not normalized are looked for before all else, leftmost and longest first, and what lies
-    between them is never read together. Where one takes the white space before it, or must be a word, or is read as
-    text, this does not hold.
+    between them is never read together. Not so where one takes the white space before it, must be a word, or is text.
     """
     special = [token for token in fast.get_added_tokens_decoder().values() if not token.normalized]
     if not special or fast.encode_special_tokens or any(token.lstrip or token.single_word for token in special):
@@ -227,8 +225,7 @@ def check_loaded(requests: Sequence[Request], loaded: Collection[str]) -> None:
 
 
 def fit_context(requests: Sequence[Request], context: int | None) -> list[Request]:
-    """The requests, none of which can run past the model's context; a reply that is cut there ends like one at
-    max_tokens, with "length".
+    """The requests, cut to the model's context; a reply that ends there ends as at max_tokens, with "length".
 
     context: most tokens of a prompt and its reply together; None = not known, nothing is changed. Raises UsageError for
     a prompt that leaves no room for a single token; who has many prompts asks `has_room` first, so that one of them

@@ -1,10 +1,8 @@
-"""Engine over vLLM in this process: continuous batching, a prefix cache, and adapters side by side with the base in one
-batch.
+"""Engine over vLLM in this process: continuous batching, a prefix cache, adapters and the base in one batch.
 
     turnwise run demo --set model.engine=vllm          (pip install 'turnwise[vllm]')
 
-Token ids go in and come out, so vLLM runs without a tokenizer. Log-probs are the raw ones, of temperature 1 whatever
-was sampled at.
+Token ids go in and come out, so vLLM runs without a tokenizer. Log-probs are raw, of temperature 1.
 On a GPU the engine gives its memory back (`sleep`) while a stage trains, and takes it again at the next request. What a
 batch's other rows may change is rounding: a greedy reply changes where two tokens tie, a sampled one where a draw falls
 on the edge between two.
@@ -108,8 +106,7 @@ class VllmEngine(ChatTokenizer):
         return checked
 
     def sleep(self) -> None:
-        """Give the GPU's memory back until the next call: weights wait in the machine's memory, the cache is dropped.
-        Nothing on a CPU.
+        """Give the GPU's memory back until the next call: weights wait in the machine's memory. Nothing on a CPU.
 
         Raises RuntimeError in the middle of a stream, whose requests would go on from a cache that is gone.
         """

@@ -15,11 +15,9 @@ MOMENT_S = 0.1
 
 
 class Jobs(Generic[T]):
-    """A `with` block within which calls are started and their results fetched. workers: of them at once; 1 = each is
-    done when it is started.
+    """A `with` block in which calls are started and fetched. workers: at once; 1 = each is done when it is started.
 
-    Leaving the block drops calls that have not begun, and waits for nobody: by an error, Ctrl-C among them, results are
-    wanted no more.
+    Leaving the block drops calls that have not begun, and waits for nobody: after an error nobody wants results.
     """
 
     def __init__(self, workers: int) -> None:

@@ -1,5 +1,4 @@
-"""Many episodes at once: a reply is acted on as it ends, and its episode's next prompt joins the others in the engine;
-a finished one is replaced.
+"""Many episodes at once: a reply is acted on as it ends, and its episode's next prompt joins those in the engine.
 
 An episode's failure is sorted by whose it is (types.Outcome). What the policy cannot cause is tried again, kept and
 counted, and never becomes a reward. EngineUnavailable is nobody's episode, and BrokenEnvironment no failure but a mistake
@@ -120,8 +119,7 @@ def rollout(
     hopeless: Hopeless | None = None,
     done: Callable[[int], None] = lambda n: None,
 ) -> list[Episode]:
-    """One episode a scenario, in their order. `done(1)` is called as each one ends. Raises EngineUnavailable, and
-    BrokenEnvironment at once.
+    """One episode a scenario, in their order. `done(1)` as each one ends. Raises EngineUnavailable, BrokenEnvironment.
 
     forced: replies, one list a scenario, that are said before the policy takes over; their turns carry no token ids.
     hopeless: asked of an episode from its second reply on; one that is given up is truncated.

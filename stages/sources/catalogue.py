@@ -41,8 +41,7 @@ class Published:
 class Made:
     """A file that an environment reads, made of published ones, whose bytes `convert` takes in this order.
 
-    rows: as published; lines of JSONL and of text, rows of CSV, entries of JSON. sha256: in this form, "" where it is
-    not known.
+    rows: as published; lines of JSONL and text, rows of CSV, entries of JSON. sha256: in this form, "" = not known.
     """
 
     name: str

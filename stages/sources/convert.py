@@ -47,11 +47,9 @@ def _level(value: Any) -> int:
 
 
 def things(raw: bytes) -> bytes:
-    """The THINGS concepts as id, object, senses: the sense in brackets is dropped, equal names are merged, 1,854 ->
-    1,823.
+    """The THINGS concepts as id, object, senses: senses in brackets dropped, equal names merged, 1,854 -> 1,823.
 
-    id: the place among the objects in the order of first appearance. senses: the original names that had a sense,
-    parted by '; '.
+    id: the place in the order of first appearance. senses: the original names that had a sense, parted by '; '.
     Source: evanthebouncy/20Q-selfplay, whose README counts the same 1,823.
     """
     senses: dict[str, list[str]] = {}

@@ -1,5 +1,4 @@
-"""Runs one stage: reuse by fingerprint, or run it and leave its files, metrics and rows, in an order that a kill cannot
-spoil.
+"""Runs one stage, or reuses it: it leaves files, metrics and rows in an order that a kill cannot spoil.
 
     fingerprint -> finished run? reuse : start -> run -> artifacts, metrics -> rows (one transaction) -> finish
 

@@ -1,7 +1,6 @@
 """Adapters as versions of registered models, through the MLflow client that `tracking` hands in.
 
-A version's source is an absolute path: in a moved project folder it has to be registered again, by the run that is
-repeated.
+A version's source is an absolute path: in a moved project folder the repeated run has to register it again.
 """
 
 from __future__ import annotations
@@ -62,12 +61,10 @@ def name_alias(client: Any, version: Version, alias: str) -> None:
 def decide(
     client: Any, candidate: Version, against: int | None, verdict: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
-    """Keep the verdict on a candidate, and make it the champion where that says `promoted`. To be called by one process
-    at a time.
+    """Keep the verdict on a candidate, and make it the champion where that says `promoted`. By one process at a time.
 
     What was decided once stays so: that is returned, and a promotion that a kill cut off is done. against: number of the
-    champion that it was held against. verdict: None to ask what was decided. None where nothing was, and where another
-    one is champion by now.
+    champion that it was held against. verdict: None to ask. None where nothing was decided, and under another champion.
     """
     now = aliased(client, candidate.name, CHAMPION)
     number = now.number if now else None

@@ -2,8 +2,7 @@
 
 Append-only. Every row carries the id of the run that wrote it, and a run's rows appear in one transaction together
 with its row in `commits`; readers ask for the rows of given (finished) runs, so a dead run's rows are never seen.
-DuckDB lets one process write at a time: the file is opened late, closed early, and waited for with a bound
-(stages/store/duckdb_file.py).
+DuckDB lets one process write at a time: the file is opened late, closed early, and waited for (duckdb_file.py).
 """
 
 from __future__ import annotations
@@ -176,8 +175,7 @@ class Replay:
         return found
 
     def find_episode(self, prefix: str, is_finished: Callable[[str], bool] = lambda run_id: True) -> Row:
-        """The episode whose id starts with `prefix`; of several runs that wrote it, the newest that `is_finished`
-        accepts.
+        """The episode whose id starts with `prefix`, of the newest run with it that `is_finished` accepts.
 
         Raises UsageError where there is none, or where the prefix fits several ids.
         """

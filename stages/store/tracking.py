@@ -193,8 +193,7 @@ class Tracking:
 
     def adopt(self, record: Record, fill: Callable[[], None]) -> bool:
         """Put a run of another store here, under its own id; False where it is here already. fill: brings its artifacts
-        and rows, before the run ends as it did there: a kill in between leaves a run that nobody reads, and the same
-        call goes on.
+        and rows, before the run ends as it did there: a kill in between leaves a run that nobody reads.
         """
         try:
             if self.status(record.run_id) == record.status != "KILLED":

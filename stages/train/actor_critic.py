@@ -1,5 +1,4 @@
-"""The joint loss of Self-AC: one pass through the shared transformer, targets and advantages from its values, and both
-losses.
+"""The joint loss of Self-AC: one pass through the shared transformer, targets and advantages by its values.
 
     L = alpha L_critic + (1 - alpha) L_actor
     L_critic = mean_n || V - stop_grad(target_n) ||^2,   L_actor = -mean_k min(rho_k A_k, clip(rho_k, 1 - c, 1 + c) A_k)

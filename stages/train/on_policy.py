@@ -45,8 +45,7 @@ MAX_GAP = "Largest mean |difference| of a token's log-prob, engine against train
 
 def check_gap(stage: str, history: Sequence[Mapping[str, float]], allowed: float) -> None:
     """After the first step, whose loss was worked out at the weights that sampled. The ratio of the clipped loss
-    corrects a small gap, as it does any change of the policy; a large one says that the engine ran another model.
-    Raises TurnwiseError.
+    corrects a small gap, as it does any change of the policy; a large one tells another model. Raises TurnwiseError.
     """
     if len(history) == 1 and not history[0]["gap_mean"] <= allowed:
         raise TurnwiseError(

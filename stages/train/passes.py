@@ -32,8 +32,7 @@ def half(device: Any, on: bool) -> torch.autocast:
 class Pass:
     """Rows of a step that go through the model together, as one tree, and K completion tokens, row by row.
 
-    normaliser: what the whole step's loss is divided by: sum of w_i |y_i|. totals: completion tokens of each kind in the
-    step.
+    normaliser: of the whole step's loss: sum of w_i |y_i|. totals: completion tokens of each kind in the step.
     """
 
     tree: Tree
