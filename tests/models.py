@@ -153,9 +153,7 @@ class Recorder(ScriptedEngine):
 
 @dataclass
 class Bench:
-    """Runs stages by hand: what `execute` does, without stores. Every run gets the id "<stage><iteration>" unless
-    named.
-    """
+    """Runs stages by hand, as `execute` without stores. A run gets the id "<stage><iteration>" unless named."""
 
     base: Path
     workdir: Path
@@ -221,9 +219,7 @@ def rows_of(step: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 
 
 def capture(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Every row that reaches a loss from now on, in whatever stage. Held-out rows do so with gradients off and are left
-    out.
-    """
+    """Every row that reaches a loss from now on, in any stage. Held-out rows have no gradients and are left out."""
     from stages import grpo
     from stages.train import passes
 
@@ -298,9 +294,7 @@ def make_episode(
     reward: float = 0.0,
     malformed: Sequence[int] = (),
 ) -> Episode:
-    """An episode of Ana at the desk as rollout would have left it: (reply, observation) of each turn; the last one ends
-    it.
-    """
+    """An episode of Ana at the desk as rollout leaves it: (reply, observation) of each turn; the last one ends it."""
     messages: list[Message] = [
         {"role": "system", "content": "Service desk."},
         {"role": "user", "content": f"{name}, gold, wants refund for lamp."},

@@ -122,9 +122,7 @@ class StubTokenizer:
 
 
 def good(body: dict[str, Any], **changes: object) -> dict[str, Any]:
-    """A reply as vllm serve gives it: the prompt's length and the seed, so that each request can be told from its
-    reply.
-    """
+    """A reply as vllm serve gives it: prompt length and seed, so that each request is told from its reply."""
     ids = [len(body["prompt"]), body["seed"] % 1000, 2]
     choice = {
         "index": 0,

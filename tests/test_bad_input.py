@@ -57,9 +57,7 @@ MISHAPS = [
 
 @dataclass(frozen=True)
 class After:
-    """What one command left: how it ended, what `turnwise runs` lists then, and the scratch folders that still lie
-    there.
-    """
+    """What a command left: how it ended, what `turnwise runs` lists then, and scratch folders that still lie there."""
 
     done: Done
     listed: list[dict[str, Any]]

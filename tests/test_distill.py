@@ -278,9 +278,7 @@ SHORT = [
 def test_a_kind_s_share_of_a_step_s_loss_is_that_of_its_tokens_or_of_its_rows(
     bench: models.Bench, weight: Any, pass_tokens: int
 ) -> None:
-    """One step over all rows, its loss against a loop: 4 kept actions of 99 tokens, 6 rewritten ones of 10, 6 successor
-    rows of 10.
-    """
+    """Against a loop: 4 kept actions of 99 tokens, 6 rewritten ones of 10, 6 successor rows of 10."""
     bench.memory.keep("refine1", Outputs({}, {"targets": [*LONG, *SHORT]}))
     options: dict[str, Any] = {
         "batch": 10,

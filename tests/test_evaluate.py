@@ -24,9 +24,7 @@ from stages.learn.statistics import share_interval, wilson
 
 
 def test_win_rate_and_its_interval_by_hand(base: Path, tmp_path: Path) -> None:
-    """48 visits, every (request, tier) equally often: 24 gold ones are won. The base wins none, and its interval still
-    has a width.
-    """
+    """48 visits, every (request, tier) equally often: 24 gold ones are won. The base wins none."""
     metrics, rows = run(bench_of(base, tmp_path, Play()))
     assert metrics["evaluate/win_rate"] == metrics["evaluate/return"] == 0.5
     centre = (0.5 + 1.96**2 / 96) / (1 + 1.96**2 / 48)

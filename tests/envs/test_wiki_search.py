@@ -209,9 +209,7 @@ def test_an_action_in_another_form_is_malformed(action: str) -> None:
 
 @given(st.text(alphabet="()\"' a", max_size=30))
 def test_an_argument_in_brackets_is_read_as_it_stands(text: str) -> None:
-    """Where the text's own brackets pair up, TOOL(text) and TOOL text are one action unless brackets stand around all
-    of the text.
-    """
+    """Where its brackets pair up, TOOL(text) is TOOL text, unless brackets stand around all of the text."""
     depth = 0
     for char in text:
         depth += (char == "(") - (char == ")")

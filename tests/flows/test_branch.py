@@ -42,9 +42,7 @@ def begin(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def turnwise(
     home: Path, stages: Stages, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Turnwise:
-    """Runs a command plainly in a fresh project folder; the JSON value that it prints, or its exit status and both
-    streams.
-    """
+    """Runs a command in a fresh project folder; the JSON value that it prints, or its exit status and streams."""
     begin(home, monkeypatch)
 
     def turnwise(*argv: str, raw: bool = False) -> Any:
@@ -65,9 +63,7 @@ def turnwise(
 
 @pytest.fixture(scope="module")
 def finished_run(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A project folder in which the preset was run once, and what was printed. Running takes seconds, copying
-    milliseconds.
-    """
+    """A project folder in which the preset was run once, and what was printed: seconds, where a copy takes none."""
     home, out = tmp_path_factory.mktemp("finished"), io.StringIO()
     (home / "mlflow").mkdir()
     sqlite.copy(empty_store, home / "mlflow" / "mlflow.db")
@@ -128,9 +124,7 @@ def test_downstream_runs_later_iterations_too_and_the_change_holds_in_all_of_the
 def test_downstream_from_the_first_iteration_is_the_run_that_had_the_change_from_the_start(
     turnwise: Turnwise, stages: Stages, old: Any, stage: str, first: str
 ) -> None:
-    """Fingerprints are equal, so whichever comes second reuses every stage of the other; evaluate's start is judged
-    before the change.
-    """
+    """Fingerprints are equal, so whichever comes second reuses every stage of the other."""
     change = ("--set", f"{stage}.lr=0.5")
     commands = {
         "branch": ("rerun", stage, "--of", old["run_id"], "--iteration", "0", *change, "--downstream"),

@@ -136,9 +136,7 @@ def test_general_rows_are_counted_and_that_they_are_missing_is_said(
 
 
 def test_grpo_is_planned_in_passes_and_its_adapter_in_16_bits() -> None:
-    """128 episodes of 13 turns in groups of 4, of which 1 - .3^4 - .7^4 are neither all won nor all lost; steps of 128
-    turns.
-    """
+    """128 episodes of 13 turns in groups of 4, of which 1 - .3^4 - .7^4 are mixed; steps of 128 turns."""
     stage = ["method=grpo", "grpo.batch=128", "grpo.epochs=1"]
     run = presets.load("qwen7b_grpo_tau_retail", stage)
     last = [work for work in workload(run, assumed(run, ["turns=13", "win=0.3"])) if work.stage == "grpo"][-1]

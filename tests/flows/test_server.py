@@ -37,9 +37,7 @@ def no_other_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def answers(home: Path | None = None, port: int = 0) -> Iterator[str]:
-    """The API address of something that answers as a healthy Prefect server does, of the project folder `home` where
-    one is given.
-    """
+    """The API address of something that answers as a healthy Prefect server, of the project folder `home`."""
 
     class Healthy(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

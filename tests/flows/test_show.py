@@ -98,9 +98,7 @@ def test_an_episode_without_turns_can_be_shown() -> None:
 
 @dataclass(frozen=True)
 class Trained:
-    """A project folder with a run of self_ac over two episodes, of two turns and of one, and the pipeline run that it
-    belongs to.
-    """
+    """A project folder with a run of self_ac over two episodes, of two turns and of one, and its pipeline run."""
 
     home: Path
     pipeline: str

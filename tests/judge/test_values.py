@@ -46,9 +46,7 @@ def mostly_right(prompt: str, request: Request) -> str:
 
 
 def train(base: Path, folder: Path, **config: Any) -> models.Bench:
-    """A bench with a run of self_ac whose adapter and head do something, and a policy that wins about half of its
-    visits.
-    """
+    """A bench with a run of self_ac whose adapter and head do something, and a policy that wins half of its visits."""
     bench = models.Bench(base, folder, engine=models.Recorder(mostly_right))
     played = [make(bench, f"Ana{i}", n, float(i % 2)) for i, n in enumerate((3, 1, 2, 3))]
     bench.memory.keep("collect0", Outputs({}, episode_rows(played, 0)))

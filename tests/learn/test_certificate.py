@@ -34,9 +34,7 @@ def letters(ids: Any) -> str:
 
 
 def played(rng: random.Random) -> tuple[list[dict[str, Any]], list[int]]:
-    """An episode of 1 to 5 turns, each of whose next states is changed at a random place, or cut, in one of three
-    cases.
-    """
+    """An episode of 1 to 5 turns, whose next states are changed at random places, or cut, in one of three cases."""
     turns, state = [], [rng.randrange(9) for _ in range(rng.randint(1, 4))]
     for k in range(rng.randint(1, 5)):
         action = [rng.randrange(9) for _ in range(rng.randint(1, 4))]

@@ -82,9 +82,7 @@ def test_no_more_than_a_chunk_goes_through_the_head_at_once_and_the_direct_way_g
 
 
 def test_between_the_passes_no_logits_are_held() -> None:
-    """Floats that autograd keeps for the backward pass: (K, V) and more directly, none of a vocabulary's width by
-    chunks.
-    """
+    """Floats that autograd keeps: (K, V) and more directly, none of a vocabulary's width by chunks."""
     states, head, ids = make()
     kept: list[tuple[int, ...]] = []
 

@@ -242,9 +242,7 @@ def test_three_thoughts_become_a_row_of_three_actions_that_touch() -> None:
 
 
 def test_the_last_state_holds_the_verdict_only_where_the_reply_is_rendered_as_it_was_produced() -> None:
-    """A template that drops the white space around a reply renders other ids: then the row ends with what was produced,
-    and nothing else is lost.
-    """
+    """A template that drops white space renders other ids: then the row ends with what was produced."""
     episode, engine = solve()
     whole = row_of(episode, engine.encode(episode.messages))
     assert "Right." in engine.decode(whole.ids)
@@ -292,9 +290,7 @@ def test_thoughts_in_byte_pairs_are_cut_in_no_character_and_the_row_goes_on_to_t
 
 
 def chains(bench: models.Bench) -> list[Episode]:
-    """Four episodes of one problem: two right ones of 3 and 2 thoughts, two wrong ones of 2 and 1. Kept as run
-    collect0.
-    """
+    """Four episodes of one problem: right ones of 3 and 2 thoughts, wrong ones of 2 and 1. Kept as run collect0."""
     replies = iter([CHAIN, "Guess.\n\n\\boxed{8}", "It is\n\n\\boxed{7}", "\\boxed{9}"])
     bench.engine = models.Recorder(lambda prompt, request: next(replies))
     episodes = rollout(bench.engine, envs.make_env("math", {}), [SUM] * 4, ROLES, COT)

@@ -276,9 +276,7 @@ def test_the_real_data_is_taken_from_a_folder(tmp_path: Path, name: str, folder:
 def test_pages_and_questions_are_made_of_the_published_passages(
     server: FileServer, get: Callable[[str], bytes], tmp_path: Path
 ) -> None:
-    """The published bytes can be made again from the pages: same checksum. What is made of them are the very pages, and
-    the same 438 questions.
-    """
+    """The published bytes can be made again from the pages: the very pages and 438 questions come of them."""
     pages = [json.loads(line) for line in (DATA / "wiki" / "pages.jsonl").read_text().splitlines()]
     server.files[place("wiki_search", "pages.jsonl")] = json.dumps(
         [{"title": p["title"], "text": p["text"]} for p in pages], indent=4
@@ -349,9 +347,7 @@ def test_a_task_list_in_another_form_is_refused(content: bytes) -> None:
 
 @needs(DATA)
 def test_the_conversions_give_the_real_files_back() -> None:
-    """From what is known of the published form, rebuilt from the files: LMRL-Gym's and MATH's come out with the same
-    bytes, THINGS with the same rows.
-    """
+    """From the known published form, rebuilt: LMRL-Gym's and MATH's have the same bytes, THINGS the same rows."""
     folder = DATA / "twenty_questions"
     made = {file.name: file for task in TASKS.values() for file in task.files}
     words: dict[str, list[str]] = {}

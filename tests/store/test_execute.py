@@ -295,9 +295,7 @@ def test_the_engine_is_made_only_for_a_stage_that_runs(workspace: Workspace) -> 
 
 
 def test_the_order_is_artifacts_metrics_rows_end(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On this order rests that a kill at any moment is harmless: whatever ends a run well has all its leavings behind
-    it.
-    """
+    """A kill is harmless by this order: whatever ends a run well has all its leavings behind it."""
     calls: list[str] = []
     for owner, name in ((Tracking, "save"), (Tracking, "record"), (Replay, "commit"), (Tracking, "finish")):
 
