@@ -143,11 +143,6 @@ def with_kl(config: DistillConfig, wanted: Wanted) -> Any:
 
 
 STAGE = Stage(
-    "distill",
-    3,
-    DistillConfig,
-    inputs=("refine", "pick", "targets", "critic", "q_critic", "distill"),
-    roles=(),
-    run=run,
-    outputs=("adapter/", "target/", "head/", "target_head/"),
-)
+    "distill", 3, DistillConfig, inputs=("refine", "pick", "targets", "critic", "q_critic", "distill"), roles=(),
+    run=run, outputs=("adapter/", "target/", "head/", "target_head/"),
+)  # fmt: skip

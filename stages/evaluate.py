@@ -94,14 +94,9 @@ def run(context: Context) -> Outputs:
     # The first round has the numbers, and with them the seeds, of an evaluation without others: its episodes are the
     # same ones.
     played = rollout(
-        context.engine,
-        environment(context),
-        scenarios * times,
-        roles,
-        settings,
-        hopeless=hopeless(config, critic),
+        context.engine, environment(context), scenarios * times, roles, settings, hopeless=hopeless(config, critic),
         done=bar.advance,
-    )
+    )  # fmt: skip
     rounds = [played[i : i + len(scenarios)] for i in range(0, len(played), max(len(scenarios), 1))]
     episodes = played if trials > 1 else rounds[0] if rounds else []
     check_environment(episodes)
@@ -194,14 +189,9 @@ def probe(context: Context, path: str, rows_a_role: int, adapter: str | None) ->
     rows = [row for group in by_role.values() for row in group[:rows_a_role]]
     limit = context.run.roles.future_room
     replies = ask(
-        context.engine,
-        [r["messages"] for r in rows],
-        role="probe",
-        adapter=adapter,
-        temperature=0.0,
-        max_tokens=limit,
-        seed=context.seed,
-    )
+        context.engine, [r["messages"] for r in rows], role="probe", adapter=adapter, temperature=0.0,
+        max_tokens=limit, seed=context.seed,
+    )  # fmt: skip
     right: dict[str, list[bool]] = {}
     for row, (_, reply) in zip(rows, replies, strict=True):
         if reply != NO_ROOM:

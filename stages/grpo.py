@@ -105,14 +105,9 @@ def clipped_loss(
         )
     # A row is a turn; divided by the number of tokens, the sum over them is their mean.
     loss, metrics = turn_ppo_clip(
-        log_probs_K,
-        part.old_log_probs_K,
-        rows_K,
-        part.advantage_R,
-        clip=config.ratio_clip,
-        ratio="token",
+        log_probs_K, part.old_log_probs_K, rows_K, part.advantage_R, clip=config.ratio_clip, ratio="token",
         normaliser=part.rows.normaliser,
-    )
+    )  # fmt: skip
     return loss, metrics | token_counts(part.rows)
 
 

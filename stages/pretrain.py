@@ -273,12 +273,6 @@ def write_rows(folder: Path, config: PretrainConfig, corpus: Any, roles: Roles, 
 
 
 STAGE = Stage(
-    "pretrain",
-    3,
-    PretrainConfig,
-    inputs=(),
-    roles=(*desk.SHARE, "value"),
-    run=run,
-    shared=("roles",),
+    "pretrain", 3, PretrainConfig, inputs=(), roles=(*desk.SHARE, "value"), run=run, shared=("roles",),
     outputs=("model/",),
-)
+)  # fmt: skip

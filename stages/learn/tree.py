@@ -135,15 +135,8 @@ def trunk(tree: Tree) -> Tree:
     n, e = tree.n_visible, len(tree.paths)
     none = tree.branch_line[:0]
     cut = {name: getattr(tree, name)[:n] for name in ("ids", "position_ids", "node")}
-    return replace(
-        tree,
-        **cut,
-        limit=tree.limit[:e, :e],
-        branch_line=none,
-        branch_prefix=none,
-        branch_start=none,
-        branch_length=none,
-    )
+    cut |= dict.fromkeys(("branch_line", "branch_prefix", "branch_start", "branch_length"), none)
+    return replace(tree, **cut, limit=tree.limit[:e, :e])
 
 
 def tree_of(rows: Sequence[Ids]) -> tuple[Tree, list[Tensor]]:

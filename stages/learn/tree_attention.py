@@ -145,14 +145,8 @@ def check_masks(model: Any, *, length: int = 48) -> None:
             off = largest_difference(model, length)
     except torch.OutOfMemoryError:
         raise
-    except (
-        AttributeError,
-        TypeError,
-        ValueError,
-        KeyError,
-        IndexError,
-        RuntimeError,
-    ) as error:  # whatever an unfit model's code trips over
+    # whatever an unfit model's code trips over
+    except (AttributeError, TypeError, ValueError, KeyError, IndexError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise UsageError(
             f"wanted a decoder that takes positions and attention by transformers' interface, found {type(base).__name__} ({reason})"

@@ -114,10 +114,8 @@ class Endpoint:
             reply = await self._asked("/models", lambda: client.get("/models", cast_to=object), limit, 0)
         except Silent:
             raise
-        except (
-            EngineUnavailable
-        ):  # somebody answers, who speaks of models in another way, or not to us: the requests will tell
-            return None
+        except EngineUnavailable:
+            return None  # somebody answers, who speaks of models in another way, or not to us: the requests will tell
         # `vllm serve` and SGLang say so of the base model, which comes first; adapters have the same.
         models = reply.get("data") if isinstance(reply, dict) else None
         found = (

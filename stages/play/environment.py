@@ -40,13 +40,9 @@ def environment(context: Context) -> Callable[[], Env]:
 
         key = "model.url" if model.url and not task.oracle_url else "task.oracle_url"
         ask = chat(
-            task.oracle_url or model.url,
-            task.oracle_model or model.path,
-            max_tokens=room,
-            timeout_s=task.oracle_timeout_s,
-            concurrency=task.oracle_concurrency,
-            key=key,
-        )
+            task.oracle_url or model.url, task.oracle_model or model.path, max_tokens=room,
+            timeout_s=task.oracle_timeout_s, concurrency=task.oracle_concurrency, key=key,
+        )  # fmt: skip
         if task.cassette:
             asked_of = {"model": task.oracle_model or model.path, "max_tokens": room}
             ask = recorded(ask, Path(task.cassette), asked_of, only=task.cassette_only)

@@ -293,19 +293,9 @@ def _act(
     r.messages += [reply, *observation]
     seen = "\n".join(str(m["content"]) for m in observation)
     turn = Turn(
-        len(r.turns),
-        state_len,
-        ids,
-        completion,
-        thought,
-        action,
-        seen,
-        reward,
-        terminated,
-        truncated,
-        malformed,
+        len(r.turns), state_len, ids, completion, thought, action, seen, reward, terminated, truncated, malformed,
         seconds,
-    )
+    )  # fmt: skip
     r.turns += turns_of(s.agent, turn, decode)
     if failed:
         return Outcome.POLICY_FAILED, f"{r.malformed} unreadable replies"

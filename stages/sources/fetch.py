@@ -96,14 +96,8 @@ def _is_whole(folder: Path) -> bool:
             _sha256((folder / name).read_bytes()) == entry["sha256"]
             for name, entry in _manifest(folder)["files"].items()
         )
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        AttributeError,
-        TypeError,
-    ):  # a manifest that cannot be read vouches for nothing
-        return False
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return False  # a manifest that cannot be read vouches for nothing
 
 
 def _made(made: Made, folder: Path, get: Get, source: Path | None, published: dict[str, bytes]) -> dict[str, Any]:
@@ -160,14 +154,8 @@ def _check_published(of: Published, raw: bytes, where: str) -> None:
 def _converted(made: Made, raws: list[bytes]) -> bytes:
     try:
         return made.convert(*raws)
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        SyntaxError,
-        csv.Error,
-    ) as error:  # what a parser says of content that it does not know
+    # what a parser says of content that it does not know
+    except (ValueError, KeyError, TypeError, AttributeError, SyntaxError, csv.Error) as error:
         raise TurnwiseError(
             f"{made.of[0].url} is not in the form that turnwise knows ({type(error).__name__}: {error})."
         ) from error

@@ -56,16 +56,8 @@ def context_of(
 ) -> Context:  # fmt: skip
     """What the stage's function sees: of the stores its inputs alone."""
     readable = Inputs(stage.name, frozenset(each for runs in inputs.values() for each in runs), workspace)
+    seed = stage_seed(run.seed, stage.name, iteration)
     return Context(
-        config=getattr(run, stage.name),
-        run=run,
-        iteration=iteration,
-        seed=stage_seed(run.seed, stage.name, iteration),
-        inputs=inputs,
-        replay=readable,
-        engine=engine,
-        artifact=readable.artifact,
-        workdir=workdir,
-        checkpoints=checkpoints,
-        progress=progress,
-    )
+        config=getattr(run, stage.name), run=run, iteration=iteration, seed=seed, inputs=inputs, replay=readable, engine=engine,
+        artifact=readable.artifact, workdir=workdir, checkpoints=checkpoints, progress=progress,
+    )  # fmt: skip
