@@ -25,7 +25,7 @@ from stages.store import artifacts, mlflow_traces, search, sqlite
 from stages.store.machine import is_dead, process_tags
 from stages.store.mlflow_db import connect, experiment_of
 from stages.store.mlflow_run import ReadSet, Record, put_record, put_row, put_sets, put_values, read_record
-from stages.store.registered import RegisteredModels
+from stages.store.models import RegisteredModels
 from stages.store.runs import NOTE, STANDS_FOR, RunInfo, ScenarioSet, clip, clipped, hidden, run_info
 from stages.store.sqlite import STORE_LOCK_TIMEOUT_S, told
 
