@@ -18,9 +18,14 @@ Modules:
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from stages.frame.types import Message
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -33,3 +38,14 @@ class Example:
     role: str
     messages: tuple[Message, ...]
     reply: str
+
+
+def by_share(rng: random.Random, share: Mapping[T, float]) -> T:
+    """One of the keys, drawn by their weights."""
+    return rng.choices(list(share), weights=list(share.values()))[0]
+
+
+def vocabulary(examples: Iterable[Example], more: Iterable[str]) -> list[str]:
+    """Every word of the examples and of further texts; "." and "," are words."""
+    texts = [str(m["content"]) for e in examples for m in [*e.messages, {"content": e.reply}]]
+    return sorted({word for text in [*texts, *more] for word in text.replace(".", " . ").replace(",", " , ").split()})

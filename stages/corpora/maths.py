@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from stages.corpora import Example
+from stages.corpora import Example, by_share, vocabulary
 from stages.envs import sums
 from stages.envs.arithmetic import Problem, apply
 from stages.envs.sums import BRIEF, By, judged, new_problem, noted, opening
@@ -222,7 +222,7 @@ MAKERS: dict[str, Callable[[random.Random, Roles], Example]] = {
 
 def example(rng: random.Random, roles: Roles, role: str | None = None) -> Example:
     """One example, of the given role or of a random one by SHARE."""
-    return MAKERS[role or rng.choices(list(SHARE), weights=list(SHARE.values()))[0]](rng, roles)
+    return MAKERS[role or by_share(rng, SHARE)](rng, roles)
 
 
 def right(row: Mapping[str, Any], said: str) -> dict[str, bool]:
@@ -258,7 +258,5 @@ def _told(steps: Sequence[tuple[int, str, int, int]]) -> str:
 def words(roles: Roles) -> list[str]:
     """The vocabulary: all numbers below 50, and every other word that the roles and `sums` say."""
     rng = random.Random("vocabulary")
-    made = [example(rng, roles) for _ in range(2000)]
-    texts = [str(m["content"]) for e in made for m in [*e.messages, {"content": e.reply}]]
-    texts += [*map(str, range(50)), roles.templates["value"], "not understood, now + 1. none unreadable"]
-    return sorted({word for text in texts for word in text.replace(".", " . ").replace(",", " , ").split()})
+    texts = [*map(str, range(50)), roles.templates["value"], "not understood, now + 1. none unreadable"]
+    return vocabulary([example(rng, roles) for _ in range(2000)], texts)

@@ -5,6 +5,7 @@ A stage declares in `Stage.shared` which of them it reads; only those enter its 
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -36,6 +37,14 @@ def base_url(url: str) -> str:
             "wanted a base URL such as http://127.0.0.1:8000/v1, without user name or query; a key goes into OPENAI_API_KEY",
         )
     return url
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine itself."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 WAYS = {"timeout_s", "oracle_timeout_s", "step_timeout_s", "cassette", "cassette_only"}

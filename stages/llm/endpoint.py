@@ -8,7 +8,6 @@ redirect is followed, a reply ends at a size and in time (`bounded.py`), and onl
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from stages.frame.loops import event_loop
-from stages.frame.sections import base_url
+from stages.frame.sections import base_url, is_loopback
 from stages.frame.types import EngineUnavailable, UsageError, printable
 from stages.llm.bounded import REFUSED, bounded
 
@@ -61,7 +60,7 @@ class Endpoint:
         except ValueError as error:
             raise UsageError(f"{key}: {error}.") from None
         host = parts.hostname or ""
-        self._local = _is_loopback(host)
+        self._local = is_loopback(host)
         if self._key and parts.scheme == "http" and not self._local:
             raise UsageError(
                 f"{key}: OPENAI_API_KEY would go over plain http to {host}; use https, or unset the key if the server wants none."
@@ -211,10 +210,3 @@ def dropped_on_error() -> Iterator[None]:
         for job in list(_under_way):
             job.cancel()
         raise
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
