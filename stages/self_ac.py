@@ -141,13 +141,9 @@ def open_policy(context: Context) -> Any:
         last, shape = context.latest("self_ac"), context.run.model
         start = context.artifact(last, CRITIC) if last else None
         add_adapter(
-            model,
-            CRITIC,
-            start,
-            rank=shape.lora_rank,
-            alpha=shape.lora_alpha,
+            model, CRITIC, start, rank=shape.lora_rank, alpha=shape.lora_alpha,
             seed=mix(CRITIC, context.run.seed) % 2**31,
-        )
+        )  # fmt: skip
     return model
 
 

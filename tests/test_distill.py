@@ -281,13 +281,8 @@ def test_a_kind_s_share_of_a_step_s_loss_is_that_of_its_tokens_or_of_its_rows(
     """Against a loop: 4 kept actions of 99 tokens, 6 rewritten ones of 10, 6 successor rows of 10."""
     bench.memory.keep("refine1", Outputs({}, {"targets": [*LONG, *SHORT]}))
     options: dict[str, Any] = {
-        "batch": 10,
-        "successor_rows": 6,
-        "held_out": 0.0,
-        "lr": 1e-12,
-        "pass_tokens": pass_tokens,
-        "weight": weight,
-    }
+        "batch": 10, "successor_rows": 6, "held_out": 0.0, "lr": 1e-12, "pass_tokens": pass_tokens, "weight": weight,
+    }  # fmt: skip
     metrics = run(bench, inputs=INPUTS | {"refine": ["refine1"]}, **options).metrics
     n_kept, n_new = (len(rows[0]["completion_ids"]) for rows in (LONG, SHORT))
     assert (n_kept, n_new, len(TARGETS[0]["completion_ids"])) == (99, 10, 10)

@@ -18,21 +18,10 @@ from flows.study.figures import at, differences, stratified_mean, students_mean
 from flows.study.rows import Row, evaluated
 
 STUDIES = (
-    "The claims",
-    "Table 1",
-    "Long visits",
-    "Frozen episodes",
-    "Sweeps",
-    "Self-AC: credit by turn",
-    "Self-AC on arithmetic",
-    "Horizon",
-    "The ladder",
-    "A critic that is a number",
-    "Noise",
-    "20 Questions",
-    "Mathematics",
-    "Held-out pairs",
-)
+    "The claims", "Table 1", "Long visits", "Frozen episodes", "Sweeps", "Self-AC: credit by turn",
+    "Self-AC on arithmetic", "Horizon", "The ladder", "A critic that is a number", "Noise", "20 Questions",
+    "Mathematics", "Held-out pairs",
+)  # fmt: skip
 """Sections whose intervals are of win rates; of the claims the table of methods, before that of the verdicts."""
 NUMBER = r"([+-]?\d?\.\d\d)"
 QUOTED = re.compile(rf"{NUMBER} \[{NUMBER}, {NUMBER}\]")

@@ -170,13 +170,9 @@ class HfEngine(tokens.ChatTokenizer):
         position, cache, step_ids = (mask.cumsum(1) - 1).clamp(min=0), None, ids
         for t in range(limit):
             out = model(
-                input_ids=step_ids,
-                attention_mask=mask,
-                position_ids=position,
-                past_key_values=cache,
-                use_cache=True,
+                input_ids=step_ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True,
                 logits_to_keep=1,
-            )
+            )  # fmt: skip
             cache, logits_BV = out.past_key_values, out.logits[:, -1].float()
             if t == 0 and len(of_prompt) < len(requests):  # each prompt was read once; from here on a row a request
                 logits_BV, mask = logits_BV[asked], mask[asked]

@@ -26,13 +26,9 @@ GARBAGE = "%% ?? %%"  # no role and no environment can read it
 # What a random agent asks in 20 Questions, and does in service_desk, whose system message names the tools in their
 # order.
 _QUESTIONS = (
-    "Is it alive?",
-    "Is it made of metal?",
-    "Can it fly?",
-    "Is it bigger than a person?",
-    "Is it a cat?",
+    "Is it alive?", "Is it made of metal?", "Can it fly?", "Is it bigger than a person?", "Is it a cat?",
     "Is it a piano?",
-)
+)  # fmt: skip
 _DESK = re.compile(r"Service desk\. ([a-z ]+)\.")
 _TOOLS = {
     "check": ["photo", "receipt", "passport"],

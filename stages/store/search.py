@@ -97,15 +97,10 @@ def _load(raw: sqlite3.Connection, ids: Sequence[str]) -> list[Found]:
         own = tags.get(run_id, {})
         numbers = {key: math.nan if value is None else value for key, value in metrics.get(run_id, {}).items()}
         info = RunInfo(
-            run_id=run_id,
-            name=name or own.get("mlflow.runName", ""),
-            status=status,
-            started=started / 1000,
-            ended=None if ended is None else ended / 1000,
-            tags=shown(own),
-            metrics=numbers,
+            run_id=run_id, name=name or own.get("mlflow.runName", ""), status=status, started=started / 1000,
+            ended=None if ended is None else ended / 1000, tags=shown(own), metrics=numbers,
             params=params.get(run_id, {}),
-        )
+        )  # fmt: skip
         found.append((info, uri))
     return found
 

@@ -292,14 +292,9 @@ WORDS = [
 ]
 KEYS = ["flight_number", "date", "payment_id", "amount", "first_name", "price", "x"]
 LEAVES = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-5, 10**20),
-    st.floats(),
-    st.text(max_size=5),
-    st.sampled_from(WORDS),
+    st.none(), st.booleans(), st.integers(-5, 10**20), st.floats(), st.text(max_size=5), st.sampled_from(WORDS),
     st.just("\ud800"),
-)
+)  # fmt: skip
 VALUES = st.recursive(
     LEAVES,
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(KEYS), inner, max_size=4)),

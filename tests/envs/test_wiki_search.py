@@ -178,18 +178,9 @@ def test_both_forms_of_an_action_are_read(action: str, read: tuple[str, str]) ->
 
 
 MALFORMED = [
-    "LOOK x",
-    "NAVIGATE",
-    "NAVIGATE()",
-    'NAVIGATE("")',
-    "FIND",
-    "SUBMIT",
-    "SUBMIT( )",
-    "BACK 2",
-    "SAVE_LINE_IDS",
-    "SAVE_LINE_IDS one",
-    "NAVIGATEx",
-]
+    "LOOK x", "NAVIGATE", "NAVIGATE()", 'NAVIGATE("")', "FIND", "SUBMIT", "SUBMIT( )", "BACK 2", "SAVE_LINE_IDS",
+    "SAVE_LINE_IDS one", "NAVIGATEx",
+]  # fmt: skip
 MALFORMED += [
     "SAVE_LINE_IDS 1-3",
     "SAVE_LINE_IDS -1",

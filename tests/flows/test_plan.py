@@ -168,15 +168,8 @@ def test_tokens_of_a_critic_s_steps_are_those_of_trees_over_such_episodes(draw: 
     sets = [f"critic.draw={draw}", f"critic.pass_tokens={pass_tokens}", "critic.general_rows=0", "iterations=1"]
     run = presets.load("qwen7b_tau_retail", [*sets, "targets.transitions=1920", "collect.first_episodes=320"])
     told = {
-        "turns": 6,
-        "system": 300,
-        "first": 10,
-        "action": 12,
-        "observation": 20,
-        "act": 5,
-        "template": 30,
-        "future": 9,
-    }
+        "turns": 6, "system": 300, "first": 10, "action": 12, "observation": 20, "act": 5, "template": 30, "future": 9,
+    }  # fmt: skip
     size = assumed(run, [f"{name}={value}" for name, value in told.items()])
     (planned,) = (work for work in workload(run, size) if work.stage == "critic")
 

@@ -198,17 +198,9 @@ def test_large_presets_multiply_the_adapter_in_16_bits_in_passes_of_so_many_toke
 def test_every_value_of_the_large_presets_says_where_it_is_from() -> None:
     """A comment behind it names the paper, the slides, the benchmark or us; what only names a place needs none."""
     places = (
-        "path",
-        "url",
-        "oracle_url",
-        "oracle_model",
-        "prompts",
-        "options",
-        "extends",
-        "domain",
-        "test_options",
+        "path", "url", "oracle_url", "oracle_model", "prompts", "options", "extends", "domain", "test_options",
         "method",
-    )
+    )  # fmt: skip
     for file in sorted(presets.FOLDER.glob("*.toml")):
         if file.stem.startswith(("_", "qw")):
             for line in file.read_text().splitlines():

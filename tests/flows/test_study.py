@@ -131,16 +131,8 @@ def killed(project: Path, number: signal.Signals) -> int:
     """Kill a study when one more run of it is finished, see all that it started end, and return its exit status."""
     before = runs(project).count("FINISHED")
     command = [
-        *shlex.split(TURNWISE),
-        "study",
-        "study.toml",
-        "--home",
-        str(project),
-        "--plain",
-        "--quiet",
-        "--jobs",
-        "1",
-    ]
+        *shlex.split(TURNWISE), "study", "study.toml", "--home", str(project), "--plain", "--quiet", "--jobs", "1",
+    ]  # fmt: skip
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     child = subprocess.Popen(command, cwd=project, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     assert until(lambda: runs(project).count("FINISHED") > before, LIMIT_S)

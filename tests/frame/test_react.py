@@ -100,19 +100,9 @@ def test_what_is_wrong_with_the_tags_is_told(text: str, said: str) -> None:
 
 
 PIECES = [
-    "<think>",
-    "</think>",
-    "<action>",
-    "</action>",
-    "<Action>",
-    "</THINK>",
-    "go",
-    " Action: ",
-    "Thought: ",
-    "\n",
-    "<",
+    "<think>", "</think>", "<action>", "</action>", "<Action>", "</THINK>", "go", " Action: ", "Thought: ", "\n", "<",
     "x y",
-]
+]  # fmt: skip
 
 
 def by_walking(text: str) -> tuple[str, str] | None:

@@ -37,16 +37,9 @@ from stages.rft import RftConfig
 
 ROLES = Roles("toy", {"policy": ""})
 COT = RolloutSettings(
-    adapter=None,
-    temperature=1.0,
-    max_tokens=400,
-    max_turns=4,
-    malformed_allowance=1,
-    slots=8,
-    attempts=3,
-    seed=5,
+    adapter=None, temperature=1.0, max_tokens=400, max_turns=4, malformed_allowance=1, slots=8, attempts=3, seed=5,
     agent="cot",
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -87,24 +80,9 @@ def test_a_text_is_wanted_for_each_token() -> None:
 
 
 VOCABULARY = [
-    "",
-    "\n",
-    "\n\n",
-    " ",
-    "\t",
-    "\r\n",
-    "a",
-    " b",
-    "c.\n\n",
-    "\n\nd",
-    "e\n",
-    "\nf",
-    "g\n\nh",
-    "i \n j",
-    "\n \n",
-    "k\n\n\n",
-    "\ufffd",
-]
+    "", "\n", "\n\n", " ", "\t", "\r\n", "a", " b", "c.\n\n", "\n\nd", "e\n", "\nf", "g\n\nh", "i \n j", "\n \n",
+    "k\n\n\n", "\ufffd",
+]  # fmt: skip
 
 
 def by_prefixes(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[tuple[int, int]]:
