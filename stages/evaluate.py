@@ -180,9 +180,7 @@ def values(context: Context, roles: Roles, rounds: Sequence[Sequence[Episode]], 
 
 
 def probe(context: Context, path: str, rows_a_role: int, adapter: str | None) -> dict[str, float]:
-    """Share of role prompts that the adapted model still answers exactly, greedily: what training has made it forget.
-    Those that do not fit into its context are left out and counted; raises UsageError where none does.
-    """
+    """Share of role prompts that the adapted model still answers exactly, greedily. Raises UsageError if none fits."""
     by_role: dict[str, list[dict[str, Any]]] = {}
     for row in read_jsonl(path):
         by_role.setdefault(row["role"], []).append(row)

@@ -215,8 +215,7 @@ def refiner_prompt(roles: Roles, r: Refinement, critique: str) -> list[Message]:
 
 
 def gated(context: Context, roles: Roles, refined: Sequence[Refinement]) -> list[Refinement]:
-    """Where the gate refuses all rewrites of an action, the fresh one is kept, once, or nothing is (`refused`); what the
-    critic kept is left alone.
+    """Where the gate refuses all rewrites of an action, the fresh one is kept, once, or nothing is (`refused`).
 
     Kept, it is an action that the critic said No to, and mostly a wrong one; dropped, a critic that says No to everything
     at some step takes that step's states out of training, and the policy may forget how to act there.

@@ -84,8 +84,7 @@ def draw(pool: Sequence[Candidate], n: int, rng: random.Random, *, refill: bool)
 def told_rows(
     context: Context, lived: Sequence[Candidate], rng: random.Random
 ) -> tuple[list[TrainRow], dict[str, float]]:
-    """Rows of what a parser makes of the words, those of episodes with the fewest wrong turns first; and how many turns
-    of all it corrected, and left out.
+    """Rows of what a parser makes of the words, of episodes with few wrong turns first; how many it changed, left out.
 
     Raises UsageError where the environment's module has no `lessons`.
     """

@@ -41,8 +41,7 @@ CURVES = ("value_loss", "actor_loss", "advantage_deviation", "explained_variance
 
 
 def run(context: Context) -> Outputs:
-    """Artifacts `adapter`, `head`, `moments.safetensors` and `ledger.parquet`, and `critic` where it has an adapter of
-    its own; rows of `certificates`.
+    """Artifacts `adapter`, `head`, `moments.safetensors`, `ledger.parquet`, maybe `critic`; rows of `certificates`.
 
     Raises MissingInput without an episode, UsageError for a model that a packed row does not fit."""
     config: SelfAcConfig = context.config

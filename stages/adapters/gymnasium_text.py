@@ -103,8 +103,7 @@ def _observed(at: At, observation: Any) -> Message:
 class ToGymnasium:
     """Our environment by Gymnasium's methods. An action is a whole reply; the observation is the text that answers it.
 
-    `reset(seed=n)` plays scenario n modulo their number, `reset()` the next one, `reset(options={"scenario": id})` the
-    one of that id.
+    `reset(seed=n)` plays scenario n modulo their number, `reset()` the next, `reset(options={"scenario": id})` that.
     Its info has the system message and the tools, which a policy must see. An unreadable reply is observed
     (info["malformed"]); past `malformed_allowance` of them the episode is terminated with reward 0, the policy's
     failure. max_turns: replies, after which it is truncated.

@@ -43,8 +43,7 @@ def role_scores(
 
 
 def play_scores(folder: Path, prompts: Mapping[str, Roles], n: int) -> dict[str, float]:
-    """Shares over n episodes a task on the validation split, whose few questions of wiki_search come again, at
-    temperature 1.
+    """Shares over n episodes a task on the validation split, at temperature 1; few questions of wiki_search come again.
 
     Of replies that can be read, in math those with one box; of legal expansions and submissions in game24; of episodes
     won, in math by level.

@@ -168,9 +168,7 @@ def combine(rng: random.Random, roles: Roles) -> Example:
 
 
 def judge(w: Work, result: int, ends: Sequence[End]) -> str:
-    """The evaluator's right verdict: Yes where at least half of the futures end well; else what may be wrong is named,
-    and at the last step the first answer that is foreseen.
-    """
+    """The evaluator's right verdict: Yes where half of the futures end well; else No, with what may be wrong."""
     if 2 * sum(e.right for e in ends) >= len(ends):
         return "Optimality: Yes."
     told = next((e.told for e in ends if e.told is not None), None) if w.ends else None
@@ -228,8 +226,7 @@ def example(rng: random.Random, roles: Roles, role: str | None = None) -> Exampl
 def right(row: Mapping[str, Any], said: str) -> dict[str, bool]:
     """Whether a reply to a row of the probe is right: the one right answer, where there is one.
 
-    successor: it has the form. policy: `sums` can read it, and all its results are near. refiner: that, and it does what
-    it is told.
+    successor: it has the form. policy: `sums` can read it, all results are near. refiner: that, and it does as told.
     """
     role, want = row["role"], row["reply"]
     if role in ("combine", "evaluator", "corrector"):

@@ -1,5 +1,4 @@
-"""Tokenizers of the small base models: words for the desk, byte pairs for any text. Both only append: a chat that goes
-on begins with the same ids.
+"""Tokenizers of the small base models: words, or byte pairs for any text. A chat that goes on begins with the same ids.
 
 Ours.
 """

@@ -64,8 +64,7 @@ class Request:
 class Completion:
     """What an engine produced: these ids and log-probs, never a re-tokenised text, are what is trained on.
 
-    token_ids end with the end-of-turn token where finish_reason is "stop"; log_probs are of the untempered
-    distribution (temperature 1), one a token.
+    token_ids end with the end-of-turn token where finish_reason is "stop"; log_probs: of temperature 1, one a token.
     """
 
     text: str

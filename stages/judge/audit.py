@@ -53,9 +53,7 @@ class Case:
 
 
 def audit(context: Context, roles: Roles, episodes: Sequence[Episode], n_turns: int, k: int) -> Audit:
-    """Judge the policy's own actions and, at the same states, actions of the base policy, of which more are wrong.
-    Raises UsageError where not one prompt of the critic fits.
-    """
+    """Judge own actions and, at the same states, the base policy's. Raises UsageError where no prompt fits."""
     pairs, counts = audited(context, roles, episodes, n_turns)
     words = judge(
         context, roles, [(e.messages[: t.state_len], a) for e, t, a, _ in pairs], k=k, seed=mix(context.seed, "audit")

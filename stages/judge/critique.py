@@ -45,9 +45,7 @@ def verdicts(
     adapter: str | None,
     seed: int,
 ) -> list[Judgement]:
-    """The evaluator's word on each (state, action) after reading its futures, wherever they come from. adapter: of the
-    weights that are trained; with `roles.frozen` "base" it is not used.
-    """
+    """The evaluator's word on each (state, action) after its futures. adapter: not used with `roles.frozen` "base"."""
     prompts = [
         roles.prompt("evaluator", state, action=action, thought="", futures="\n".join(reply.text for reply in group))
         for (state, action), group in zip(pairs, futures, strict=True)

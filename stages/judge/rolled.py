@@ -1,5 +1,4 @@
-"""Values in words from rollouts: an action is played on n times, what came of it each time is told as a future, and the
-evaluator reads them all.
+"""Values in words from rollouts: an action is played on n times, each told as a future, and all are judged together.
 
 Source: NLRL, as arXiv 2512.04601 compares with it: the value of an action from 4 rollouts in context. That they are told
 backwards, turn by turn, with the roles that tell a target, is ours: they say then what a successor would, and the same

@@ -1,5 +1,4 @@
-"""Best-first search over the tree of game24: the policy proposes expansions of a chosen node, the critic's V orders
-what is chosen next.
+"""Best-first search over the tree of game24: the policy proposes expansions of a node, V orders what is chosen next.
 
     frontier = {root};  until 24 is found, the nodes are used up, or nothing is left:
         take the node of the highest score, ask for expansions of it, add those that are possible, score them

@@ -99,9 +99,7 @@ def critic_adapter(trained: Mapping[str, Any]) -> str | None:
 
 
 def prompt_ids(engine: Engine, roles: Roles) -> tuple[int, ...]:
-    """What asks for a value, as it stands behind a state: the end of the turn that the state has opened, then a user's
-    message. Raises UsageError where the chat template has no place for it.
-    """
+    """What asks for a value behind a state. Raises UsageError where the chat template has no place for it."""
     return asked_after(engine, roles.templates["value"].strip())
 
 

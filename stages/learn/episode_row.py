@@ -47,8 +47,7 @@ class EpisodeIds:
     """One episode of N turns as the engine produced it.
 
     ids: all visible tokens, those of the last state s_N. State k is ids[: prefix(k)], k in [0, N].
-    action_start, action_end: (N,) first and last token of each action. old_log_probs: (N,) tuples, one number a token.
-    rewards: (N + 1,), the last one the terminal state's.
+    action_start, action_end: (N,), first and last tokens. old_log_probs: (N,) tuples, one a token. rewards: (N + 1,).
     """
 
     ids: tuple[int, ...]
@@ -76,8 +75,7 @@ def episode_ids(
 
     The final turn's reward is the terminal state's, r_N = R_N (slides); an episode that was cut short has r_N = 0 and
     keeps that reward at its turn N - 1, so that V_N may be bootstrapped from [ours].
-    Raises BadEpisode for what cannot be trained on, NotAPrefix where a state does not carry on the one before:
-    the caller may then train the turns as rows of their own.
+    Raises BadEpisode for what cannot be trained on, NotAPrefix where a state does not carry on the one before.
     """
     if not turns:
         raise BadEpisode(

@@ -1,5 +1,4 @@
-"""The ledger of credit: every token of a packed row with its turn, reward, value, targets, advantage, ratio and share
-of the loss.
+"""The ledger of credit: every token of a packed row with its turn, reward, value, advantage and share of the loss.
 
 It is made of the vectors that the loss is handed, for reading; the loss itself is worked out in another way, and the
 shares must add up to it. Source: [ours].

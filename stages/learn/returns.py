@@ -10,8 +10,7 @@ state it came with:
 so the reward of the final turn stands on state N, and V_k estimates R_k, the state's own reward included. Axes: B rows,
 M states, M >= N + 1; what a row holds right of its state N is padding and is never read.
 
-Terminated: nothing comes after state N. Truncated: the episode went on unseen, so V_N stands for everything from state
-N on [ours].
+Terminated: nothing comes after state N. Truncated: it went on unseen, so V_N stands for all from there on [ours].
 
 [ours] In a terminated row earlier states bootstrap from V_N, an estimate of the known r_N, as the slides' V << n does.
 `known_end` puts r_N in its place. With exact values both are unbiased, and V_N has the smaller variance where the state
@@ -179,8 +178,7 @@ def batch_deviation(advantages_J: Tensor) -> float:
 
         sqrt(mean_j (A_j - mean A)^2) over all turns of the batch,  1 where they are all alike
 
-    Nothing is subtracted: that would be another baseline. advantages_J: (J,), one a turn, J >= 1. No gradient flows.
-    Source: [ours]; PPO's implementations divide so, too.
+    Nothing is subtracted: that would be another baseline. advantages_J: (J,), J >= 1. No gradient flows. [ours]
     """
     found = float(advantages_J.detach().double().std(correction=0))
     return found if found > 1e-6 else 1.0

@@ -2,8 +2,7 @@
 
 A token of a line sees its path up to itself; one of a branch the first `prefix` tokens of its line, and its branch up
 to itself (stages.learn.tree; for the critic's prompts that is the mask of the Self-AC slides). No (T, T) mask is made
-[ours]: a dense one takes the causal kernel away from the lines. One function, registered with transformers under `NAME`;
-no model code is touched.
+[ours]: a dense one takes the causal kernel away from the lines. It is registered with transformers under `NAME`.
 """
 
 from __future__ import annotations
@@ -187,9 +186,7 @@ def unfit_fields(config: Any) -> Iterator[tuple[str, Any, str]]:
 
 
 def largest_difference(model: Any, length: int) -> float:
-    """Tree against separate passes: largest |difference| of final states and of the lines' logits as the model gives
-    them, each in shares of the largest |entry|.
-    """
+    """Tree against separate passes: largest |difference| of states and logits, in shares of the largest |entry|."""
     base = base_of(model)
     vocabulary, device = base.get_input_embeddings().num_embeddings, base.device
     first = made_up(vocabulary, length, 0)

@@ -17,8 +17,7 @@ from stages.frame.types import Row
 
 
 def returns_to_go(rewards: Sequence[float], *, gamma: float) -> list[float]:
-    """What a value stands for, in every state of a terminated episode: R_k = r_k + gamma R_{k+1}, R_N = r_N, the last
-    reward standing on state N.
+    """What values stand for, of a terminated episode: R_k = r_k + gamma R_{k+1}, R_N = r_N, the last reward.
 
     rewards: (N,), one a turn. Returns (N + 1,). Raises ValueError for an episode without a turn.
     Source: Self-AC slides, episode layout; `learn.episode_row.episode_ids` places the rewards alike.
@@ -112,8 +111,7 @@ def abort_thresholds(values: Sequence[Sequence[float]], *, n: int = 20, first: i
 
 
 def choose_threshold(rows: Sequence[Row], most_lost: float) -> float:
-    """The threshold of a table that saves most tokens among those that lose at most this share of the wins; -inf, which
-    aborts nothing, if none does.
+    """The threshold of a table that saves most tokens and loses at most this share of wins; -inf (no abort) if none.
 
     Chosen and judged on the same episodes it flatters: choose on validation, judge on test.
     """
@@ -125,8 +123,7 @@ def binned_returns(values: ArrayLike, returns: ArrayLike, bins: int) -> list[Row
     """Calibration of a value: mean return by its size, in up to `bins` parts of like many states; equal ones together.
 
     Row: low, high (smallest and largest value), n, mean_value, mean_return. Calibrated: the two means are equal. Unlike
-    `statistics.calibration` it needs no scores in [0, 1]. values, returns: (n,). Raises ValueError if their shapes
-    differ or bins < 1.
+    `statistics.calibration` it needs no scores in [0, 1]. values, returns: (n,). Raises ValueError for others.
     """
     v, r = np.asarray(values, dtype=np.float64), np.asarray(returns, dtype=np.float64)
     if v.ndim != 1 or v.shape != r.shape or bins < 1:

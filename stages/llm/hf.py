@@ -72,9 +72,7 @@ def read_base(path: str, dtype: str) -> tuple[Any, Any]:
 
 
 def _check_whole(path: str, told: Mapping[str, Collection[str]]) -> None:
-    """Raises UsageError where the file of weights is not the model of config.json: transformers would draw what is
-    missing at random, and drop what it has no place for.
-    """
+    """Raises UsageError where weights and config.json differ, which transformers would fill at random, or drop."""
     for kind, what in (
         ("missing_keys", "is missing in"),
         ("unexpected_keys", "has no place in the model, and stands in"),
@@ -123,9 +121,7 @@ class HfEngine(tokens.ChatTokenizer):
             del self._loaded[old]
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """One completion a request, in order. Rows are decoded in batches of like length, one adapter at a time; a prompt that
-        several of a batch have is read once.
-        """
+        """One completion a request, in order; in batches of like length, by adapter. A shared prompt is read once."""
         tokens.check_loaded(requests, self._loaded)
         known = self._base.get_input_embeddings().num_embeddings
         if (largest := max((max(r.prompt_ids, default=0) for r in requests), default=0)) >= known:

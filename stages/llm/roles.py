@@ -68,8 +68,7 @@ class Roles:
     history: History = "chat"
 
     def prompt(self, role: str, state: Sequence[Message], **fields: str) -> list[Message]:
-        """The prompt of a role other than the policy: the conversation as the policy saw it, then the role's words, as
-        one user message.
+        """A role's prompt, but for the policy's: the conversation as that saw it, then a user message of its words.
 
         With history "text" that message is all, and the policy's private thoughts are left out.
         """

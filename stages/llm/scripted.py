@@ -117,9 +117,7 @@ def draw(request: Request, options: Sequence[str]) -> str:
 
 
 def play(prompt: str, request: Request) -> str:
-    """A readable reply of whichever role the prompt asks for, at random. The role is the first word of its words: behind
-    the sentence that steps aside, or behind the last blank line.
-    """
+    """A random readable reply of the role that the prompt asks for, by the first word of the role's words."""
     last = prompt.removesuffix("<assistant>\n").rsplit("<user>\n", 1)[-1].strip()
     _, aside, words = last.rpartition("Step aside from the conversation above.")
     asked = (words if aside else last.rpartition("\n\n")[2]).strip()

@@ -56,9 +56,7 @@ class Servers:
         self._adapters: list[dict[str, Any]] = []  # what each server is told, to load them
 
     async def ready(self) -> int | None:
-        """Greet the servers whose time it is. Returns the shortest context, None if none tells. Raises
-        EngineUnavailable where no server is up.
-        """
+        """Greet the servers that are due; the shortest context, or None. Raises EngineUnavailable if none is up."""
         alone = not any(server.up for server in self._servers)
         absent = [server for server in self._servers if not server.up and (alone or server.due <= time.monotonic())]
         failed = [

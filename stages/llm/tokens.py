@@ -60,9 +60,7 @@ class ChatTokenizer:
         return self.encode_all([messages])[0]
 
     def encode_all(self, chats: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
-        """Token ids of each chat, ready for the assistant's next reply. A fast tokenizer shares what is new out among
-        the machine's cores. Raises ChatRefused where the chat template does.
-        """
+        """Token ids of each chat, ready for the assistant's next reply, on several cores. Raises ChatRefused."""
         if max(self._n_kept, self._n_read // LETTERS) > KEPT_IDS:
             self.forget()
         harmless = [self._is_harmless(chat) for chat in chats]
@@ -161,8 +159,7 @@ class ChatTokenizer:
 
 
 def cutter(fast: Any) -> Callable[[str], list[str]] | None:
-    """A function that cuts a text before each special token, into pieces whose ids one after another are those of the
-    text; None where there is none.
+    """A function that cuts a text before each special token, into pieces whose ids in order are the text's; or None.
 
     Added tokens that are not normalized are looked for before all else, leftmost and longest first, and what lies
     between them is never read together. Not so where one takes the white space before it, must be a word, or is text.
@@ -182,9 +179,7 @@ def cutter(fast: Any) -> Callable[[str], list[str]] | None:
 
 
 def stop_tokens(tokenizer: Any, generation: Any) -> tuple[int, ...]:
-    """Ids that end a reply: the tokenizer's end token, and `eos_token_id` of the model's generation config, an id or
-    several; sorted. Raises UsageError for one that is none.
-    """
+    """Ids that end a reply, of the tokenizer and the model's generation config, sorted. Raises UsageError."""
     of_model = list(generation) if isinstance(generation, (list, tuple)) else [generation]
     found = [one for one in (tokenizer.eos_token_id, *of_model) if one is not None]
     for one in found:

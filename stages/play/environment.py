@@ -62,9 +62,7 @@ def read_action(context: Context, state: Sequence[Message], text: str) -> tuple[
 
 
 def _without_thoughts(ask: Ask) -> Ask:
-    """The same without a reasoning model's <think> part. It raises SimulatorError where that was cut short, since nothing
-    was answered then, and for an answer that is no valid Unicode.
-    """
+    """The same without <think>. It raises SimulatorError for an unfinished thought, and for no valid Unicode."""
 
     def answer(messages: Sequence[Message], *, temperature: float = 0.0, seed: int = 0) -> str:
         try:

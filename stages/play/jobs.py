@@ -44,8 +44,7 @@ class Jobs(Generic[T]):
         self._started.append(done)
 
     def fetch(self, patience: Wait) -> list[T]:
-        """Results that are there, in the order of their start; patience: of all calls, of some unless it takes too
-        long, or of those that have ended.
+        """Results in the order of their start; patience: of all calls, of some, or of those that have ended.
 
         Raises what a call raised.
         """

@@ -99,9 +99,7 @@ def stage_fingerprint(
 def stage_ingredients(
     stage: Stage, *, run: Any, inputs: Mapping[str, Sequence[str]], iteration: int, workspace: Workspace
 ) -> dict[str, Any]:
-    """What that fingerprint is made of. Raises UsageError where the task lacks the prompt of a role that is needed, and
-    for an environment, or an option of it, that there is not.
-    """
+    """What that fingerprint is made of. Raises UsageError for a missing prompt, environment, or option of it."""
     inputs = {name: runs for name, runs in inputs.items() if runs}
     hashes = workspace.prompt_hashes(run) if stage.roles else {}
     check_roles(stage, inputs, hashes, where=run.roles.prompts if stage.roles else "")

@@ -58,9 +58,7 @@ def disk_told(path: Path) -> Iterator[None]:
 
 @contextmanager
 def whole(target: Path) -> Iterator[Path]:
-    """A name beside `target` to write to, which becomes it at the end: the file appears, or changes, whole or not at all.
-    Raises TurnwiseError on a full disk; other errors pass.
-    """
+    """A name beside `target` to write to, which becomes it at the end. Raises TurnwiseError on a full disk."""
     unfinished = target.with_name(f".{target.name}.part")
     try:
         with disk_told(target):

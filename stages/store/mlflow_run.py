@@ -1,5 +1,4 @@
-"""A run as a value, which leaves one tracking store and enters another under the same id: its rows, its inputs and the
-adapters that it loaded name runs by their ids.
+"""A run as a value, which leaves one tracking store and enters another under the same id, by which others name it.
 
 MLflow gives a new run an id of its own; so a row is put into its table of runs, and all else goes through its client.
 """

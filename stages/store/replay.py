@@ -67,8 +67,7 @@ class Replay:
         """All rows that these runs wrote to `table`, whole, as a person looks at them: run by run as named, within a run
         in the order written. A stage reads by `read`.
 
-        where: an SQL condition on the columns. Raises MissingInput for a run that never committed (a run that committed
-        no row to this table is no error).
+        where: an SQL condition on the columns. Raises MissingInput for a run that never committed.
         """
         columns = columns_of(table)
         if not run_ids:

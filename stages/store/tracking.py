@@ -167,9 +167,7 @@ class Tracking:
         artifacts.write_json(self._folder(run_id), artifact_path, value)
 
     def artifact(self, run_id: str, path: str) -> Path:
-        """Where the run's artifact lies, or that of the run that stands in for it since its weights were dropped;
-        nothing is copied. Raises MissingInput, and Dropped where there is no such run.
-        """
+        """Where the artifact lies, of the run or of one that stands in for it. Raises MissingInput, Dropped."""
         try:
             return artifacts.existing(self._folder(run_id), path)
         except Dropped:

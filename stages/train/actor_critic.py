@@ -156,9 +156,7 @@ def layout_for(config: SelfAcConfig) -> Callable[[Tree], Layout | FlexLayout]:
 def critic_pass(
     model: Any, head: ValueHead, row: PackedRow, config: SelfAcConfig, *, value_grad_scale: float
 ) -> tuple[Tensor, Tensor]:
-    """States that predict the action tokens, (K, D), and V of every state, (B, M), by the adapter that the critic reads:
-    its own, where it has one, and then the factor is 1.
-    """
+    """States that predict the action tokens, (K, D), and V, (B, M), by the critic's own adapter, if it has one."""
     layout, scale = layout_for(config)(row.tree), 1.0 if config.separate else value_grad_scale
     acting = acting_as(model, CRITIC) if config.separate else nullcontext()
     with half(row.ids.device, config.autocast), acting:

@@ -52,9 +52,7 @@ def critic_prompt(context: Context) -> tuple[int, ...]:
 def trainable_rows(
     context: Context, heads: Sequence[Row], critic_ids: Sequence[int], max_positions: int | None
 ) -> Trainable:
-    """What can be trained on. Raises BadEpisode for what cannot, unless it may be dropped; NotAPrefix for what broke,
-    unless it may be split; MissingInput where nothing is left.
-    """
+    """What can be trained on. Raises BadEpisode, NotAPrefix, unless allowed, and MissingInput where nothing is left."""
     config: SelfAcConfig = context.config
     turns: dict[str, list[Row]] = defaultdict(list)
     for turn in context.replay.read("turns", context.inputs["collect"][-1:], TURN):

@@ -29,8 +29,7 @@ def weighted(name: str, parts: Sequence[Mapping[str, float]]) -> float:
 
 def fit_metrics(stage: str, history: list[dict[str, float]]) -> dict[str, float]:
     """First values of a fit, means of the last five steps, each weighed by what it counts, and the number of steps; no
-    steps, no losses. Where passes count their tokens, all that went through the model, and what part they are of what the
-    rows would be one by one.
+    steps, no losses. Where passes count tokens: those of the passes, and their share of those of the rows one by one.
     """
     metrics = {f"{stage}/steps": float(len(history))}
     tokens, apart = (sum(step.get(f"count/{name}", 0.0) for step in history) for name in ("tokens", "tokens_apart"))

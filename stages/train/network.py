@@ -36,9 +36,7 @@ Wanted = Mapping[tuple[Any, ...], tuple[float, float]]
 
 
 def open_net(context: Context, run_id: str | None, *, head: bool = False) -> tuple[Any, dict[str, Tensor]]:
-    """What a run left, to be trained, and its target network as `trainable_state` has it; without a run fresh ones, equal
-    to each other. With a head the network is the list [model, head].
-    """
+    """What a run left, to be trained, and its target network; or fresh ones. With a head: the list [model, head]."""
 
     def folder(name: str) -> Any:
         return context.artifact(str(run_id), name)
@@ -97,9 +95,7 @@ def save_net(context: Context, net: Any, target: Mapping[str, Tensor]) -> dict[s
 
 
 def value_rows(stored: Sequence[Row]) -> tuple[list[TrainRow], dict[tuple[Any, ...], tuple[float, float]]]:
-    """Rows of `targets` with role "value": the prompt, whose last token a step takes for the completion, without weight
-    in the likelihood; and what is wanted there.
-    """
+    """Rows of `targets` with role "value", whose last prompt token stands for the completion; and what is wanted."""
     keys = [(row["episode_id"], row["turn"]) for row in stored]
     rows = [
         TrainRow(row["student_ids"][:-1], row["student_ids"][-1:], 0.0, key)
@@ -111,9 +107,7 @@ def value_rows(stored: Sequence[Row]) -> tuple[list[TrainRow], dict[tuple[Any, .
 def mixed_q_loss(
     net: Any, step: Pass, wanted: Wanted, *, weight: float, autocast: bool = False
 ) -> tuple[Tensor, dict[str, float], Tensor]:
-    """The loss above over the rows of the step, as far as they are of this pass: (loss, metrics, Q - y of each value row
-    of the pass, detached). Gradients flow into adapter and head.
-    """
+    """The loss above, of this pass: (loss, metrics, Q - y of each value row, detached). Into adapter and head."""
     model, head = net
     device = step.tree.ids.device
     with half(device, autocast):

@@ -99,9 +99,7 @@ class _RoleRow(BaseModel):
 
 
 def read_jsonl(path: str) -> list[dict[str, Any]]:
-    """Rows of a JSONL file in UTF-8 of {"role", "messages", "reply"}; blank lines are passed over. Raises UsageError
-    naming a broken line, and for a file without rows.
-    """
+    """Rows of a JSONL file of {"role", "messages", "reply"}. Raises UsageError for a broken line, and for none."""
     file, rows = Path(path), []
     if not file.is_file():
         raise UsageError(f"wanted a JSONL file of role rows at {path!r}, found none; make it with: turnwise pretrain")
