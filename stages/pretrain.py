@@ -23,9 +23,16 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, field_validator, model_validator
 
 from stages.corpora import Example, agents, desk, maths, own, twenty, twenty_marks
-from stages.corpora.encoding import Ids, encode_episode, encode_reply, encode_thoughts, encode_turns
 from stages.corpora.held_out import agents_card, desk_card, maths_card, own_card, play_scores, role_scores, twenty_card
-from stages.corpora.tokenizers import byte_tokenizer, word_tokenizer
+from stages.corpora.tokenizers import (
+    Ids,
+    byte_tokenizer,
+    encode_episode,
+    encode_reply,
+    encode_thoughts,
+    encode_turns,
+    word_tokenizer,
+)
 from stages.frame.contract import Config, Context, ModuleName, Outputs, Stage
 from stages.frame.own import is_own
 from stages.llm.roles import Roles, roles_of
@@ -33,7 +40,7 @@ from stages.llm.roles import Roles, roles_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from stages.learn.batches import Batch
+    from stages.learn.losses import Batch
 
 OF_AGENTS = {
     "layers": 4,
@@ -136,7 +143,7 @@ def padded(rows: Sequence[tuple[list[int], list[bool]]], pad_id: int) -> Batch:
     """Rows of ids and of what is learned of them, padded on the right."""
     import torch
 
-    from stages.learn.batches import Batch
+    from stages.learn.losses import Batch
 
     ids = torch.full((len(rows), max(len(ids) for ids, _ in rows)), pad_id)
     mask = torch.zeros(ids.shape, dtype=torch.bool)

@@ -25,9 +25,9 @@ from stages.judge.asking import ask_role
 from stages.judge.critique import Judgement, judge, verdicts
 from stages.judge.fresh import StatesConfig, policy_row, sampled_actions, states_in_order, unreadable
 from stages.judge.gate import Trial, no_worse
-from stages.judge.hindsight import lived_actions, lived_futures
 from stages.judge.refinement import Refinement, cap_yes, drawn_again, judgement_row, metrics
 from stages.judge.rethink import Unthought, think_again
+from stages.judge.rolled import lived_actions, lived_futures
 from stages.llm.last_message import check_last_message
 from stages.llm.roles import NO_ROOM, Roles, mix, roles_of
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits

@@ -11,8 +11,7 @@ Modules:
     math_chains   chains of thought, a third of them with a wrong step
     game24_trees  games of 24 by a legal player who knows little
     wiki_walks    walks through made-up wikis, sometimes to the answer
-    tokenizers    tokenizers of the small base models: words, byte pairs
-    encoding      which tokens of an example are learned
+    tokenizers    tokenizers of the small base models, and which tokens of an example are learned
     held_out      what a new base model can do on held-out scenarios, and its card
 """
 

@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 
 from stages import envs, pretrain
 from stages.corpora import Example, agents, desk, game24_trees, math_chains, wiki_walks
-from stages.corpora.encoding import encode_episode
-from stages.corpora.tokenizers import SPECIAL, byte_tokenizer
+from stages.corpora.tokenizers import SPECIAL, byte_tokenizer, encode_episode
 from stages.envs import arithmetic
 from stages.envs.math_answers import whole_answer
 from stages.llm.roles import load_roles

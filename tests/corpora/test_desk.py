@@ -22,8 +22,7 @@ from scipy.stats import chi2
 from stages.corpora import Example
 from stages.corpora import desk as corpus
 from stages.corpora.desk import Foreseen, example, judge, words
-from stages.corpora.encoding import encode_reply, encode_turns
-from stages.corpora.tokenizers import word_tokenizer
+from stages.corpora.tokenizers import encode_reply, encode_turns, word_tokenizer
 from stages.envs import service_desk as desk
 from stages.envs.desk_words import LACKS
 from stages.frame.react import parse_react

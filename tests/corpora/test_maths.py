@@ -15,9 +15,8 @@ from probes import even, last
 from stages import envs
 from stages.corpora import Example
 from stages.corpora import maths as corpus
-from stages.corpora.encoding import encode_reply, encode_turns
 from stages.corpora.maths import REPLY, SLIPS, End, Work, example, judge, right
-from stages.corpora.tokenizers import word_tokenizer
+from stages.corpora.tokenizers import encode_reply, encode_turns, word_tokenizer
 from stages.envs import sums
 from stages.envs.arithmetic import Problem, apply
 from stages.frame.react import parse_react

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from stages.learn import losses
-from stages.learn.batches import pad_rows
-from stages.learn.losses import chunked_kl, chunked_log_probs, completion_log_probs
+from stages.learn.losses import chunked_kl, chunked_log_probs, completion_log_probs, pad_rows
 
 K, D, V = 23, 8, 50
 CHUNKS = [1, 7, K, K + 1, 1000]

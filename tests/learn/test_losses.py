@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from stages.learn.adapter import new_adapter
-from stages.learn.batches import pad_rows
-from stages.learn.losses import completion_log_probs, completion_nll, group_advantages
+from stages.learn.losses import completion_log_probs, completion_nll, group_advantages, pad_rows
 from stages.train.passes import Pass, pass_kl, step_passes
 from stages.train.rows import TrainRow
 
