@@ -32,7 +32,7 @@ from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.react import parse_react
 from stages.frame.types import Completion, Row
 from stages.judge.critique import Judgement, judge
-from stages.judge.fresh import StatesConfig, policy_row, sampled_actions, states_in_order, unreadable
+from stages.judge.fresh import StatesConfig, policy_row, sampled_actions, states_in_order, too_long, unreadable
 from stages.judge.q_values import QCritic, open_q, q_prompts, q_values
 from stages.judge.refinement import UNREADABLE
 from stages.judge.rolled import judge_rolled
@@ -142,11 +142,6 @@ def learned_keys(choices: Sequence[Choice]) -> set[tuple[str, int]]:
     return {c.state.key for c in choices if c.learned}
 
 
-def too_long(choices: Sequence[Choice]) -> set[tuple[str, int]]:
-    """Keys of the states that have no room in the model's context, however often they are drawn."""
-    return {c.state.key for c in choices if c.dropped == OUT_OF_CONTEXT}
-
-
 def sampled(context: Context, roles: Roles, drawn: Sequence[Transition]) -> list[Choice]:
     """n replies in each state, those with the same action as one option."""
     adapter = context.adapter("critic") or context.adapter("q_critic") or context.adapter("distill")
@@ -209,7 +204,7 @@ def by_value(context: Context, roles: Roles, critic: Callable[[], QCritic], choi
         options = tuple(replace(o, q=next(numbers)) for o in c.options)
         readable = [o for o in options if o.q is not None]
         chance = np.random.default_rng(mix(context.seed, "pick", *c.state.key))
-        learned = readable[draw_by(readable, context.config.tau, chance)] if readable else None
+        learned = readable[chance.choice(len(readable), p=chances(readable, context.config.tau))] if readable else None
         found.append(
             replace(c, options=options, learned=learned, dropped=c.dropped or ("" if learned else OUT_OF_CONTEXT))
         )
@@ -221,10 +216,6 @@ def chances(options: Sequence[Option], tau: float) -> NDArray[np.float64]:
     q = np.array([float(o.q or 0.0) for o in options])
     weights = np.array([o.times for o in options]) * np.exp((q - q.max()) / tau)
     return np.asarray(weights / weights.sum())
-
-
-def draw_by(options: Sequence[Option], tau: float, rng: np.random.Generator) -> int:
-    return int(rng.choice(len(options), p=chances(options, tau)))
 
 
 def metrics(config: PickConfig, choices: Sequence[Choice]) -> dict[str, float]:

@@ -23,7 +23,7 @@ from stages.frame.react import parse_react, thought_of
 from stages.frame.types import Message, Row, UsageError
 from stages.judge.asking import ask_role
 from stages.judge.critique import Judgement, judge, verdicts
-from stages.judge.fresh import StatesConfig, policy_row, sampled_actions, states_in_order, unreadable
+from stages.judge.fresh import StatesConfig, policy_row, sampled_actions, states_in_order, too_long, unreadable
 from stages.judge.gate import Trial, no_worse
 from stages.judge.refinement import Refinement, cap_yes, drawn_again, judgement_row, metrics
 from stages.judge.rethink import Unthought, think_again
@@ -115,11 +115,6 @@ def attempt(
 def to_learn(context: Context, refined: Sequence[Refinement]) -> set[tuple[str, int]]:
     """Keys of the states that leave a row."""
     return {r.state.key for r in cap_yes(refined, context.config.yes_frac_max, random.Random(context.seed))}
-
-
-def too_long(refined: Sequence[Refinement]) -> set[tuple[str, int]]:
-    """Keys of the states that have no room in the model's context, however often they are drawn."""
-    return {r.state.key for r in refined if r.dropped == OUT_OF_CONTEXT}
 
 
 def fresh_actions(context: Context, roles: Roles, drawn: Sequence[Transition]) -> list[Refinement]:

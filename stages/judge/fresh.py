@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -55,6 +56,11 @@ def sampled_actions(
     prompts = [roles.policy(t.state) for t in drawn for _ in range(n)]
     replies = ask_role(context, "policy", prompts, adapter=adapter, seed=mix(context.seed, "a"), thoughts=True)
     return [replies[start : start + n] for start in range(0, len(replies), n)]
+
+
+def too_long(tried: Sequence[Any]) -> set[tuple[str, int]]:
+    """Keys of the states that have no room in the model's context, of what was made of them: with `state`, `dropped`."""
+    return {one.state.key for one in tried if one.dropped == OUT_OF_CONTEXT}
 
 
 def unreadable(context: Context, at: Transition, reply: Completion) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -115,7 +115,3 @@ def tensors_of(model: Any, path: Path) -> dict[str, torch.Tensor]:
     found = trainable_state(model)
     load_state(model, before)
     return found
-
-
-def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    save_file(tensors, path / WEIGHTS)

@@ -181,10 +181,6 @@ class PackedRow:
     rewards: Tensor  # (B, M) fp32, 0 past the end
     n_turns: Tensor  # (B,)
     truncated: Tensor  # (B,) bool
-    a_start: Tensor  # (Z,)
-    a_end: Tensor  # (Z,)
-    cp_start: Tensor  # (Z,): of the state that the turn acted in
-    cp_end: Tensor  # (Z,)
     soft_len: int  # length of the learned prompt whose places the shadows are; 0 where the critic's prompt is text
 
     def to(self, device: Any) -> PackedRow:
@@ -231,11 +227,10 @@ def pack(
     starts = [0, *accumulate(lengths)][:-1]  # of each episode's visible tokens
     states = [(b, k, p) for b, e in enumerate(episodes) for k, p in enumerate(e.prefixes)]
     first_shadow = sum(lengths)
-    cp = {(b, k): first_shadow + i * c for i, (b, k, _) in enumerate(states)}
+    cp_end = {(b, k): first_shadow + (i + 1) * c - 1 for i, (b, k, _) in enumerate(states)}
     turns = [(b, k) for b, e in enumerate(episodes) for k in range(e.n_turns)]
-    a_start = [starts[b] + episodes[b].action_start[k] for b, k in turns]
-    a_end = [starts[b] + episodes[b].action_end[k] for b, k in turns]
-    targets = [t for start, end in zip(a_start, a_end, strict=True) for t in range(start, end + 1)]
+    actions = [range(episodes[b].action_start[k], episodes[b].action_end[k] + 1) for b, k in turns]
+    targets = torch.tensor([starts[b] + t for (b, _), action in zip(turns, actions, strict=True) for t in action])
     width = max(e.n_turns for e in episodes) + 1
 
     def row(visible: Sequence[Sequence[int]], shadows: Sequence[Sequence[int]]) -> Tensor:
@@ -247,26 +242,18 @@ def pack(
         tree=grow([e.ids for e in episodes], [Branch(b, p, prompt) for b, _, p in states], shareable=0),
         episode=row([[b] * n for b, n in enumerate(lengths)], [[b] * c for b, _, _ in states]),
         shadow=row([[0] * n for n in lengths], [[k + 1] * c for _, k, _ in states]),
-        target_positions=torch.tensor(targets),
+        target_positions=targets,
         # The label trap: the shadows stand elsewhere in the row, so the token before is the last visible one and never
         # cp_k's last.
-        source_positions=torch.tensor(targets) - 1,
-        turn_of_token=torch.tensor(
-            [z for z, (start, end) in enumerate(zip(a_start, a_end, strict=True)) for _ in range(start, end + 1)]
-        ),
+        source_positions=targets - 1,
+        turn_of_token=torch.tensor([z for z, action in enumerate(actions) for _ in action]),
         old_log_probs=torch.tensor(
             [p for e in episodes for turn in e.old_log_probs for p in turn], dtype=torch.float32
         ),
-        value_positions=torch.tensor(
-            [[cp[b, k] + c - 1 if k <= e.n_turns else -1 for k in range(width)] for b, e in enumerate(episodes)]
-        ),
+        value_positions=torch.tensor([[cp_end.get((b, k), -1) for k in range(width)] for b in range(len(episodes))]),
         rewards=torch.tensor([[*e.rewards, *[0.0] * (width - e.n_turns - 1)] for e in episodes], dtype=torch.float32),
         n_turns=torch.tensor([e.n_turns for e in episodes]),
         truncated=torch.tensor([e.truncated for e in episodes]),
-        a_start=torch.tensor(a_start),
-        a_end=torch.tensor(a_end),
-        cp_start=torch.tensor([cp[turn] for turn in turns]),
-        cp_end=torch.tensor([cp[turn] + c - 1 for turn in turns]),
         soft_len=soft_len,
     )
 
