@@ -83,10 +83,8 @@ def run(context: Context) -> Outputs:
         VALUE: (numbers, config.successor_rows),
     }
     if config.general_rows:
-        kinds["general"] = (
-            weighed(general_rows(context.run.model.path, config.general_path), config.weight),
-            config.general_rows,
-        )
+        general = general_rows(context.run.model.path, config.general_path)
+        kinds["general"] = (weighed(general, config.weight), config.general_rows)
     steps_an_epoch = -(-len(rows) // config.batch)
     bar = context.progress("distill policy", config.epochs * steps_an_epoch)
     best: tuple[float, dict[str, Any], dict[str, Any]] = (math.inf, {}, {})  # held-out NLL, adapter, target
@@ -106,11 +104,8 @@ def run(context: Context) -> Outputs:
     if best[1]:
         load_state(net, best[1])
         target = best[2]
-    metrics = (
-        fit_metrics("distill", history)
-        | {"distill/rows": float(len(rows)), "distill/held_out_rows": float(len(held_out))}
-        | shares
-    )
+    counts = {"distill/rows": float(len(rows)), "distill/held_out_rows": float(len(held_out))}
+    metrics = fit_metrics("distill", history) | counts | shares
     if best[1]:
         metrics |= {"distill/held_out_nll": best[0], "distill/best_epoch": float(by_epoch.index(best[0]) + 1)}
     steps = curves("distill", history, ("nll/successor", "q_loss", "nll/policy", "grad_norm"))

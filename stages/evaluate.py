@@ -104,12 +104,11 @@ def run(context: Context) -> Outputs:
     metrics = outcome(context, episodes, trials)
     rows: dict[str, Sequence[Row]] = dict(episode_rows(played, context.iteration))
     files: dict[str, Path] = {}
-    if config.audit_turns and context.latest("critic"):
-        found = audit(context, roles, scored, config.audit_turns, config.audit_futures)
-        metrics |= found.metrics
-        rows["judgements"], files = found.rows, found.files
-    elif config.audit_turns and context.latest("q_critic"):
-        found = q_audit(context, roles, scored, config.audit_turns)
+    if config.audit_turns and (context.latest("critic") or context.latest("q_critic")):
+        if context.latest("critic"):
+            found = audit(context, roles, scored, config.audit_turns, config.audit_futures)
+        else:
+            found = q_audit(context, roles, scored, config.audit_turns)
         metrics |= found.metrics
         rows["judgements"], files = found.rows, found.files
     known = values(context, roles, rounds, critic())
@@ -198,11 +197,8 @@ def probe(context: Context, path: str, rows_a_role: int, adapter: str | None) ->
         raise nothing_fits("evaluate.probe_path", len(rows), context.engine.context)
     shares = {role: sum(found) / len(found) for role, found in right.items()}
     counts = {"evaluate/probe_out_of_context": float(sum(reply == NO_ROOM for _, reply in replies))}
-    return (
-        {f"evaluate/probe_{role}": share for role, share in shares.items()}
-        | {"evaluate/probe": sum(shares.values()) / len(shares)}
-        | counts
-    )
+    mean = {"evaluate/probe": sum(shares.values()) / len(shares)}
+    return {f"evaluate/probe_{role}": share for role, share in shares.items()} | mean | counts
 
 
 STAGE = Stage(

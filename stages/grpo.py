@@ -80,11 +80,8 @@ def run(context: Context) -> Outputs:
     history = trained(context, model, batches, loss, after_step)
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     mixed = len({t["episode_id"] for t in turns}) / len(episodes)
-    certified = [
-        row
-        for _, mine in groupby(turns, lambda t: t["episode_id"])
-        for row in certificates(list(mine), None, context.engine.decode)
-    ]
+    episodes_of_turns = [list(mine) for _, mine in groupby(turns, lambda t: t["episode_id"])]
+    certified = [row for mine in episodes_of_turns for row in certificates(mine, None, context.engine.decode)]
     certified = with_gaps(certified, gaps)
     metrics = fit_metrics("grpo", history) | {"grpo/used_frac": mixed} | cert_metrics("grpo", certified, config.max_gap)
     return Outputs(metrics, {"certificates": certified}, {"adapter": context.workdir / "adapter"})

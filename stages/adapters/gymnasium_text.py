@@ -134,11 +134,8 @@ class ToGymnasium:
         env = self._make_env()
         first = env.reset(scenario)
         self._env, self._turns, self._malformed = env, 0, 0
-        return joined(first), {
-            "system": env.system,
-            "tools": [dict(tool) for tool in env.tools],
-            "scenario": scenario.id,
-        }
+        tools = [dict(tool) for tool in env.tools]
+        return joined(first), {"system": env.system, "tools": tools, "scenario": scenario.id}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """The five-tuple of Gymnasium. Raises RuntimeError after the end; whatever the environment raises."""

@@ -112,12 +112,7 @@ def end(result: int, rng: random.Random, luck: float = 0.5) -> End:
 
 def future(results: Sequence[int], e: End) -> str:
     """The results from a step on, of a whole solution its last one alone, and how that one is judged."""
-    return (
-        "Future: "
-        + ", then ".join(map(str, results[:-1]))
-        + ", then " * (len(results) > 1)
-        + may(judged(results[-1], e.right, e.told))
-    )
+    return "Future: " + ", then ".join([*map(str, results[:-1]), may(judged(results[-1], e.right, e.told))])
 
 
 def may(text: str) -> str:

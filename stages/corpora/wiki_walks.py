@@ -115,8 +115,5 @@ def _answer(walk: Walk, rng: random.Random) -> str:
 def _world(seed: int) -> tuple[list[Scenario], Corpus, Callable[[], Env]]:
     """Its questions of the training split, its pages, and what makes an environment of it."""
     options = {**OPTIONS, "sample_seed": seed}
-    return (
-        envs.scenarios("wiki_search", options, "train", None, 0),
-        sample(seed)[0],
-        envs.make_env("wiki_search", options),
-    )
+    scenarios = envs.scenarios("wiki_search", options, "train", None, 0)
+    return scenarios, sample(seed)[0], envs.make_env("wiki_search", options)

@@ -75,11 +75,7 @@ def without_thought(text: str) -> str:
     first = _THINK.search(text)
     if first is None or (not first[0].startswith("</") and text[: first.start()].strip()):
         return text
-    closed = (
-        first
-        if first[0].startswith("</")
-        else next((tag for tag in _THINK.finditer(text) if tag[0].startswith("</")), None)
-    )
+    closed = next((tag for tag in _THINK.finditer(text) if tag[0].startswith("</")), None)
     if closed is None:
         raise Malformed(
             "the tag <think> is not closed in the reply; end it with </think>, within roles.max_thought_tokens"

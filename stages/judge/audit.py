@@ -186,13 +186,12 @@ def by_turn(cases: Sequence[Case], no: Sequence[float], right: Sequence[bool]) -
     for index in sorted({c.turn.index for c in cases}):
         here = [c.turn.index == index for c in cases]
         own = [h and c.own for h, c in zip(here, cases, strict=True)]
+        at_right, at_wrong = (
+            [h and r == is_right for h, r in zip(here, right, strict=True)] for is_right in (True, False)
+        )
         found.append(share(f"audit/turn{index}/own_right", cases, [float(r) for r in right], own))
-        found.append(
-            share(f"audit/turn{index}/no_if_right", cases, no, [h and r for h, r in zip(here, right, strict=True)])
-        )
-        found.append(
-            share(f"audit/turn{index}/no_if_wrong", cases, no, [h and not r for h, r in zip(here, right, strict=True)])
-        )
+        found.append(share(f"audit/turn{index}/no_if_right", cases, no, at_right))
+        found.append(share(f"audit/turn{index}/no_if_wrong", cases, no, at_wrong))
     return found
 
 
@@ -200,9 +199,7 @@ def share(name: str, cases: Sequence[Case], values: Sequence[float], where: Sequ
     """A measure: the mean of values (0 or 1) over the cases `where`, NaN of none; its interval is by episodes."""
     chosen = [i for i in range(len(cases)) if where is None or where[i]]
     clusters, ys = [cases[i].episode.id for i in chosen], [values[i] for i in chosen]
-    low, high = share_interval(ys, clusters)
-    value = sum(ys) / len(ys) if ys else math.nan
-    return {"name": name, "value": value, "low": low, "high": high, "actions": len(ys), "episodes": len(set(clusters))}
+    return measure(name, sum(ys) / len(ys) if ys else math.nan, share_interval(ys, clusters), clusters)
 
 
 def order(
@@ -210,15 +207,14 @@ def order(
 ) -> Row:
     """A measure that is no share: of pairs, with the interval of a bootstrap over episodes."""
     clusters, a, b = [c.episode.id for c in cases], np.array(x), np.array(y)
-    low, high = bootstrap_interval(lambda rows: statistic(a[rows], b[rows]), cluster_draws(clusters, RESAMPLES, 0))
-    return {
-        "name": name,
-        "value": statistic(a, b),
-        "low": low,
-        "high": high,
-        "actions": len(cases),
-        "episodes": len(set(clusters)),
-    }
+    interval = bootstrap_interval(lambda rows: statistic(a[rows], b[rows]), cluster_draws(clusters, RESAMPLES, 0))
+    return measure(name, statistic(a, b), interval, clusters)
+
+
+def measure(name: str, value: float, interval: tuple[float, float], clusters: Sequence[str]) -> Row:
+    """clusters: the episode of each action."""
+    found = {"name": name, "value": value, "low": interval[0], "high": interval[1]}
+    return found | {"actions": len(clusters), "episodes": len(set(clusters))}
 
 
 def past_actions(case: Case) -> list[str]:

@@ -100,13 +100,9 @@ def _misplaced(
 ) -> LostCredit:  # fmt: skip
     """The token at place t belongs to turn `wanted` and learns from `found`, -1 for none, `count` times."""
     at = (int(row.episode[t]), -1) if wanted < 0 else turns[wanted]
-    other = (
-        "none"
-        if found < 0
-        else "that of no turn of the row"
-        if found >= len(turns)
-        else f"that of {_turn(episodes, turns[found])}"
-    )
+    other = "none" if found < 0 else "that of no turn of the row"
+    if 0 <= found < len(turns):
+        other = f"that of {_turn(episodes, turns[found])}"
     across = ""
     if at[1] > 0 and int(row.position_ids[t]) == episodes[at[0]].action_start[at[1]]:
         across = ", so credit is lost across the observation before it"

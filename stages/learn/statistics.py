@@ -74,11 +74,8 @@ def cluster_draws(clusters: Sequence[Hashable], n: int, seed: int) -> list[np.nd
     group = _numbered(clusters, len(clusters))
     members = [np.flatnonzero(group == g) for g in range(int(group.max()) + 1)] if group.size else []
     rng = np.random.default_rng(seed)
-    return (
-        [np.concatenate([members[g] for g in rng.integers(len(members), size=len(members))]) for _ in range(n)]
-        if members
-        else []
-    )
+    drawn = (rng.integers(len(members), size=len(members)) for _ in range(n if members else 0))
+    return [np.concatenate([members[g] for g in draw]) for draw in drawn]
 
 
 def bootstrap_interval(statistic: Callable[[np.ndarray], float], draws: Sequence[np.ndarray]) -> tuple[float, float]:

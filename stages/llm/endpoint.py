@@ -117,11 +117,8 @@ class Endpoint:
             return None  # somebody answers, who speaks of models in another way, or not to us: the requests will tell
         # `vllm serve` and SGLang say so of the base model, which comes first; adapters have the same.
         models = reply.get("data") if isinstance(reply, dict) else None
-        found = (
-            models[0].get("max_model_len")
-            if isinstance(models, list) and models and isinstance(models[0], dict)
-            else None
-        )
+        first = models[0] if isinstance(models, list) and models else None
+        found = first.get("max_model_len") if isinstance(first, dict) else None
         return found if type(found) is int and found > 0 else None
 
     async def _asked(self, path: str, ask: Callable[[], Awaitable[object]], timeout_s: float, retries: int) -> object:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -142,8 +143,17 @@ class HfEngine(tokens.ChatTokenizer):
                     done.update(zip(chunk, self._decode_batch(model, [requests[i] for i in chunk]), strict=True))
         return [done[i] for i in range(len(requests))]
 
-    def _with_adapter(self, name: str | None) -> _Adapted:
-        return _Adapted(self._base, self._peft, name)
+    @contextmanager
+    def _with_adapter(self, name: str | None) -> Iterator[Any]:
+        """The base model with one adapter (or none) switched on."""
+        if self._peft is None:
+            yield self._base
+        elif name is None:
+            with self._peft.disable_adapter():
+                yield self._peft
+        else:
+            self._peft.set_adapter(name)
+            yield self._peft
 
     @torch.inference_mode()
     def _decode_batch(self, model: Any, requests: Sequence[Request]) -> list[Completion]:
@@ -199,28 +209,6 @@ class HfEngine(tokens.ChatTokenizer):
             yield Completion(
                 self.decode(ids[:-1] if stopped else ids), tuple(ids), tuple(lps), "stop" if stopped else "length"
             )
-
-
-class _Adapted:
-    """The base model with one adapter (or none) switched on for the time of a `with` block."""
-
-    def __init__(self, base: Any, peft: Any, name: str | None) -> None:
-        self._base, self._peft, self._name = base, peft, name
-        self._off: Any = None
-
-    def __enter__(self) -> Any:
-        if self._peft is None:
-            return self._base
-        if self._name is not None:
-            self._peft.set_adapter(self._name)
-            return self._peft
-        self._off = self._peft.disable_adapter()
-        self._off.__enter__()
-        return self._peft
-
-    def __exit__(self, *error: Any) -> None:
-        if self._off is not None:
-            self._off.__exit__(*error)
 
 
 def sample(logits_BV: Tensor, temperature_B1: Tensor, uniform_B: Tensor) -> Tensor:
