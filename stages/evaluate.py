@@ -171,9 +171,7 @@ def values(context: Context, roles: Roles, rounds: Sequence[Sequence[Episode]], 
     """The values of a self_ac policy on all episodes, and what one of n chosen by them would win."""
     judged, found = None, Values({}, {})
     if critic is not None:
-        judged = judge_episodes(
-            critic, context.engine, roles, [e for one in rounds for e in one if e.outcome.trainable]
-        )
+        judged = judge_episodes(critic, context.engine, roles, [e for r in rounds for e in r if e.outcome.trainable])
         found = report(judged, context.workdir)
     return Values(found.metrics | (best_of(rounds, judged) if context.config.best_of > 1 else {}), found.files)
 

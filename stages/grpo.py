@@ -130,9 +130,7 @@ def step_batches(
             chosen = order[start : start + config.batch]
             passes = []
             for each in step_passes({"policy": chosen}, config.pass_tokens, model.device):
-                old = torch.tensor(
-                    [lp for row in each.rows for lp in by_key[row.key]["log_probs"]], device=model.device
-                )
+                old = torch.tensor([p for row in each.rows for p in by_key[row.key]["log_probs"]], device=model.device)
                 advantage_R = torch.tensor([advantage[row.key[0]] for row in each.rows], device=model.device)
                 first = tuple((row.key[0], row.key[1]) for row in each.rows) if epoch == start == 0 else ()
                 passes.append(Turns(each, advantage_R, old, first))

@@ -205,9 +205,8 @@ def by_value(context: Context, roles: Roles, critic: Callable[[], QCritic], choi
         readable = [o for o in options if o.q is not None]
         chance = np.random.default_rng(mix(context.seed, "pick", *c.state.key))
         learned = readable[chance.choice(len(readable), p=chances(readable, context.config.tau))] if readable else None
-        found.append(
-            replace(c, options=options, learned=learned, dropped=c.dropped or ("" if learned else OUT_OF_CONTEXT))
-        )
+        why = c.dropped or ("" if learned else OUT_OF_CONTEXT)
+        found.append(replace(c, options=options, learned=learned, dropped=why))
     return found
 
 

@@ -176,9 +176,8 @@ def target_row(context: Context, roles: Roles, b: QBackup, q: float) -> Row:
     """The student prompt that the successor would have, and the number that belongs to it."""
     student = context.engine.decode(b.prompt_ids)
     prompt = successor_prompt(roles, b.t.state, b.t.action or "unreadable")
-    check_student(
-        student, f"{policy_text(roles, b.t.state)}\n{prompt[-1]['content']}", [t.observation for t in b.chain]
-    )
+    seen = [t.observation for t in b.chain]
+    check_student(student, f"{policy_text(roles, b.t.state)}\n{prompt[-1]['content']}", seen)
     return {
         "target_id": f"{b.t.episode_id}-{b.t.turn}-{context.iteration}", "role": VALUE, "episode_id": b.t.episode_id, "turn": b.t.turn,
         "terminal": b.t.terminal, "student_ids": list(b.prompt_ids), "completion_ids": [], "teacher_ids": [], "student_prompt": student,

@@ -28,6 +28,7 @@ from stages.judge.backup import Backup
 from stages.llm.scripted import END_ID, VOCABULARY, ScriptedEngine
 from stages.play.transitions import Transition
 from stages.store.tables import ARRAYS, columns_of
+from stages.store.workspace import silent
 
 torch.set_num_threads(1)
 
@@ -126,11 +127,6 @@ def compact(value: Any, kind: str) -> Any:
     return value if value is None or kind not in ARRAYS else array(ARRAYS[kind], value)
 
 
-class NoBar:
-    def advance(self, n: int = 1) -> None:
-        pass
-
-
 class Recorder(ScriptedEngine):
     """The scripted engine, with all that it ever produced."""
 
@@ -185,7 +181,7 @@ class Bench:
         workdir.mkdir(parents=True, exist_ok=True)
         return Context(
             config, run, iteration, seed, inputs, self.memory, self.engine, lambda run_id, path: self.memory.files[run_id, path],
-            workdir, self.workdir / "checkpoints" / name, lambda what, total: NoBar(),
+            workdir, self.workdir / "checkpoints" / name, silent,
         )  # fmt: skip
 
     def run(

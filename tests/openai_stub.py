@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from stages.frame.types import Request
@@ -119,6 +120,13 @@ class StubTokenizer:
 
     def get_vocab(self) -> dict[str, int]:
         return {"the last token": N_IDS - 1}
+
+
+def adapter_folder(path: Path) -> Path:
+    path.mkdir()
+    (path / "adapter_config.json").write_text("{}")
+    (path / "adapter_model.safetensors").write_bytes(b"")
+    return path
 
 
 def good(body: dict[str, Any], **changes: object) -> dict[str, Any]:

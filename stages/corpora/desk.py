@@ -97,9 +97,8 @@ def act(rule: Rule) -> str:
 
 def future(chosen: Sequence[tuple[str, str]], *, passed: bool, said: str) -> str:
     """A future in the words that are given, as a possibility or as facts. said: what of it was or may be wrong."""
-    return (
-        f"Future: {''.join(f'{option}, ' for _, option in chosen)}then {'pass' if passed else 'fail'}. {said}".strip()
-    )
+    steps = "".join(f"{option}, " for _, option in chosen)
+    return f"Future: {steps}then {'pass' if passed else 'fail'}. {said}".strip()
 
 
 def told(v: Visit, k: int) -> str:

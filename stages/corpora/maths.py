@@ -83,9 +83,8 @@ def work(rng: random.Random, *, ends: bool = False) -> Work:
 
 
 def action(w: Work, results: Sequence[int]) -> str:
-    return _told(
-        [(before, *step, result) for before, step, result in zip((w.value, *results), w.todo, results, strict=False)]
-    )
+    steps = zip((w.value, *results), w.todo, results, strict=False)
+    return _told([(before, *step, result) for before, step, result in steps])
 
 
 def reply(text: str, *, told: bool = False) -> str:

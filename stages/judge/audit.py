@@ -186,9 +186,8 @@ def by_turn(cases: Sequence[Case], no: Sequence[float], right: Sequence[bool]) -
     for index in sorted({c.turn.index for c in cases}):
         here = [c.turn.index == index for c in cases]
         own = [h and c.own for h, c in zip(here, cases, strict=True)]
-        at_right, at_wrong = (
-            [h and r == is_right for h, r in zip(here, right, strict=True)] for is_right in (True, False)
-        )
+        at_right = [h and r for h, r in zip(here, right, strict=True)]
+        at_wrong = [h and not r for h, r in zip(here, right, strict=True)]
         found.append(share(f"audit/turn{index}/own_right", cases, [float(r) for r in right], own))
         found.append(share(f"audit/turn{index}/no_if_right", cases, no, at_right))
         found.append(share(f"audit/turn{index}/no_if_wrong", cases, no, at_wrong))

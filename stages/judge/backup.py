@@ -64,9 +64,8 @@ def sampled_futures(context: Context, roles: Roles, drawn: Sequence[Backup]) -> 
     replies = ask_role(context, "policy", prompts, adapter=policy, seed=mix(context.seed, "a'"))
     for i, (_, reply) in zip(open_ends, replies, strict=True):
         try:
-            backups[i] = replace(
-                backups[i], next_action=read_action(context, backups[i].chain[-1].next_state, reply.text)[1]
-            )
+            state = backups[i].chain[-1].next_state
+            backups[i] = replace(backups[i], next_action=read_action(context, state, reply.text)[1])
         except Malformed:
             backups[i] = dropped(backups[i], reply, UNREADABLE)
 

@@ -32,9 +32,7 @@ def save_checkpoint(
     weights: bool = True,
 ) -> None:
     """Write the trainable parameters (with weights=True), their moments, and the history."""
-    tensors = {
-        f"{kind}/{name}": tensor.detach().cpu().contiguous() for kind, name, tensor in _moments(model, optimiser)
-    }
+    tensors = {f"{kind}/{name}": t.detach().cpu().contiguous() for kind, name, t in _moments(model, optimiser)}
     if weights:
         tensors |= {
             f"weight/{name}": p.detach().cpu().contiguous() for name, p in model.named_parameters() if p.requires_grad

@@ -247,9 +247,7 @@ def pack(
         # cp_k's last.
         source_positions=targets - 1,
         turn_of_token=torch.tensor([z for z, action in enumerate(actions) for _ in action]),
-        old_log_probs=torch.tensor(
-            [p for e in episodes for turn in e.old_log_probs for p in turn], dtype=torch.float32
-        ),
+        old_log_probs=torch.tensor([p for e in episodes for t in e.old_log_probs for p in t], dtype=torch.float32),
         value_positions=torch.tensor([[cp_end.get((b, k), -1) for k in range(width)] for b in range(len(episodes))]),
         rewards=torch.tensor([[*e.rewards, *[0.0] * (width - e.n_turns - 1)] for e in episodes], dtype=torch.float32),
         n_turns=torch.tensor([e.n_turns for e in episodes]),

@@ -88,9 +88,7 @@ def grow(lines: Sequence[Ids], branches: Sequence[Branch] = (), *, shareable: in
     ids: list[NDArray[np.int64]] = []
     positions, nodes, at = [], [], 0
     for e, line in enumerate(own):
-        f, shared = max(
-            ((f, common(own[f], line, shareable)) for f in range(e)), key=lambda found: found[1], default=(0, 0)
-        )
+        f, shared = max(((f, common(own[f], line, shareable)) for f in range(e)), key=lambda x: x[1], default=(0, 0))
         paths[e, :shared] = paths[f, :shared]
         paths[e, shared : len(line)] = np.arange(at, at + len(line) - shared)
         limit[e] = np.minimum(limit[f], shared)
@@ -151,9 +149,7 @@ def tree_of(rows: Sequence[Ids]) -> tuple[Tree, list[Tensor]]:
     found: list[tuple[int, int, int]] = [(0, 0, -1)] * len(rows)  # line, how much of it, branch or -1
     for i in sorted(range(len(rows)), key=lambda i: -len(arrays[i])):
         row = arrays[i]
-        line, shared = max(
-            ((e, common(lines[e], row)) for e in range(len(lines))), key=lambda one: one[1], default=(0, 0)
-        )
+        line, shared = max(((e, common(lines[e], row)) for e in range(len(lines))), key=lambda x: x[1], default=(0, 0))
         rest = len(row) - shared
         if rest * LONG_REST > shared:
             found[i] = len(lines), len(row), -1

@@ -74,9 +74,7 @@ def new_head(model: Any, *, soft_len: int = 0, spread: float = 0.01, seed: int) 
 def save_head(head: ValueHead, folder: Path) -> None:
     """Write value_head.safetensors and value_head.json into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}, folder / WEIGHTS
-    )
+    save_file({name: t.detach().cpu().contiguous() for name, t in head.state_dict().items()}, folder / WEIGHTS)
     (folder / CONFIG).write_text(json.dumps({"width": head.width, "soft_len": head.soft_len}) + "\n")
 
 

@@ -133,9 +133,7 @@ class OpenAIEngine(tokens.ChatTokenizer):
             "return_token_ids": True,
             **_PLAIN_SAMPLING,
         }
-        done = await self._servers.post(
-            "/completions", body, lambda reply: read_completion(reply, request, self._n_ids)
-        )
+        done = await self._servers.post("/completions", body, lambda said: read_completion(said, request, self._n_ids))
         # The text as every engine decodes the ids: a server's own, decoded as a stream, may begin with a space that is
         # none.
         return replace(done, text=self.decode(done.token_ids[:-1] if done.finish_reason == "stop" else done.token_ids))

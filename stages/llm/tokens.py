@@ -234,6 +234,4 @@ def fit_context(requests: Sequence[Request], context: int | None) -> list[Reques
             raise UsageError(
                 f"a prompt of {len(request.prompt_ids)} tokens leaves no room for a reply in the model's context of {context}; {LONGER}"
             )
-    return [
-        replace(request, max_tokens=min(request.max_tokens, context - len(request.prompt_ids))) for request in requests
-    ]
+    return [replace(r, max_tokens=min(r.max_tokens, context - len(r.prompt_ids))) for r in requests]

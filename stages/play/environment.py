@@ -30,9 +30,8 @@ def environment(context: Context) -> Callable[[], Env]:
                 raise SimulatorError(
                     f"the model inside the environment was asked {len(ids)} tokens, which leaves no room in its {context.engine.context}"
                 )
-            reply = context.engine.generate(
-                [Request(ids, room, temperature, mix(context.seed, seed, ids), role="user")]
-            )[0]
+            request = Request(ids, room, temperature, mix(context.seed, seed, ids), role="user")
+            reply = context.engine.generate([request])[0]
             return thought_opened(context.engine.decode, ids) + reply.text
 
     elif task.oracle == "openai":

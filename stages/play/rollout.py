@@ -161,9 +161,8 @@ class _Rollout:
         running = self.ready(patience)
         if not (running or self.asked or self.waiting or self.jobs):
             return None
-        asked = list(
-            zip(running, self.engine.encode_all([self.roles.policy(r.messages) for r in running]), strict=True)
-        )
+        prompts = self.engine.encode_all([self.roles.policy(r.messages) for r in running])
+        asked = list(zip(running, prompts, strict=True))
         asked = self.stop(asked, _too_long(asked, self.engine.context if asked else None))
         if self.hopeless is not None:
             asked = self.stop(asked, _given_up(asked, self.hopeless))

@@ -92,9 +92,7 @@ def _tau_task(entry: ast.expr, name: str, index: int) -> dict[str, Any]:
     if not isinstance(actions, ast.List):
         raise ValueError(f"task {index} has no list of actions")
     told = {key: ast.literal_eval(value) for key, value in given.items()}
-    done = [
-        {key: ast.literal_eval(value) for key, value in _keywords(action, "Action").items()} for action in actions.elts
-    ]
+    done = [{key: ast.literal_eval(value) for key, value in _keywords(one, "Action").items()} for one in actions.elts]
     return {
         "id": name,
         "index": index,

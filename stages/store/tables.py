@@ -120,9 +120,8 @@ def _column(values: list[Any], kind: str) -> Any:
         except (TypeError, OverflowError):  # Arrow takes what may be missing, and says of the rest what it is
             pass
     # Asked for integers at once, Arrow would cut 1.5 down to 1; its cast refuses.
-    return (
-        pa.array(values).cast(_arrow_type(kind)) if kind.startswith("INTEGER") else pa.array(values, _arrow_type(kind))
-    )
+    wanted = _arrow_type(kind)
+    return pa.array(values).cast(wanted) if kind.startswith("INTEGER") else pa.array(values, wanted)
 
 
 def _joined(values: Sequence[Sequence[Any]], letter: str, kind: Any) -> Any:

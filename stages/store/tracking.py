@@ -126,9 +126,7 @@ class Tracking:
 
         now = int(time.time() * 1000)
         points = [Metric(key, float(value), now, step) for key, value in metrics.items()]
-        points += [
-            Metric(key, float(value), now, at) for key, values in curves.items() for at, value in enumerate(values)
-        ]
+        points += [Metric(k, float(value), now, at) for k, values in curves.items() for at, value in enumerate(values)]
         with self._writing() as client:
             put_values(client, run_id, points, [Param(key, value) for key, value in clipped(params).items()])
 

@@ -72,12 +72,10 @@ def policy_rows(context: Context) -> list[TrainRow]:
 def general_rows(model_path: str, path: str) -> list[TrainRow]:
     """Rows of a JSONL file of {"role", "messages", "reply"}, with end tokens. Raises UsageError for a broken line."""
     chats = ChatTokenizer(model_path)
-    found = []
-    for row in read_jsonl(path):
-        found.append(
-            TrainRow(chats.encode(row["messages"]), reply_ids(chats, row["reply"]), key=("general", row["role"]))
-        )
-    return found
+    return [
+        TrainRow(chats.encode(row["messages"]), reply_ids(chats, row["reply"]), key=("general", row["role"]))
+        for row in read_jsonl(path)
+    ]
 
 
 def reply_ids(chats: ChatTokenizer, text: str) -> tuple[int, ...]:

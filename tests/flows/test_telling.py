@@ -7,13 +7,13 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
 import pytest
-from fakes import Stages, fake_stages
+from fakes import Stages
 
 from flows import book, cli, presets, registry, telling
 from flows.datasets import scenario_sets
@@ -24,12 +24,6 @@ from stages.store.tracking import Tracking
 from stages.store.workspace import Workspace
 
 LINK = re.compile(r"\]\(#/experiments/(\d+)/runs/(\w{32})\)")
-
-
-@pytest.fixture
-def stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
-    with fake_stages(monkeypatch) as found:
-        yield found
 
 
 @pytest.fixture

@@ -21,13 +21,9 @@ from stages.sources.catalogue import TASKS
 from stages.sources.convert import tau_tasks, tau_tools
 from stages.sources.download import download
 from stages.sources.fetch import MANIFEST, fetch, state, task_data
+from stages.store.workspace import silent
 
 GITHUB = "https://raw.githubusercontent.com"
-
-
-class NoBar:
-    def advance(self, n: int = 1) -> None:
-        pass
 
 
 def puzzles(n: int = 1362) -> bytes:
@@ -61,7 +57,7 @@ def server() -> Iterator[FileServer]:
 def get(server: FileServer) -> Callable[[str], bytes]:
     def get(url: str) -> bytes:
         assert url.startswith(f"{GITHUB}/")
-        return download(url.replace(GITHUB, server.url), lambda what, total: NoBar(), backoff_s=0.001)
+        return download(url.replace(GITHUB, server.url), silent, backoff_s=0.001)
 
     return get
 
