@@ -22,17 +22,14 @@ class CollectConfig(Config):
     episodes: int = Field(64, ge=1, description="Episodes an iteration. [ours]")
     first_episodes: int = Field(64, ge=1, description="Episodes of iteration 0, when the replay is empty. [ours]")
     split: str = Field("train", description="Scenarios to act in. [ours]")
-    group: int = Field(
-        1, ge=1, description="Episodes a scenario, side by side; GRPO compares within such a group. [paper: 4 for GRPO]"
-    )
+    group: int = Field(1, ge=1)
+    """Episodes a scenario, side by side; GRPO compares within such a group. [paper: 4 for GRPO]"""
     slots: int = Field(256, ge=1, description="Episodes that run side by side. [ours]")
     attempts: int = Field(3, ge=1, description="Tries of an episode whose environment or simulator failed. [ours]")
 
 
 def run(context: Context) -> Outputs:
-    """Roll out `episodes` scenarios; rows of `episodes` and `turns`. Raises TurnwiseError if the environment failed in
-    all of them.
-    """
+    """Rows of `episodes` and `turns`. Raises TurnwiseError if the environment failed in all of them."""
     config: CollectConfig = context.config
     task, roles = context.run.task, context.run.roles
     wanted = config.first_episodes if context.iteration == 0 else config.episodes

@@ -21,12 +21,10 @@ from stages.frame.contract import Context, FromPath, Outputs, Stage
 from stages.frame.types import MissingInput, Row
 from stages.learn.adapter import trainable_state
 from stages.learn.ema import ema_update
-from stages.learn.fit import adamw, fit
-from stages.learn.tree_attention import tree_attention
-from stages.train.history import fit_metrics, of_step
+from stages.train.history import curves, fit_metrics
 from stages.train.model import MixedConfig
-from stages.train.network import open_net, save_net
-from stages.train.passes import Pass, mixed_batches, mixed_nll
+from stages.train.network import batches_of, open_net, save_net, trained
+from stages.train.passes import Pass, mixed_nll
 from stages.train.rows import general_rows, policy_rows, read_targets, target_rows, weighed
 
 
@@ -34,25 +32,17 @@ class CriticConfig(MixedConfig):
     """L1 and the target network."""
 
     epochs: int = Field(1, ge=1, description="Passes over the iteration's targets. [ours]")
-    frozen: bool = Field(
-        False,
-        description="Targets weigh nothing, so that the successor is not trained; the steps and their policy rows are as they were. [ours, ablation]",
-    )
+    frozen: bool = False
+    """Targets weigh nothing, so that the successor is not trained; the steps and their policy rows are as they were. [ours, ablation]"""
     batch: int = Field(48, ge=1, description="Targets a step. [ours]")
-    policy_rows: int = Field(
-        16,
-        ge=0,
-        description="Policy rows in every step, from the last refinements or, at first, its own actions. [ours]",
-    )
-    general_rows: int = Field(
-        0, ge=0, description="General rows in every step. [paper: general instruction data against forgetting]"
-    )
-    general_path: Annotated[str, FromPath(used_with="general_rows")] = Field(
-        "data/base/general.jsonl", description="JSONL file of general rows. [ours]"
-    )
-    ema_rate: float = Field(
-        0.01, gt=0, le=1, description="EMA rate of the target network, a step. [paper: an EMA; rate ours]"
-    )
+    policy_rows: int = Field(16, ge=0)
+    """Policy rows in every step, from the last refinements or, at first, its own actions. [ours]"""
+    general_rows: int = Field(0, ge=0)
+    """General rows in every step. [paper: general instruction data against forgetting]"""
+    general_path: Annotated[str, FromPath(used_with="general_rows")] = "data/base/general.jsonl"
+    """JSONL file of general rows. [ours]"""
+    ema_rate: float = Field(0.01, gt=0, le=1)
+    """EMA rate of the target network, a step. [paper: an EMA; rate ours]"""
 
 
 def run(context: Context) -> Outputs:
@@ -85,22 +75,11 @@ def run(context: Context) -> Outputs:
         steps[0] = len(done)
         bar.advance(1)
 
-    batches = mixed_batches(
-        kinds, main="successor", epochs=config.epochs, rng=random.Random(context.seed), device=model.device,
-        pass_tokens=config.pass_tokens, draw=config.draw,
-    )  # fmt: skip
-    optimiser = adamw(model, lr=config.rate(context.iteration))
-    with tree_attention(model):
-        history = fit(model, batches, loss, optimiser, clip=config.clip, after_step=after_step, merge=of_step)
-    return Outputs(
-        fit_metrics("critic", history),
-        {"priorities": priority_rows(losses)},
-        save_net(context, model, target),
-        {
-            f"critic/step_{name}": [h[name] for h in history if name in h]
-            for name in ("nll/successor", "nll/policy", "grad_norm")
-        },
-    )
+    batches = batches_of(context, model, kinds, main="successor", rng=random.Random(context.seed))
+    history = trained(context, model, batches, loss, after_step)
+    rows_left, files = {"priorities": priority_rows(losses)}, save_net(context, model, target)
+    steps_told = curves("critic", history, ("nll/successor", "nll/policy", "grad_norm"))
+    return Outputs(fit_metrics("critic", history), rows_left, files, steps_told)
 
 
 def priority_rows(losses: dict[tuple[Any, ...], tuple[float, int]]) -> list[Row]:

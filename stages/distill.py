@@ -4,8 +4,7 @@
 
 Source: arXiv 2512.04601, L2 and Algorithm 1; general rows against forgetting and the peak rule are the paper's
 remedies, their numbers ours.
-Where there are several epochs, a tenth of the rows is held out, and the weights after the epoch with the lowest
-held-out NLL are kept.
+Of several epochs, the weights after the one with the lowest NLL on a held-out tenth of the rows are kept.
 Policy and successor share the adapter, so the target network of L1 follows these steps, too.
 
     turnwise rerun distill --of RUN --set distill.epochs=3
@@ -23,12 +22,20 @@ from pydantic import Field
 from stages.frame.contract import Context, FromPath, Outputs, Stage
 from stages.learn.adapter import load_state, trainable_state
 from stages.learn.ema import ema_update
-from stages.learn.fit import adamw, fit
-from stages.learn.tree_attention import tree_attention
-from stages.train.history import fit_metrics, of_step
+from stages.train.history import curves, fit_metrics
 from stages.train.model import MixedConfig
-from stages.train.network import VALUE, Wanted, mixed_q_loss, model_of, open_net, save_net, value_rows
-from stages.train.passes import Pass, half, mean_nll, mixed_batches, mixed_nll, pass_kl
+from stages.train.network import (
+    VALUE,
+    Wanted,
+    batches_of,
+    mixed_q_loss,
+    model_of,
+    open_net,
+    save_net,
+    trained,
+    value_rows,
+)
+from stages.train.passes import Pass, half, mean_nll, mixed_nll, pass_kl
 from stages.train.rows import TrainRow, general_rows, read_targets, target_rows, weighed
 
 
@@ -37,35 +44,20 @@ class DistillConfig(MixedConfig):
 
     epochs: int = Field(1, ge=1, description="Passes over the iteration's refinements. [ours]")
     batch: int = Field(32, ge=1, description="Refined actions a step. [ours]")
-    successor_rows: int = Field(
-        16,
-        ge=0,
-        description="Rows of the critic in every step, futures of a successor or numbers of a q_critic: L1 : L2 share one adapter. [ours]",
-    )
-    value_weight: float = Field(
-        1.0, gt=0, description="Weight of the squared error of Q, as q_critic.value_weight. [ours]"
-    )
-    general_rows: int = Field(
-        0, ge=0, description="General rows in every step. [paper: general instruction data against forgetting]"
-    )
-    general_path: Annotated[str, FromPath(used_with="general_rows")] = Field(
-        "data/base/general.jsonl", description="JSONL file of general rows. [ours]"
-    )
-    held_out: float = Field(
-        0.1,
-        ge=0,
-        lt=1,
-        description="Share of the refinements held out for the peak rule, where there are several epochs to choose among. [ours]",
-    )
-    ema_rate: float = Field(
-        0.01,
-        ge=0,
-        le=1,
-        description="EMA rate of the target network, a step; as critic.ema_rate. 0 = it stands still. [paper: an EMA; rate ours]",
-    )
-    kl_coef: float = Field(
-        0.0, ge=0, description="Weight of KL(pi_theta || pi_base) on the trained tokens. [ours; paper: none]"
-    )
+    successor_rows: int = Field(16, ge=0)
+    """Rows of the critic in every step, futures of a successor or numbers of a q_critic: L1 : L2 share one adapter. [ours]"""
+    value_weight: float = Field(1.0, gt=0)
+    """Weight of the squared error of Q, as q_critic.value_weight. [ours]"""
+    general_rows: int = Field(0, ge=0)
+    """General rows in every step. [paper: general instruction data against forgetting]"""
+    general_path: Annotated[str, FromPath(used_with="general_rows")] = "data/base/general.jsonl"
+    """JSONL file of general rows. [ours]"""
+    held_out: float = Field(0.1, ge=0, lt=1)
+    """Share of the refinements held out for the peak rule, where there are several epochs to choose among. [ours]"""
+    ema_rate: float = Field(0.01, ge=0, le=1)
+    """EMA rate of the target network, a step; as critic.ema_rate. 0 = it stands still. [paper: an EMA; rate ours]"""
+    kl_coef: float = Field(0.0, ge=0)
+    """Weight of KL(pi_theta || pi_base) on the trained tokens. [ours; paper: none]"""
 
 
 def run(context: Context) -> Outputs:
@@ -91,10 +83,8 @@ def run(context: Context) -> Outputs:
         VALUE: (numbers, config.successor_rows),
     }
     if config.general_rows:
-        kinds["general"] = (
-            weighed(general_rows(context.run.model.path, config.general_path), config.weight),
-            config.general_rows,
-        )
+        general = general_rows(context.run.model.path, config.general_path)
+        kinds["general"] = (weighed(general, config.weight), config.general_rows)
     steps_an_epoch = -(-len(rows) // config.batch)
     bar = context.progress("distill policy", config.epochs * steps_an_epoch)
     best: tuple[float, dict[str, Any], dict[str, Any]] = (math.inf, {}, {})  # held-out NLL, adapter, target
@@ -109,35 +99,17 @@ def run(context: Context) -> Outputs:
             if by_epoch[-1] < best[0]:
                 best = by_epoch[-1], trainable_state(net), target
 
-    batches = mixed_batches(
-        kinds,
-        main="policy",
-        epochs=config.epochs,
-        rng=rng,
-        device=model.device,
-        pass_tokens=config.pass_tokens,
-        draw=config.draw,
-    )
-    optimiser = adamw(net, lr=config.rate(context.iteration))
-    loss = with_kl(config, wanted)
-    with tree_attention(model):
-        history = fit(net, batches, loss, optimiser, clip=config.clip, after_step=after_step, merge=of_step)
+    batches = batches_of(context, net, kinds, main="policy", rng=rng)
+    history = trained(context, net, batches, with_kl(config, wanted), after_step)
     if best[1]:
         load_state(net, best[1])
         target = best[2]
-    metrics = (
-        fit_metrics("distill", history)
-        | {"distill/rows": float(len(rows)), "distill/held_out_rows": float(len(held_out))}
-        | shares
-    )
+    counts = {"distill/rows": float(len(rows)), "distill/held_out_rows": float(len(held_out))}
+    metrics = fit_metrics("distill", history) | counts | shares
     if best[1]:
         metrics |= {"distill/held_out_nll": best[0], "distill/best_epoch": float(by_epoch.index(best[0]) + 1)}
-    curves = {
-        f"distill/step_{name}": [h[name] for h in history if name in h]
-        for name in ("nll/successor", "q_loss", "nll/policy", "grad_norm")
-        if history and name in history[0]
-    }
-    return Outputs(metrics, {}, save_net(context, net, target), curves)
+    steps = curves("distill", history, ("nll/successor", "q_loss", "nll/policy", "grad_norm"))
+    return Outputs(metrics, {}, save_net(context, net, target), steps)
 
 
 def kept_share(rows: Sequence[TrainRow], kept: Sequence[bool]) -> float:
@@ -166,11 +138,6 @@ def with_kl(config: DistillConfig, wanted: Wanted) -> Any:
 
 
 STAGE = Stage(
-    "distill",
-    3,
-    DistillConfig,
-    inputs=("refine", "pick", "targets", "critic", "q_critic", "distill"),
-    roles=(),
-    run=run,
-    outputs=("adapter/", "target/", "head/", "target_head/"),
-)
+    "distill", 3, DistillConfig, inputs=("refine", "pick", "targets", "critic", "q_critic", "distill"), roles=(),
+    run=run, outputs=("adapter/", "target/", "head/", "target_head/"),
+)  # fmt: skip

@@ -1,13 +1,10 @@
-"""Evaluate: win rate on held-out scenarios, what was forgotten, and what the critic knows: an audit of its words, or of
-its values.
+"""Evaluate: win rate on held-out scenarios, what was forgotten, and what the critic knows, by its words or values.
 
 The audit asks whether the critic deserves the trust that refine puts in it: verdicts and futures against Monte-Carlo
 returns on the policy's own actions, and against the environment's truth (which action is right, exact Q*, the true
 cause) where it can tell.
-A policy of self_ac has a value function for free; it is read on the episodes, and what it would be good for is
-measured: `values.py`.
-What an environment itself tells of the episodes (its `describe`) stands beside the win rate, such as what doing nothing
-would win.
+A policy of self_ac has a value function for free; it is read on the episodes, and its uses are measured: `values.py`.
+What an environment tells of the episodes (`describe`) stands beside, such as what doing nothing would win.
 Source: ours; nlac.md, "The evaluator tends to please".
 
     turnwise rerun evaluate --of RUN --set evaluate.episodes=500
@@ -42,9 +39,8 @@ from stages.train.rows import read_jsonl
 class EvaluateConfig(Config):
     """What is measured, and on how much."""
 
-    split: str = Field(
-        "validation", description="Scenarios: validation chooses the best adapter, test is reported. [ours]"
-    )
+    split: str = "validation"
+    """Scenarios: validation chooses the best adapter, test is reported. [ours]"""
     episodes: int = Field(96, ge=1, description="Episodes, of the test split scenarios. [ours]")
     trials: int = Field(
         1,
@@ -116,14 +112,9 @@ def run(context: Context) -> Outputs:
     # The first round has the numbers, and with them the seeds, of an evaluation without others: its episodes are the
     # same ones.
     played = rollout(
-        context.engine,
-        environment(context),
-        scenarios * times,
-        roles,
-        settings,
-        hopeless=hopeless(config, critic),
+        context.engine, environment(context), scenarios * times, roles, settings, hopeless=hopeless(config, critic),
         done=bar.advance,
-    )
+    )  # fmt: skip
     rounds = [played[i : i + len(scenarios)] for i in range(0, len(played), max(len(scenarios), 1))]
     episodes = played if trials > 1 else rounds[0] if rounds else []
     check_environment(episodes)
@@ -131,12 +122,11 @@ def run(context: Context) -> Outputs:
     metrics = outcome(context, episodes, trials)
     rows: dict[str, Sequence[Row]] = dict(episode_rows(played, context.iteration))
     files: dict[str, Path] = {}
-    if config.audit_turns and context.latest("critic"):
-        found = audit(context, roles, scored, config.audit_turns, config.audit_futures)
-        metrics |= found.metrics
-        rows["judgements"], files = found.rows, found.files
-    elif config.audit_turns and context.latest("q_critic"):
-        found = q_audit(context, roles, scored, config.audit_turns)
+    if config.audit_turns and (context.latest("critic") or context.latest("q_critic")):
+        if context.latest("critic"):
+            found = audit(context, roles, scored, config.audit_turns, config.audit_futures)
+        else:
+            found = q_audit(context, roles, scored, config.audit_turns)
         metrics |= found.metrics
         rows["judgements"], files = found.rows, found.files
     known = values(context, roles, rounds, critic())
@@ -185,9 +175,7 @@ def on_test(context: Context) -> Context:
 def hopeless(
     config: EvaluateConfig, critic: Callable[[], Critic | None]
 ) -> Callable[[Sequence[tuple[int, ...]]], list[bool]] | None:
-    """States to whether V gives the episode up there; None where nothing is given up. Raises UsageError where there is
-    no V.
-    """
+    """States to whether V gives the episode up there; None where nothing is. Raises UsageError where there is no V."""
     if (threshold := config.abort_below) is None:
         return None
     if (opened := critic()) is None:
@@ -198,36 +186,25 @@ def hopeless(
 
 
 def values(context: Context, roles: Roles, rounds: Sequence[Sequence[Episode]], critic: Critic | None) -> Values:
-    """The values of a self_ac policy on all episodes, and what one of n chosen by them would win; nothing of other
-    policies' values.
-    """
+    """The values of a self_ac policy on all episodes, and what one of n chosen by them would win."""
     judged, found = None, Values({}, {})
     if critic is not None:
-        judged = judge_episodes(
-            critic, context.engine, roles, [e for one in rounds for e in one if e.outcome.trainable]
-        )
+        judged = judge_episodes(critic, context.engine, roles, [e for r in rounds for e in r if e.outcome.trainable])
         found = report(judged, context.workdir)
     return Values(found.metrics | (best_of(rounds, judged) if context.config.best_of > 1 else {}), found.files)
 
 
 def probe(context: Context, path: str, rows_a_role: int, adapter: str | None) -> dict[str, float]:
-    """Share of role prompts that the adapted model still answers exactly, greedily: what training has made it forget.
-    Those that do not fit into its context are left out and counted; raises UsageError where none does.
-    """
+    """Share of role prompts that the adapted model still answers exactly, greedily. Raises UsageError if none fits."""
     by_role: dict[str, list[dict[str, Any]]] = {}
     for row in read_jsonl(path):
         by_role.setdefault(row["role"], []).append(row)
     rows = [row for group in by_role.values() for row in group[:rows_a_role]]
     limit = context.run.roles.future_room
     replies = ask(
-        context.engine,
-        [r["messages"] for r in rows],
-        role="probe",
-        adapter=adapter,
-        temperature=0.0,
-        max_tokens=limit,
-        seed=context.seed,
-    )
+        context.engine, [r["messages"] for r in rows], role="probe", adapter=adapter, temperature=0.0,
+        max_tokens=limit, seed=context.seed,
+    )  # fmt: skip
     right: dict[str, list[bool]] = {}
     for row, (_, reply) in zip(rows, replies, strict=True):
         if reply != NO_ROOM:
@@ -236,11 +213,8 @@ def probe(context: Context, path: str, rows_a_role: int, adapter: str | None) ->
         raise nothing_fits("evaluate.probe_path", len(rows), context.engine.context)
     shares = {role: sum(found) / len(found) for role, found in right.items()}
     counts = {"evaluate/probe_out_of_context": float(sum(reply == NO_ROOM for _, reply in replies))}
-    return (
-        {f"evaluate/probe_{role}": share for role, share in shares.items()}
-        | {"evaluate/probe": sum(shares.values()) / len(shares)}
-        | counts
-    )
+    mean = {"evaluate/probe": sum(shares.values()) / len(shares)}
+    return {f"evaluate/probe_{role}": share for role, share in shares.items()} | mean | counts
 
 
 STAGE = Stage(

@@ -3,8 +3,7 @@
     A_i = (R_i - mean_g R) / (std_g R + eps),   L = -E_t [ min(rho_t A_i, clip(rho_t, 1 - c, 1 + c) A_i) ],   rho_t =
         pi_theta / pi_rollout
 
-Source: arXiv 2402.03300, with the mean over tokens of all episodes (arXiv 2503.14476). A group is `collect.group`
-episodes of one scenario.
+Source: arXiv 2402.03300, the mean over all tokens 2503.14476. A group is `collect.group` episodes of one scenario.
 
     turnwise run desk+grpo
 """
@@ -26,12 +25,11 @@ from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.types import MissingInput, Row
 from stages.learn.adapter import save_adapter
 from stages.learn.certificate import Turn, cert_metrics, certificates, turn_gaps, with_gaps
-from stages.learn.fit import adamw, fit
 from stages.learn.losses import turn_ppo_clip
-from stages.learn.tree_attention import tree_attention
 from stages.play.transitions import trainable_episodes
-from stages.train.history import fit_metrics, of_step
+from stages.train.history import fit_metrics
 from stages.train.model import PassConfig, trainable_policy
+from stages.train.network import trained
 from stages.train.on_policy import MAX_GAP, by_scenario, check_gap, check_temperature, relative_advantages
 from stages.train.passes import Pass, half, pass_log_probs, step_passes, token_counts
 from stages.train.rows import TrainRow
@@ -78,24 +76,12 @@ def run(context: Context) -> Outputs:
         bar.advance(1)
 
     batches = step_batches(turns, advantage, config, random.Random(context.seed), model)
-    optimiser = adamw(model, lr=config.rate(context.iteration))
-    with tree_attention(model):
-        history = fit(
-            model,
-            batches,
-            partial(clipped_loss, config=config, gaps=gaps),
-            optimiser,
-            clip=config.clip,
-            after_step=after_step,
-            merge=of_step,
-        )
+    loss = partial(clipped_loss, config=config, gaps=gaps)
+    history = trained(context, model, batches, loss, after_step)
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     mixed = len({t["episode_id"] for t in turns}) / len(episodes)
-    certified = [
-        row
-        for _, mine in groupby(turns, lambda t: t["episode_id"])
-        for row in certificates(list(mine), None, context.engine.decode)
-    ]
+    episodes_of_turns = [list(mine) for _, mine in groupby(turns, lambda t: t["episode_id"])]
+    certified = [row for mine in episodes_of_turns for row in certificates(mine, None, context.engine.decode)]
     certified = with_gaps(certified, gaps)
     metrics = fit_metrics("grpo", history) | {"grpo/used_frac": mixed} | cert_metrics("grpo", certified, config.max_gap)
     return Outputs(metrics, {"certificates": certified}, {"adapter": context.workdir / "adapter"})
@@ -116,14 +102,9 @@ def clipped_loss(
         )
     # A row is a turn; divided by the number of tokens, the sum over them is their mean.
     loss, metrics = turn_ppo_clip(
-        log_probs_K,
-        part.old_log_probs_K,
-        rows_K,
-        part.advantage_R,
-        clip=config.ratio_clip,
-        ratio="token",
+        log_probs_K, part.old_log_probs_K, rows_K, part.advantage_R, clip=config.ratio_clip, ratio="token",
         normaliser=part.rows.normaliser,
-    )
+    )  # fmt: skip
     return loss, metrics | token_counts(part.rows)
 
 
@@ -149,9 +130,7 @@ def step_batches(
             chosen = order[start : start + config.batch]
             passes = []
             for each in step_passes({"policy": chosen}, config.pass_tokens, model.device):
-                old = torch.tensor(
-                    [lp for row in each.rows for lp in by_key[row.key]["log_probs"]], device=model.device
-                )
+                old = torch.tensor([p for row in each.rows for p in by_key[row.key]["log_probs"]], device=model.device)
                 advantage_R = torch.tensor([advantage[row.key[0]] for row in each.rows], device=model.device)
                 first = tuple((row.key[0], row.key[1]) for row in each.rows) if epoch == start == 0 else ()
                 passes.append(Turns(each, advantage_R, old, first))

@@ -32,7 +32,7 @@ from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.react import parse_react
 from stages.frame.types import Completion, Row
 from stages.judge.critique import Judgement, judge
-from stages.judge.fresh import StatesConfig, policy_row, sampled_actions, states_in_order, unreadable
+from stages.judge.fresh import StatesConfig, policy_row, sampled_actions, states_in_order, too_long, unreadable
 from stages.judge.q_values import QCritic, open_q, q_prompts, q_values
 from stages.judge.refinement import UNREADABLE
 from stages.judge.rolled import judge_rolled
@@ -46,21 +46,15 @@ from stages.play.transitions import Candidate, Transition, in_full
 class PickConfig(StatesConfig):
     """Among how many actions is chosen, and by what."""
 
-    by: Literal["verdict", "value"] = Field(
-        "verdict",
-        description="What the best action is chosen by: the language critic's verdict (NLQL), or a q_critic's number (SAC). [paper: v2's NLQL; SAC's rule ours]",
-    )
-    tau: float = Field(
-        0.1, gt=0, description="Temperature of the choice by Q, in units of reward, for by = value. [ours]"
-    )
+    by: Literal["verdict", "value"] = "verdict"
+    """What the best action is chosen by: the language critic's verdict (NLQL), or a q_critic's number (SAC). [paper: v2's NLQL; SAC's rule ours]"""
+    tau: float = Field(0.1, gt=0)
+    """Temperature of the choice by Q, in units of reward, for by = value. [ours]"""
     actions: int = Field(4, ge=1, description="n, actions sampled in a state. [paper: 4 of NLQL]")
-    futures: int = Field(
-        1, ge=1, description="k, futures that the evaluator reads, for by = verdict. [paper: 1; 4 of NLRL]"
-    )
-    futures_of: Literal["successor", "rollouts"] = Field(
-        "successor",
-        description="Whose futures: the trained successor's, or what came of k rollouts of each action, without a successor. [paper: NLQL; NLRL]",
-    )
+    futures: int = Field(1, ge=1)
+    """k, futures that the evaluator reads, for by = verdict. [paper: 1; 4 of NLRL]"""
+    futures_of: Literal["successor", "rollouts"] = "successor"
+    """Whose futures: the trained successor's, or what came of k rollouts of each action, without a successor. [paper: NLQL; NLRL]"""
     correct: bool = Field(True, description="CoT correction of what came of a rollout. [ours; paper: of targets]")
 
 
@@ -82,9 +76,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Choice:
-    """One state with its options, in the order in which they were first sampled, and the one to be learned (None:
-    dropped).
-    """
+    """A state with its options, in the order first sampled, and the one to be learned (None: dropped)."""
 
     state: Transition
     prompt_ids: tuple[int, ...]
@@ -98,9 +90,7 @@ Chooser = Callable[[Context, Sequence[Choice]], list[Choice]]
 
 
 def run(context: Context) -> Outputs:
-    """Rows of `judgements`, and of `targets` with role "policy". Raises MissingInput without a state, UsageError where
-    no prompt fits.
-    """
+    """Rows of `judgements` and `targets`. Raises MissingInput without a state, UsageError where no prompt fits."""
     config: PickConfig = context.config
     roles = roles_of(context.run.roles)
     if context.iteration < config.warmup:
@@ -130,9 +120,7 @@ def run(context: Context) -> Outputs:
 
 
 def chooser(context: Context, roles: Roles) -> Chooser:
-    """What chooses among the options, by the context of a try: whatever it needs is opened once, when it is first
-    asked.
-    """
+    """What chooses among the options, by the context of a try; what it needs is opened once, when first asked."""
     if context.config.by == "verdict":
         return lambda again, choices: by_verdict(again, roles, choices)
     critic = cache(lambda: open_q(context))
@@ -152,11 +140,6 @@ def attempt(context: Context, roles: Roles, choose: Chooser, drawn: Sequence[Can
 
 def learned_keys(choices: Sequence[Choice]) -> set[tuple[str, int]]:
     return {c.state.key for c in choices if c.learned}
-
-
-def too_long(choices: Sequence[Choice]) -> set[tuple[str, int]]:
-    """Keys of the states that have no room in the model's context, however often they are drawn."""
-    return {c.state.key for c in choices if c.dropped == OUT_OF_CONTEXT}
 
 
 def sampled(context: Context, roles: Roles, drawn: Sequence[Transition]) -> list[Choice]:
@@ -212,9 +195,7 @@ def with_best_judged(choices: Sequence[Choice], judged: Sequence[Option]) -> lis
 
 
 def by_value(context: Context, roles: Roles, critic: Callable[[], QCritic], choices: Sequence[Choice]) -> list[Choice]:
-    """SAC: Q of every option, and of each state one reply, drawn with p ~ exp(Q / tau): an option with p ~ times exp(Q /
-    tau).
-    """
+    """SAC: Q of every option, and of each state one drawn with p ~ times exp(Q / tau)."""
     prompts = q_prompts(context, roles, [(c.state.state, o.action) for c in choices for o in c.options])
     read = [ids for ids in prompts if ids]
     known = iter(q_values(critic().model, critic().head, read) if read else ())
@@ -223,10 +204,9 @@ def by_value(context: Context, roles: Roles, critic: Callable[[], QCritic], choi
         options = tuple(replace(o, q=next(numbers)) for o in c.options)
         readable = [o for o in options if o.q is not None]
         chance = np.random.default_rng(mix(context.seed, "pick", *c.state.key))
-        learned = readable[draw_by(readable, context.config.tau, chance)] if readable else None
-        found.append(
-            replace(c, options=options, learned=learned, dropped=c.dropped or ("" if learned else OUT_OF_CONTEXT))
-        )
+        learned = readable[chance.choice(len(readable), p=chances(readable, context.config.tau))] if readable else None
+        why = c.dropped or ("" if learned else OUT_OF_CONTEXT)
+        found.append(replace(c, options=options, learned=learned, dropped=why))
     return found
 
 
@@ -235,10 +215,6 @@ def chances(options: Sequence[Option], tau: float) -> NDArray[np.float64]:
     q = np.array([float(o.q or 0.0) for o in options])
     weights = np.array([o.times for o in options]) * np.exp((q - q.max()) / tau)
     return np.asarray(weights / weights.sum())
-
-
-def draw_by(options: Sequence[Option], tau: float, rng: np.random.Generator) -> int:
-    return int(rng.choice(len(options), p=chances(options, tau)))
 
 
 def metrics(config: PickConfig, choices: Sequence[Choice]) -> dict[str, float]:

@@ -23,9 +23,16 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, field_validator, model_validator
 
 from stages.corpora import Example, agents, desk, maths, own, twenty, twenty_marks
-from stages.corpora.encoding import Ids, encode_episode, encode_reply, encode_thoughts, encode_turns
 from stages.corpora.held_out import agents_card, desk_card, maths_card, own_card, play_scores, role_scores, twenty_card
-from stages.corpora.tokenizers import byte_tokenizer, word_tokenizer
+from stages.corpora.tokenizers import (
+    Ids,
+    byte_tokenizer,
+    encode_episode,
+    encode_reply,
+    encode_thoughts,
+    encode_turns,
+    word_tokenizer,
+)
 from stages.frame.contract import Config, Context, ModuleName, Outputs, Stage
 from stages.frame.own import is_own
 from stages.llm.roles import Roles, roles_of
@@ -33,7 +40,7 @@ from stages.llm.roles import Roles, roles_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from stages.learn.batches import Batch
+    from stages.learn.losses import Batch
 
 OF_AGENTS = {
     "layers": 4,
@@ -75,36 +82,23 @@ class PretrainConfig(Config):
     width: int = Field(128, ge=16, description="Hidden size; 96 for maths. [ours]")
     layers: int = Field(3, ge=1, description="Decoder layers; 4 for agents. [ours]")
     heads: int = Field(4, ge=1, description="Attention heads. [ours]")
-    positions: int = Field(
-        512, ge=1, description="Longest text that the model takes, in tokens; 1024 for agents. [ours]"
-    )
-    vocabulary: int = Field(
-        1000, ge=262, description="Tokens of the byte-level tokenizer, for agents; the others have one a word. [ours]"
-    )
-    steps: int = Field(
-        3200, ge=1, description="Optimiser steps; 1800 for agents, 3600 for twenty, 2000 for maths. [ours]"
-    )
+    positions: int = Field(512, ge=1)
+    """Longest text that the model takes, in tokens; 1024 for agents. [ours]"""
+    vocabulary: int = Field(1000, ge=262)
+    """Tokens of the byte-level tokenizer, for agents; the others have one a word. [ours]"""
+    steps: int = Field(3200, ge=1)
+    """Optimiser steps; 1800 for agents, 3600 for twenty, 2000 for maths. [ours]"""
     batch: int = Field(96, ge=1, description="Examples a step; 32 for agents, 48 for twenty and maths. [ours]")
     parts: int = Field(4, ge=1, description="Passes of like length that a step is cut into, against padding. [ours]")
     muon_lr: float = Field(0.02, gt=0, description="Learning rate of the matrices. [ours]")
     adam_lr: float = Field(3e-3, gt=0, description="Learning rate of embeddings and norms. [ours]")
     flat: float = Field(0.4, ge=0, le=1, description="Share of the steps before the linear decay to 3 %. [ours]")
-    whole: float = Field(
-        0.2,
-        ge=0,
-        le=1,
-        description="Share of the steps, the first ones, that learn what stands before the last reply, too; 1 for agents, twenty and maths. [ours]",
-    )
-    general_rows: int = Field(
-        3000,
-        ge=0,
-        description="Role rows written to general.jsonl, for mixing into later training; 0 for all but the desk. [ours]",
-    )
-    probe_rows: int = Field(
-        40,
-        ge=1,
-        description="Held-out rows a role in probe.jsonl, for scores and the forgetting probe; for agents 192 episodes a task, for twenty 100 rows, for maths 200. [ours]",
-    )
+    whole: float = Field(0.2, ge=0, le=1)
+    """Share of the steps, the first ones, that learn what stands before the last reply, too; 1 for agents, twenty and maths. [ours]"""
+    general_rows: int = Field(3000, ge=0)
+    """Role rows written to general.jsonl, for mixing into later training; 0 for all but the desk. [ours]"""
+    probe_rows: int = Field(40, ge=1)
+    """Held-out rows a role in probe.jsonl, for scores and the forgetting probe; for agents 192 episodes a task, for twenty 100 rows, for maths 200. [ours]"""
 
     @model_validator(mode="before")
     @classmethod
@@ -149,7 +143,7 @@ def padded(rows: Sequence[tuple[list[int], list[bool]]], pad_id: int) -> Batch:
     """Rows of ids and of what is learned of them, padded on the right."""
     import torch
 
-    from stages.learn.batches import Batch
+    from stages.learn.losses import Batch
 
     ids = torch.full((len(rows), max(len(ids) for ids, _ in rows)), pad_id)
     mask = torch.zeros(ids.shape, dtype=torch.bool)
@@ -211,10 +205,7 @@ def train(model: Any, material: Material, config: PretrainConfig, seed: int, adv
         adam.zero_grad()
         losses.append(
             backward(
-                model,
-                [encode(material.tokenizer, e) for e in examples],
-                config.parts,
-                material.tokenizer.pad_token_id,
+                model, [encode(material.tokenizer, e) for e in examples], config.parts, material.tokenizer.pad_token_id
             )
         )
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -289,12 +280,6 @@ def write_rows(folder: Path, config: PretrainConfig, corpus: Any, roles: Roles, 
 
 
 STAGE = Stage(
-    "pretrain",
-    3,
-    PretrainConfig,
-    inputs=(),
-    roles=(*desk.SHARE, "value"),
-    run=run,
-    shared=("roles",),
+    "pretrain", 3, PretrainConfig, inputs=(), roles=(*desk.SHARE, "value"), run=run, shared=("roles",),
     outputs=("model/",),
-)
+)  # fmt: skip

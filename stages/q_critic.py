@@ -18,46 +18,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from pydantic import Field
 
 from stages.frame.contract import Context, Outputs, Stage
-from stages.frame.types import Malformed, MissingInput, Row
+from stages.frame.types import Malformed, Row
+from stages.judge.asking import ask_role
 from stages.judge.backup import UNREADABLE, successor_prompt
 from stages.judge.q_values import q_prompts, q_values
 from stages.learn.adapter import load_state, trainable_state
 from stages.learn.ema import ema_update
-from stages.learn.fit import adamw, fit
-from stages.learn.tree_attention import tree_attention
 from stages.llm.last_message import check_last_message
-from stages.llm.roles import Roles, ask, check_student, mix, policy_text, roles_of
+from stages.llm.roles import Roles, check_student, mix, policy_text, roles_of
 from stages.llm.tokens import nothing_fits
-from stages.play.chains import DrawConfig, draw, read_in_full, usable
+from stages.play.chains import DrawConfig, drawn_chains
 from stages.play.drawing import Draw
 from stages.play.environment import read_action
-from stages.play.transitions import Transition, candidates, known_losses
-from stages.train.history import fit_metrics, of_step
+from stages.play.transitions import Transition
+from stages.train.history import curves, fit_metrics
 from stages.train.model import MixedConfig
-from stages.train.network import VALUE, mixed_q_loss, model_of, open_net, save_net, value_rows
-from stages.train.passes import Pass, mixed_batches
+from stages.train.network import VALUE, batches_of, mixed_q_loss, open_net, save_net, trained, value_rows
+from stages.train.passes import Pass
 from stages.train.rows import policy_rows, weighed
 
 
 class QCriticConfig(DrawConfig, MixedConfig):
     """Which transitions are backed up, and how Q learns them."""
 
-    draw: Draw = Field(
-        "turn", description="Transitions are drawn, and rows meet in a step, one by one or by the episode. [ours]"
-    )
+    draw: Draw = "turn"
+    """Transitions are drawn, and rows meet in a step, one by one or by the episode. [ours]"""
     gamma: float = Field(1.0, ge=0, le=1, description="Discount a turn. [ours]")
     epochs: int = Field(1, ge=0, description="Passes over the iteration's transitions. [ours]")
     batch: int = Field(48, ge=1, description="Transitions a step. [ours]")
-    policy_rows: int = Field(
-        16, ge=0, description="Policy rows in every step, from the last picks or, at first, its own actions. [ours]"
-    )
-    value_weight: float = Field(
-        1.0, gt=0, description="Weight of the squared error of Q against the likelihood of the policy rows. [ours]"
-    )
+    policy_rows: int = Field(16, ge=0)
+    """Policy rows in every step, from the last picks or, at first, its own actions. [ours]"""
+    value_weight: float = Field(1.0, gt=0)
+    """Weight of the squared error of Q against the likelihood of the policy rows. [ours]"""
     ema_rate: float = Field(0.01, gt=0, le=1, description="EMA rate of the target network, a step. [ours]")
 
 
@@ -93,12 +88,8 @@ def run(context: Context) -> Outputs:
     config: QCriticConfig = context.config
     roles = roles_of(context.run.roles)
     check_last_message(context.engine, roles)
-    pool = usable(candidates(context.replay, context.inputs["collect"], newest=config.replay_size))
-    if not pool:
-        raise MissingInput("q_critic needs transitions from collect, found none; collect more episodes")
-    losses = known_losses(context.replay, context.inputs.get("q_critic", ()))
-    drawn = draw(pool, losses, config, np.random.default_rng(context.seed))
-    backups = sampled(context, roles, [QBackup(*one) for one in read_in_full(context.replay, drawn)])
+    drawn, n_pool = drawn_chains(context, "q_critic", "q_critic")
+    backups = sampled(context, roles, [QBackup(*one) for one in drawn])
     kept = [b for b in backups if not b.dropped]
     if not kept:
         raise nothing_fits("q_critic", len(backups), context.engine.context)
@@ -111,25 +102,21 @@ def run(context: Context) -> Outputs:
         "q_critic/dropped": float(len(backups) - len(kept)),
         "q_critic/bootstrapped": float(sum(b.next_ids is not None for b in kept)),
         "q_critic/target_mean": sum(row["info"]["q"] for row in stored) / len(stored),
-        "q_critic/pool": float(len(pool)),
+        "q_critic/pool": float(n_pool),
     }
-    curves = {
-        f"q_critic/step_{name}": [h[name] for h in history if name in h]
-        for name in ("q_loss", "nll/policy", "grad_norm")
-    }
+    steps = curves("q_critic", history, ("q_loss", "nll/policy", "grad_norm"))
     priorities = [{"episode_id": key[0], "turn": key[1], "loss": e, "step": s} for key, (e, s) in errors.items()]
     rows = {"targets": stored, "priorities": priorities}
-    return Outputs(fit_metrics("q_critic", history) | counts, rows, save_net(context, net, target), curves)
+    return Outputs(fit_metrics("q_critic", history) | counts, rows, save_net(context, net, target), steps)
 
 
 def sampled(context: Context, roles: Roles, drawn: Sequence[QBackup]) -> list[QBackup]:
     """A fresh a' ~ pi(.|s_n) of every chain that does not end its episode, and the prompts of (s, a) and (s_n, a')."""
-    s, found = context.run.roles, list(drawn)
+    found = list(drawn)
     open_ends = [i for i, b in enumerate(found) if not b.chain[-1].terminal]
-    replies = ask(
-        context.engine, [roles.policy(found[i].chain[-1].next_state) for i in open_ends], role="policy",
-        adapter=context.adapter("distill") or context.adapter("q_critic"), temperature=s.policy_temperature, max_tokens=s.action_room, seed=mix(context.seed, "a'"),
-    )  # fmt: skip
+    prompts = [roles.policy(found[i].chain[-1].next_state) for i in open_ends]
+    adapter = context.adapter("distill") or context.adapter("q_critic")
+    replies = ask_role(context, "policy", prompts, adapter=adapter, seed=mix(context.seed, "a'"))
     for i, (_, reply) in zip(open_ends, replies, strict=True):
         try:
             action = read_action(context, found[i].chain[-1].next_state, reply.text)[1]
@@ -180,30 +167,17 @@ def learn(
         steps[0] = len(done)
         bar.advance(1)
 
-    kinds = {
-        VALUE: (rows, config.batch),
-        "policy": (weighed(policy_rows(context), config.weight), config.policy_rows),
-    }
-    model = model_of(net)
-    batches = mixed_batches(
-        kinds, main=VALUE, epochs=config.epochs, rng=random.Random(context.seed), device=model.device,
-        pass_tokens=config.pass_tokens, draw=config.draw,
-    )  # fmt: skip
-    optimiser = adamw(net, lr=config.rate(context.iteration))
-    with tree_attention(model):
-        history = fit(net, batches, loss, optimiser, clip=config.clip, after_step=after_step, merge=of_step)
-    return history, errors, target
+    kinds = {VALUE: (rows, config.batch), "policy": (weighed(policy_rows(context), config.weight), config.policy_rows)}
+    batches = batches_of(context, net, kinds, main=VALUE, rng=random.Random(context.seed))
+    return trained(context, net, batches, loss, after_step), errors, target
 
 
 def target_row(context: Context, roles: Roles, b: QBackup, q: float) -> Row:
     """The student prompt that the successor would have, and the number that belongs to it."""
-    student, prompt = (
-        context.engine.decode(b.prompt_ids),
-        successor_prompt(roles, b.t.state, b.t.action or "unreadable"),
-    )
-    check_student(
-        student, f"{policy_text(roles, b.t.state)}\n{prompt[-1]['content']}", [t.observation for t in b.chain]
-    )
+    student = context.engine.decode(b.prompt_ids)
+    prompt = successor_prompt(roles, b.t.state, b.t.action or "unreadable")
+    seen = [t.observation for t in b.chain]
+    check_student(student, f"{policy_text(roles, b.t.state)}\n{prompt[-1]['content']}", seen)
     return {
         "target_id": f"{b.t.episode_id}-{b.t.turn}-{context.iteration}", "role": VALUE, "episode_id": b.t.episode_id, "turn": b.t.turn,
         "terminal": b.t.terminal, "student_ids": list(b.prompt_ids), "completion_ids": [], "teacher_ids": [], "student_prompt": student,

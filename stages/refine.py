@@ -1,5 +1,4 @@
-"""Rewrite actions from the critic's words: where it says "Optimality: No", the refiner's action is what the policy
-should learn.
+"""Rewrite actions from the critic's words: after "Optimality: No" the policy should learn the refiner's action.
 
     a ~ pi(.|s),   f_1..f_k ~ M(.|s, a),   e = E(s, a, f_1..f_k),   a_r ~ refiner(s, a, e);      "Yes": a_r = a
 
@@ -22,14 +21,15 @@ from pydantic import Field
 from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.react import parse_react, thought_of
 from stages.frame.types import Message, Row, UsageError
+from stages.judge.asking import ask_role
 from stages.judge.critique import Judgement, judge, verdicts
-from stages.judge.fresh import StatesConfig, policy_row, sampled_actions, states_in_order, unreadable
+from stages.judge.fresh import StatesConfig, policy_row, sampled_actions, states_in_order, too_long, unreadable
 from stages.judge.gate import Trial, no_worse
-from stages.judge.hindsight import lived_actions, lived_futures
 from stages.judge.refinement import Refinement, cap_yes, drawn_again, judgement_row, metrics
 from stages.judge.rethink import Unthought, think_again
+from stages.judge.rolled import lived_actions, lived_futures
 from stages.llm.last_message import check_last_message
-from stages.llm.roles import NO_ROOM, Roles, ask, mix, roles_of
+from stages.llm.roles import NO_ROOM, Roles, mix, roles_of
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
 from stages.play.drawing import until_enough
 from stages.play.transitions import Candidate, Transition, in_full
@@ -44,47 +44,29 @@ class RefineConfig(StatesConfig):
         description="Whose futures: the trained successor's, of a fresh action; or what really came of the action that the episode took, without a successor. "
         "[paper: the successor's; v2 has the other as an ablation, self-distillation]",
     )
-    refinements: int = Field(
-        1,
-        ge=1,
-        description="m, refinements of an action judged No; more than one needs roles.judge_temperature above 0. [paper: 1]",
-    )
+    refinements: int = Field(1, ge=1)
+    """m, refinements of an action judged No; more than one needs roles.judge_temperature above 0. [paper: 1]"""
     correct: bool = Field(True, description="CoT correction of the refined action. [paper]")
     rethink: bool = Field(
         True,
         description="Where the policy thinks (<think>) before it acts, a new thought before a rewritten action, with what the policy knows; off: an empty one. "
         "[paper: its chain of thought is corrected; how: ours]",
     )
-    leak_words: int = Field(
-        8,
-        ge=2,
-        description="Successive words of a critique or a future that a new thought may not repeat; else the row is dropped. [ours]",
-    )
-    yes_frac_max: float = Field(
-        1.0,
-        ge=0,
-        le=1,
-        description='Largest share of rows whose action was kept because of "Yes". [ours; paper: no limit]',
-    )
-    critique: Literal["full", "verdict", "none"] = Field(
-        "full",
-        description="What the refiner sees: the whole critique; the bare verdict; none = every action is rewritten, no critic at all. [ours, ablation]",
-    )
-    gate: Literal["none", "evaluate", "reroll"] = Field(
-        "none",
-        description="Keep a refined action only if the critic now says Yes (evaluate), or if rolling it out is no worse (reroll); else the fresh one. [ours; paper: none]",
-    )
-    refused: Literal["kept", "dropped"] = Field(
-        "kept",
-        description="What is learned of an action all of whose rewrites the gate refuses: the fresh one, or nothing, and another state is drawn. [ours]",
-    )
+    leak_words: int = Field(8, ge=2)
+    """Successive words of a critique or a future that a new thought may not repeat; else the row is dropped. [ours]"""
+    yes_frac_max: float = Field(1.0, ge=0, le=1)
+    """Largest share of rows whose action was kept because of "Yes". [ours; paper: no limit]"""
+    critique: Literal["full", "verdict", "none"] = "full"
+    """What the refiner sees: the whole critique; the bare verdict; none = every action is rewritten, no critic at all. [ours, ablation]"""
+    gate: Literal["none", "evaluate", "reroll"] = "none"
+    """Keep a refined action only if the critic now says Yes (evaluate), or if rolling it out is no worse (reroll); else the fresh one. [ours; paper: none]"""
+    refused: Literal["kept", "dropped"] = "kept"
+    """What is learned of an action all of whose rewrites the gate refuses: the fresh one, or nothing, and another state is drawn. [ours]"""
     gate_rollouts: int = Field(8, ge=1, description="Rollouts an action, for gate = reroll. [ours]")
 
 
 def run(context: Context) -> Outputs:
-    """Rows of `judgements`, and of `targets` with role "policy". Raises MissingInput without a state, UsageError where
-    no prompt fits.
-    """
+    """Rows of `judgements` and `targets`. Raises MissingInput without a state, UsageError where no prompt fits."""
     config: RefineConfig = context.config
     roles = roles_of(context.run.roles)
     if config.refinements > 1 and context.run.roles.rewriting_temperature == 0:
@@ -114,9 +96,7 @@ def run(context: Context) -> Outputs:
 def attempt(
     context: Context, roles: Roles, pool: Mapping[tuple[str, int], Candidate], drawn: Sequence[Candidate], number: int
 ) -> list[Refinement]:
-    """What comes of these states: an action to be learned each, m of them where the critic said No, or why there is
-    none.
-    """
+    """Of each state an action to be learned, m of them where the critic said No, or why there is none."""
     again = replace(context, seed=mix(context.seed, "again", number)) if number else context
     bar = context.progress("refine actions, role by role", 3)
     if context.config.futures_of == "episode":
@@ -135,11 +115,6 @@ def attempt(
 def to_learn(context: Context, refined: Sequence[Refinement]) -> set[tuple[str, int]]:
     """Keys of the states that leave a row."""
     return {r.state.key for r in cap_yes(refined, context.config.yes_frac_max, random.Random(context.seed))}
-
-
-def too_long(refined: Sequence[Refinement]) -> set[tuple[str, int]]:
-    """Keys of the states that have no room in the model's context, however often they are drawn."""
-    return {r.state.key for r in refined if r.dropped == OUT_OF_CONTEXT}
 
 
 def fresh_actions(context: Context, roles: Roles, drawn: Sequence[Transition]) -> list[Refinement]:
@@ -193,15 +168,7 @@ def refine_all(context: Context, roles: Roles, judged: Sequence[Refinement]) -> 
     adapter = None if s.frozen == "base" else context.adapter("critic") or context.adapter("distill")
     todo = [r for r in judged if not r.dropped and r.learned is None for _ in range(config.refinements)]
     prompts = [refiner_prompt(roles, r, config.critique) for r in todo]
-    replies = ask(
-        context.engine,
-        prompts,
-        role="refiner",
-        adapter=adapter,
-        temperature=s.rewriting_temperature,
-        max_tokens=s.action_room,
-        seed=mix(context.seed, "refine"),
-    )
+    replies = ask_role(context, "refiner", prompts, adapter=adapter, seed=mix(context.seed, "refine"))
     rewritten = [
         replace(r, teacher=(ids, tuple(prompt)), raw=reply, learned=reply)
         for r, prompt, (ids, reply) in zip(todo, prompts, replies, strict=True)
@@ -211,15 +178,8 @@ def refine_all(context: Context, roles: Roles, judged: Sequence[Refinement]) -> 
         prompts = [
             roles.prompt("corrector", r.state.state, text=r.raw.text) for r in rewritten if r.raw and r.raw != NO_ROOM
         ]
-        replies = ask(
-            context.engine,
-            prompts,
-            role="corrector",
-            adapter=adapter,
-            temperature=s.judge_temperature,
-            max_tokens=s.action_room,
-            seed=mix(context.seed, "correct"),
-        )
+        seed, room = mix(context.seed, "correct"), s.action_room
+        replies = ask_role(context, "corrector", prompts, adapter=adapter, seed=seed, room=room)
         corrected = iter(replies)
         rewritten = [r if r.raw == NO_ROOM else replace(r, learned=next(corrected)[1]) for r in rewritten]
     rewritten = [replace(r, dropped=unreadable(context, r.state, r.learned)) for r in rewritten if r.learned]
@@ -231,9 +191,7 @@ def refine_all(context: Context, roles: Roles, judged: Sequence[Refinement]) -> 
 def with_thoughts(
     context: Context, roles: Roles, rewritten: Sequence[Refinement], adapter: str | None
 ) -> list[Refinement]:
-    """Where the policy thought before the action that was rewritten, a new thought before the new one, or why there is
-    none.
-    """
+    """A new thought before each rewritten action of a policy that thought before it, or why there is none."""
     plain = {
         i: Unthought(r.state.state, r.learned.text, (r.judgement.critique, *r.judgement.futures))
         for i, r in enumerate(rewritten)
@@ -252,8 +210,7 @@ def refiner_prompt(roles: Roles, r: Refinement, critique: str) -> list[Message]:
 
 
 def gated(context: Context, roles: Roles, refined: Sequence[Refinement]) -> list[Refinement]:
-    """Where the gate refuses all rewrites of an action, the fresh one is kept, once, or nothing is (`refused`); what the
-    critic kept is left alone.
+    """Where the gate refuses all rewrites of an action, the fresh one is kept, once, or nothing is (`refused`).
 
     Kept, it is an action that the critic said No to, and mostly a wrong one; dropped, a critic that says No to everything
     at some step takes that step's states out of training, and the policy may forget how to act there.

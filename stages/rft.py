@@ -2,8 +2,7 @@
 
     L = E_{episodes with reward 1} [ -log pi_theta(a | s) ]
 
-Source: rejection-sampling fine-tuning, as the baseline of arXiv 2512.04601. Winning episodes of all iterations are
-kept. [ours]
+Source: rejection-sampling fine-tuning, as the baseline of arXiv 2512.04601. Wins of all iterations are kept. [ours]
 
 `labels = "told"` is the information-matched control of a critic that speaks: a parser of what was said of an episode
 puts the right action where it is named, leaves out a turn that is blamed, and prefers the episodes with the fewest
@@ -26,13 +25,12 @@ from stages import envs
 from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.types import UsageError
 from stages.learn.adapter import save_adapter
-from stages.learn.fit import adamw, fit
-from stages.learn.tree_attention import tree_attention
 from stages.llm.tokens import ChatTokenizer
 from stages.play.transitions import Candidate, candidates, ids_of, observations
-from stages.train.history import fit_metrics, of_step
+from stages.train.history import fit_metrics
 from stages.train.model import PassConfig, trainable_policy
-from stages.train.passes import Pass, mixed_batches, mixed_nll
+from stages.train.network import batches_of, trained
+from stages.train.passes import Pass, mixed_nll
 from stages.train.rows import TrainRow, reply_ids
 
 
@@ -42,14 +40,10 @@ class RftConfig(PassConfig):
     epochs: int = Field(2, ge=1, description="Passes over the rows. [ours]")
     batch: int = Field(32, ge=1, description="Turns a step. [ours]")
     rows: int = Field(512, ge=1, description="Most turns an iteration, drawn from all wins so far. [ours]")
-    refill: bool = Field(
-        False,
-        description="Where there are fewer turns than `rows`, draw them again, so that every iteration takes as many steps. [ours]",
-    )
-    labels: Literal["wins", "told"] = Field(
-        "wins",
-        description="Turns of episodes that won; or of all episodes what the environment's own parser makes of the words: its `lessons`. [ours]",
-    )
+    refill: bool = False
+    """Where there are fewer turns than `rows`, draw them again, so that every iteration takes as many steps. [ours]"""
+    labels: Literal["wins", "told"] = "wins"
+    """Turns of episodes that won; or of all episodes what the environment's own parser makes of the words: its `lessons`. [ours]"""
 
 
 def run(context: Context) -> Outputs:
@@ -71,23 +65,14 @@ def run(context: Context) -> Outputs:
     def loss(model: Any, step: Pass) -> Any:
         return mixed_nll(model, step, autocast=config.autocast)[:2]
 
-    batches = mixed_batches(
-        {"policy": (rows, config.batch)}, main="policy", epochs=config.epochs, rng=rng, device=model.device,
-        pass_tokens=config.pass_tokens,
-    )  # fmt: skip
-    optimiser = adamw(model, lr=config.rate(context.iteration))
-    with tree_attention(model):
-        history = fit(
-            model, batches, loss, optimiser, clip=config.clip, after_step=lambda done: bar.advance(1), merge=of_step
-        )
+    batches = batches_of(context, model, {"policy": (rows, config.batch)}, main="policy", rng=rng)
+    history = trained(context, model, batches, loss, lambda done: bar.advance(1))
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     return Outputs(fit_metrics("rft", history) | counts, {}, {"adapter": context.workdir / "adapter"})
 
 
 def draw(pool: Sequence[Candidate], n: int, rng: random.Random, *, refill: bool) -> list[Candidate]:
-    """n turns of the pool, none twice; with `refill` none comes a time more than another until all have, else at most
-    the pool.
-    """
+    """n turns of the pool, none twice; with `refill` none comes twice more often than another, else at most all."""
     drawn: list[Candidate] = []
     while pool and len(drawn) < n:
         drawn += rng.sample(pool, min(n - len(drawn), len(pool)))
@@ -99,8 +84,7 @@ def draw(pool: Sequence[Candidate], n: int, rng: random.Random, *, refill: bool)
 def told_rows(
     context: Context, lived: Sequence[Candidate], rng: random.Random
 ) -> tuple[list[TrainRow], dict[str, float]]:
-    """Rows of what a parser makes of the words, those of episodes with the fewest wrong turns first; and how many turns
-    of all it corrected, and left out.
+    """Rows of what a parser makes of the words, of episodes with few wrong turns first; how many it changed, left out.
 
     Raises UsageError where the environment's module has no `lessons`.
     """

@@ -41,8 +41,7 @@ CURVES = ("value_loss", "actor_loss", "advantage_deviation", "explained_variance
 
 
 def run(context: Context) -> Outputs:
-    """Artifacts `adapter`, `head`, `moments.safetensors` and `ledger.parquet`, and `critic` where it has an adapter of
-    its own; rows of `certificates`.
+    """Artifacts `adapter`, `head`, `moments.safetensors`, `ledger.parquet`, maybe `critic`; rows of `certificates`.
 
     Raises MissingInput without an episode, UsageError for a model that a packed row does not fit."""
     config: SelfAcConfig = context.config
@@ -81,9 +80,7 @@ def run(context: Context) -> Outputs:
 def learn(
     context: Context, both: nn.ModuleList, optimiser: torch.optim.Optimizer, batches: Any, n_episodes: int
 ) -> list[dict[str, float]]:
-    """All steps, or those that a killed run had not done yet. Leaves the ledger of the first step beside the
-    checkpoint.
-    """
+    """All steps that are left to do. Leaves the ledger of the first step beside the checkpoint."""
     config: SelfAcConfig = context.config
     model, head = cast(tuple[Any, ValueHead], tuple(both))
     warming_up = context.iteration < config.warmup
@@ -143,13 +140,9 @@ def open_policy(context: Context) -> Any:
         last, shape = context.latest("self_ac"), context.run.model
         start = context.artifact(last, CRITIC) if last else None
         add_adapter(
-            model,
-            CRITIC,
-            start,
-            rank=shape.lora_rank,
-            alpha=shape.lora_alpha,
+            model, CRITIC, start, rank=shape.lora_rank, alpha=shape.lora_alpha,
             seed=mix(CRITIC, context.run.seed) % 2**31,
-        )
+        )  # fmt: skip
     return model
 
 

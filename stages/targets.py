@@ -17,24 +17,16 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
 from pydantic import Field
 
 from stages.frame.contract import Context, Outputs, Stage
-from stages.frame.types import MissingInput, Row, TurnwiseError
+from stages.frame.types import Row, TurnwiseError
 from stages.judge.backup import UNREADABLE, Backup, bellman_backup, successor_prompt
 from stages.learn.statistics import leak_rate
 from stages.llm.last_message import check_last_message
-from stages.llm.roles import (
-    Roles,
-    check_student,
-    policy_text,
-    prompt_text,
-    roles_of,
-)
+from stages.llm.roles import Roles, check_student, policy_text, prompt_text, roles_of
 from stages.llm.tokens import OUT_OF_CONTEXT, nothing_fits
-from stages.play.chains import DrawConfig, draw, read_in_full, usable
-from stages.play.transitions import candidates, known_losses
+from stages.play.chains import DrawConfig, drawn_chains
 
 
 class TargetsConfig(DrawConfig):
@@ -44,24 +36,11 @@ class TargetsConfig(DrawConfig):
 
 
 def run(context: Context) -> Outputs:
-    """Rows of `targets` with role "successor". Raises MissingInput without a transition, TurnwiseError without a
-    readable reply, UsageError where no prompt fits.
-    """
-    config: TargetsConfig = context.config
+    """Rows of `targets`. Raises MissingInput without a transition, TurnwiseError if nothing is readable, UsageError."""
     roles = roles_of(context.run.roles)
     check_last_message(context.engine, roles)
-    pool = usable(candidates(context.replay, context.inputs["collect"], newest=config.replay_size))
-    if not pool:
-        raise MissingInput(
-            f"targets needs transitions from collect, found none in its {len(context.inputs['collect'])} runs; collect more episodes"
-        )
-    drawn = draw(
-        pool,
-        known_losses(context.replay, context.inputs.get("critic", ())),
-        config,
-        np.random.default_rng(context.seed),
-    )
-    backups = bellman_backup(context, roles, [Backup(*one) for one in read_in_full(context.replay, drawn)])
+    drawn, n_pool = drawn_chains(context, "targets", "critic")
+    backups = bellman_backup(context, roles, [Backup(*one) for one in drawn])
     kept, too_long = [b for b in backups if not b.dropped], sum(b.dropped == OUT_OF_CONTEXT for b in backups)
     if too_long == len(backups):
         raise nothing_fits("targets", too_long, context.engine.context)
@@ -76,7 +55,7 @@ def run(context: Context) -> Outputs:
             "targets/out_of_context": float(too_long),
             "targets/terminal_frac": sum(b.t.terminal for b in kept) / max(len(kept), 1),
             "targets/tokens": float(sum(len(b.target.token_ids) for b in kept if b.target)),
-            "targets/pool": float(len(pool)),
+            "targets/pool": float(n_pool),
             **leaks(roles, kept),
         },
         {"targets": rows},

@@ -6,7 +6,7 @@ import contextlib
 import io
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,6 @@ from turnwise import cli
 
 NLAC = ["collect", "targets", "critic", "refine", "distill", "evaluate"]
 Turnwise = Callable[..., Any]
-
-
-@pytest.fixture
-def stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
-    with fake_stages(monkeypatch) as found:
-        yield found
 
 
 def begin(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

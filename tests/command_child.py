@@ -115,9 +115,7 @@ def interrupt() -> None:
 
 
 def fill_the_disk() -> None:
-    """From here on no file grows past a size that every store has: what a disk without space does to it, with another
-    number.
-    """
+    """From here on no file grows past a size that every store has: as on a full disk, with another number."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, FULL_BYTES))
 
 

@@ -22,6 +22,7 @@ from stages.store.workspace import Workspace
 
 if TYPE_CHECKING:
     from engines import Subject
+    from fakes import Stages
     from models import Bench
     from openai_stub import Stub
 
@@ -30,6 +31,15 @@ if TYPE_CHECKING:
 def _same_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test begins in the repository, where ever the one before it went: commands work in their project folder."""
     monkeypatch.chdir(Path(__file__).parent.parent)
+
+
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
+    """Stages that learn nothing, in place of all."""
+    from fakes import fake_stages
+
+    with fake_stages(monkeypatch) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -75,9 +75,7 @@ def save_adapters(folder: Path, n: int = 6, spread: float = 0.1) -> list[Path]:
 
 
 def distributions(adapter: Path | None, request: Request, completion: Completion, temperature: float = 1.0) -> Tensor:
-    """Log-probs of each token in each place of the completion, from one pass of transformers over the whole text,
-    without cache, padding or batch.
-    """
+    """Log-probs of each token in each place of the completion, by one pass of transformers over the whole text."""
     with torch.no_grad():
         logits: Tensor = (
             _model(adapter)(input_ids=torch.tensor([[*request.prompt_ids, *completion.token_ids]])).logits[0].double()
@@ -107,9 +105,7 @@ def _model(adapter: Path | None) -> Any:
 
 @contextmanager
 def open_subject(kind: str, log: Path) -> Iterator[Subject]:
-    """The engine of that kind over the base; skips where its packages are not there. log: what a server that it starts
-    writes.
-    """
+    """The engine of that kind over the base; skips without its packages. log: what a server that it starts writes."""
     if kind in ("openai", "server"):
         pytest.importorskip("openai", reason="the extra `openai` is not installed")
     if kind in ("vllm", "server") and not HAS_VLLM:
@@ -137,9 +133,7 @@ def _chatter(prompt: str, request: Request) -> str:
 
 @contextmanager
 def served(inner: Engine, name: str, context: int) -> Iterator[str]:
-    """URL of a server that answers as `vllm serve` would, out of another engine. name: of its model; context: that it
-    tells of it.
-    """
+    """URL of a server that answers as `vllm serve` would, out of another engine. name: of its model."""
     lock, stub = threading.Lock(), Stub()
     stub.context = context
     held: dict[str, Path] = {}
@@ -151,9 +145,8 @@ def served(inner: Engine, name: str, context: int) -> Iterator[str]:
                 return 200, {}
             adapter = None if body["model"] == name else body["model"]
             if adapter is not None:
-                inner.load_adapter(
-                    adapter, held[adapter]
-                )  # again, where the inner engine has put it out for newer ones
+                # again, where the inner engine has put it out for newer ones
+                inner.load_adapter(adapter, held[adapter])
             request = Request(tuple(body["prompt"]), body["max_tokens"], body["temperature"], body["seed"], adapter)
             (done,) = inner.generate([request])
         choice = {

@@ -20,9 +20,7 @@ INPUTS = {"distill": ["distill0"], "critic": ["critic0"]}
 
 @dataclass
 class Play:
-    """The policy is right for gold customers alone; the base policy is always wrong. critic: "perfect", "blind" (Yes to
-    all) or "contrary".
-    """
+    """The policy is right for gold alone, the base policy never. critic: "perfect", "blind" (Yes) or "contrary"."""
 
     critic: str = "perfect"
     policy: str = "gold"
@@ -37,9 +35,7 @@ class Play:
         return "Optimality: No. another." if "fail" in prompt else "Optimality: Yes."
 
     def future(self, prompt: str) -> str:
-        """Of this step alone: in these plays one wrong step is a lost visit, and no other step of a gold visit is
-        wrong.
-        """
+        """Of this step alone: one wrong step is a lost visit, and no other step of a gold visit is wrong here."""
         state, action = prompt.rsplit("Action: ", 1)
         needed = models.right_action(state, OPTIONS)
         tier, request = models.customer(prompt)

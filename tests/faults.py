@@ -28,19 +28,11 @@ from injuries import bits, endpoints, ends, others
 from injuries.bench import SETS, Bench, Count, Kind
 
 KINDS: dict[str, Kind] = {
-    "kill": ends.killed,
-    "kill-prefect": ends.killed_under_prefect,
-    "signal": ends.signalled,
-    "at-once": others.at_once,
-    "disk-full": ends.disk_full,
-    "duckdb-held": others.duckdb_held,
-    "sqlite-held": others.sqlite_held,
-    "engine": endpoints.badly_answered,
-    "engine-restart": endpoints.restarted,
-    "pipe": ends.pipe_closed,
-    "clock": ends.clock_back,
-    "bits": bits.flipped,
-}
+    "kill": ends.killed, "kill-prefect": ends.killed_under_prefect, "signal": ends.signalled,
+    "at-once": others.at_once, "disk-full": ends.disk_full, "duckdb-held": others.duckdb_held,
+    "sqlite-held": others.sqlite_held, "engine": endpoints.badly_answered, "engine-restart": endpoints.restarted,
+    "pipe": ends.pipe_closed, "clock": ends.clock_back, "bits": bits.flipped,
+}  # fmt: skip
 SHARE = {"kill": 0.4, "kill-prefect": 0.1, "bits": 0.15, "signal": 0.08, "at-once": 0.06, "engine": 0.06}
 """Of all tries; the other kinds have a part in 40 each."""
 

@@ -33,9 +33,7 @@ def die() -> None:
 
 
 def kill_around(owner: Any, name: str, stage: str, *, before: bool) -> None:
-    """Replace a method, whose first argument is a run id, by one that dies before or after its work for a run of
-    `stage`.
-    """
+    """Replace a method, called with a run id, by one that dies before or after its work for a run of `stage`."""
     original: Callable[..., Any] = getattr(owner, name)
 
     def deadly(self: Any, run_id: str, *args: Any, **options: Any) -> Any:

@@ -28,6 +28,7 @@ from stages.judge.backup import Backup
 from stages.llm.scripted import END_ID, VOCABULARY, ScriptedEngine
 from stages.play.transitions import Transition
 from stages.store.tables import ARRAYS, columns_of
+from stages.store.workspace import silent
 
 torch.set_num_threads(1)
 
@@ -126,11 +127,6 @@ def compact(value: Any, kind: str) -> Any:
     return value if value is None or kind not in ARRAYS else array(ARRAYS[kind], value)
 
 
-class NoBar:
-    def advance(self, n: int = 1) -> None:
-        pass
-
-
 class Recorder(ScriptedEngine):
     """The scripted engine, with all that it ever produced."""
 
@@ -153,9 +149,7 @@ class Recorder(ScriptedEngine):
 
 @dataclass
 class Bench:
-    """Runs stages by hand: what `execute` does, without stores. Every run gets the id "<stage><iteration>" unless
-    named.
-    """
+    """Runs stages by hand, as `execute` without stores. A run gets the id "<stage><iteration>" unless named."""
 
     base: Path
     workdir: Path
@@ -187,7 +181,7 @@ class Bench:
         workdir.mkdir(parents=True, exist_ok=True)
         return Context(
             config, run, iteration, seed, inputs, self.memory, self.engine, lambda run_id, path: self.memory.files[run_id, path],
-            workdir, self.workdir / "checkpoints" / name, lambda what, total: NoBar(),
+            workdir, self.workdir / "checkpoints" / name, silent,
         )  # fmt: skip
 
     def run(
@@ -221,9 +215,7 @@ def rows_of(step: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 
 
 def capture(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Every row that reaches a loss from now on, in whatever stage. Held-out rows do so with gradients off and are left
-    out.
-    """
+    """Every row that reaches a loss from now on, in any stage. Held-out rows have no gradients and are left out."""
     from stages import grpo
     from stages.train import passes
 
@@ -298,9 +290,7 @@ def make_episode(
     reward: float = 0.0,
     malformed: Sequence[int] = (),
 ) -> Episode:
-    """An episode of Ana at the desk as rollout would have left it: (reply, observation) of each turn; the last one ends
-    it.
-    """
+    """An episode of Ana at the desk as rollout leaves it: (reply, observation) of each turn; the last one ends it."""
     messages: list[Message] = [
         {"role": "system", "content": "Service desk."},
         {"role": "user", "content": f"{name}, gold, wants refund for lamp."},

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from stages.frame.types import Request
@@ -121,10 +122,15 @@ class StubTokenizer:
         return {"the last token": N_IDS - 1}
 
 
+def adapter_folder(path: Path) -> Path:
+    path.mkdir()
+    (path / "adapter_config.json").write_text("{}")
+    (path / "adapter_model.safetensors").write_bytes(b"")
+    return path
+
+
 def good(body: dict[str, Any], **changes: object) -> dict[str, Any]:
-    """A reply as vllm serve gives it: the prompt's length and the seed, so that each request can be told from its
-    reply.
-    """
+    """A reply as vllm serve gives it: prompt length and seed, so that each request is told from its reply."""
     ids = [len(body["prompt"]), body["seed"] % 1000, 2]
     choice = {
         "index": 0,

@@ -93,9 +93,7 @@ Script = Callable[[str, str, random.Random], str]
 
 
 class Prompted(HfEngine):
-    """The real engine over the real model, told what to reply: ids are the tokenizer's, log-probs those that the model
-    gives them.
-    """
+    """The real engine over the real model, told what to reply: its ids, and the log-probs that it gives them."""
 
     def __init__(self, path: str, script: Script, **settings: Any) -> None:
         super().__init__(path, **settings)

@@ -78,9 +78,7 @@ def make_episode(n_turns: int, seed: int = 0, *, truncated: bool = False) -> Epi
 
 @dataclass
 class Pass:
-    """visible: (V, D) states of all visible tokens. values: (all states,). actions: (K, D) states that predict the
-    action tokens.
-    """
+    """visible: (V, D) states of visible tokens. values: (all states,). actions: (K, D) that predict actions."""
 
     visible: Tensor
     values: Tensor

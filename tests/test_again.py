@@ -17,14 +17,8 @@ from benchmarks.evidence import again
 
 def _row(recipe: str, run: str, method: str, seed: int, final: float) -> dict[str, Any]:
     return {
-        "part": "table",
-        "recipe": recipe,
-        "run": run,
-        "method": method,
-        "task": "desk",
-        "seed": seed,
-        "final": final,
-    }
+        "part": "table", "recipe": recipe, "run": run, "method": method, "task": "desk", "seed": seed, "final": final,
+    }  # fmt: skip
 
 
 FIRST = [_row("a", "1", "fast", 1, 0.9), _row("b", "2", "fast", 2, 0.5), _row("c", "3", "slow", 1, 0.1), _row("d", "4", "slow", 2, 0.3),

@@ -90,9 +90,7 @@ def run(argv: list[str]) -> tuple[int, str]:
 
 
 def kept(home: Path) -> set[str]:
-    """Every file with its content, and every line of MLflow's database: to open it leaves a lock and files of SQLite
-    beside it.
-    """
+    """Every file with its content, and every line of MLflow's database, whose own files change as it is opened."""
     db = home / "mlflow" / "mlflow.db"
     files = [path for path in home.rglob("*") if path.is_file() and db.stem != path.stem]
     with contextlib.closing(sqlite3.connect(db)) as connection:

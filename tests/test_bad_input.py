@@ -57,9 +57,7 @@ MISHAPS = [
 
 @dataclass(frozen=True)
 class After:
-    """What one command left: how it ended, what `turnwise runs` lists then, and the scratch folders that still lie
-    there.
-    """
+    """What a command left: how it ended, what `turnwise runs` lists then, and scratch folders that still lie there."""
 
     done: Done
     listed: list[dict[str, Any]]
@@ -135,16 +133,9 @@ def test_an_environment_that_raises_is_tried_again_and_counted(finished: Ended, 
     """Three tries an episode; what it raised is no reward and no episode of its own."""
     home, ended = finished.home, finished.done
     again = command(
-        home,
-        "rerun",
-        "collect",
-        "--of",
-        ended.json["run_id"],
-        *REST,
-        title="collect 1",
-        moment="environment",
+        home, "rerun", "collect", "--of", ended.json["run_id"], *REST, title="collect 1", moment="environment",
         act="break_desk_twice",
-    )
+    )  # fmt: skip
     assert (again.status, again.told) == (0, [])
     metrics = again.json["metrics"]
     assert (metrics["collect/retries"], metrics["collect/env_failed"], metrics["collect/episodes"]) == (2, 0, 6)
@@ -204,14 +195,8 @@ def test_missing_general_rows_are_told_before_any_stage_and_broken_ones_by_their
     fresh: Path, command: Commands
 ) -> None:
     asked = (
-        *RUN,
-        "--set",
-        "iterations=1",
-        "--set",
-        "distill.general_rows=1",
-        "--set",
-        "distill.general_path=rows.jsonl",
-    )
+        *RUN, "--set", "iterations=1", "--set", "distill.general_rows=1", "--set", "distill.general_path=rows.jsonl",
+    )  # fmt: skip
     done = command(fresh, *asked)
     assert (done.status, len(done.told)) == (2, 1)
     assert done.told[0].startswith(
@@ -238,17 +223,9 @@ def test_an_adapter_of_another_base_model_is_refused(stage: str, finished: Ended
     home, ended = finished.home, finished.done
     before = titles_by_status(home)
     refused = command(
-        home,
-        "rerun",
-        stage,
-        "--of",
-        ended.json["run_id"],
-        *REST,
-        "--set",
-        "model.engine=hf",
-        "--set",
+        home, "rerun", stage, "--of", ended.json["run_id"], *REST, "--set", "model.engine=hf", "--set",
         "model.path=data/base",
-    )
+    )  # fmt: skip
     assert (refused.status, refused.out, len(refused.told)) == (2, "", 1)
     wanted = r"turnwise: the adapter belongs to base model \w{12}, the run uses \w{12}; set model.path to the adapter's own base"
     assert re.fullmatch(wanted, refused.told[0]), refused.told

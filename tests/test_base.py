@@ -24,9 +24,7 @@ def engine() -> HfEngine:
 
 
 def test_it_knows_its_roles_as_its_card_says(engine: HfEngine) -> None:
-    """20 held-out prompts a role, greedily. Of combine, evaluator and corrector at least 18 exactly; a model that has
-    learned nothing has 0.
-    """
+    """20 held-out prompts a role, greedily: of combine, evaluator and corrector 18 exactly; untrained 0."""
     roles = ("combine", "evaluator", "corrector")
     right = Counter(row["role"] for row, reply in answered(engine, BASE, roles) if reply == row["reply"])
     assert all(right[role] >= 18 for role in roles), right

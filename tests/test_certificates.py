@@ -20,11 +20,9 @@ from stages.play.transitions import episode_rows
 from stages.store.tables import arrow
 
 PHOTO = 300  # a token of five letters, which the engine encodes as five
-CHECK, GIVE, CLOSE = (
-    ("Action: check photo", "photo done."),
-    ("Action: give cash", "cash done."),
-    ("Action: close phone", "Mia audits: fail."),
-)
+CHECK = ("Action: check photo", "photo done.")
+GIVE = ("Action: give cash", "cash done.")
+CLOSE = ("Action: close phone", "Mia audits: fail.")
 LENGTHS = (3, 1, 2, 3)
 
 
@@ -56,9 +54,7 @@ def run(bench: models.Bench, stage: Any = self_ac.STAGE, **options: Any) -> Outp
 
 
 def merge(bench: models.Bench, name: str, k: int = 0) -> int:
-    """The first five letters of "photo" in the turn's reply become one token, as if it had been produced so. Returns
-    its position.
-    """
+    """The first five letters of "photo" in the turn's reply become one token. Returns its position."""
     turn = next(
         row for row in bench.memory.tables["turns", "collect0"] if (row["episode_id"], row["turn"]) == (name, k)
     )
@@ -91,9 +87,7 @@ def test_every_turn_that_is_trained_on_has_a_certificate(bench: models.Bench) ->
 
 
 def test_a_reply_that_is_tokenised_differently_breaks_its_turn_alone_and_splits_the_row(bench: models.Bench) -> None:
-    """A first turn, after which the episode goes on; and an only one, whose final messages are rendered now: there is
-    no row to be split.
-    """
+    """A first turn, after which the episode goes on; and an only one, whose row cannot be split."""
     positions = {(name, 0): merge(bench, name) for name in ("Ana0", "Ana1")}
     outputs = run(bench)
     found = by_turn(outputs)
@@ -140,9 +134,7 @@ def test_an_episode_that_is_dropped_has_no_certificate_and_stops_nothing(bench: 
 
 
 def plain_gaps(bench: models.Bench) -> dict[tuple[str, int], list[float]]:
-    """|engine - trainer| of every token of every turn, by a pass of the base model over each turn alone: a fresh
-    adapter is the base.
-    """
+    """|engine - trainer| of every token, by a pass of the base model over each turn: a fresh adapter is the base."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(bench.base).eval()
@@ -161,9 +153,7 @@ def plain_gaps(bench: models.Bench) -> dict[tuple[str, int], list[float]]:
 
 @pytest.mark.parametrize("stage", [self_ac.STAGE, grpo.STAGE], ids=["self_ac", "grpo"])
 def test_the_gap_of_a_turn_is_that_of_a_loop_over_its_tokens(bench: models.Bench, stage: Any) -> None:
-    """In one step of all turns, and of a broken one, too. The mean over all their tokens is what the first step
-    measured.
-    """
+    """In one step of all turns, a broken one too. Their tokens' mean is what the first step measured."""
     merge(bench, "Ana0")
     outputs = run(bench, stage, batch=96, lr=1e-12)
     slow, found, metrics = plain_gaps(bench), by_turn(outputs), outputs.metrics
@@ -193,9 +183,7 @@ def test_turns_above_the_allowed_gap_are_counted_where_the_mean_over_all_is_not(
 
 
 def test_only_turns_of_the_first_step_have_a_gap(bench: models.Bench) -> None:
-    """Later the weights are no more those that sampled: one episode of four a step; or three turns of nine, in a pass
-    each.
-    """
+    """Later the weights are others: one episode of four a step; or three turns of nine, a pass each."""
     found = by_turn(run(bench, batch=1, lr=0.01))
     measured = {name for (name, _), row in found.items() if row["gap_mean"] is not None}
     assert len(measured) == 1

@@ -20,6 +20,7 @@ from stages.frame.types import MissingInput, Outcome, UsageError
 from stages.learn.adapter import save_adapter, trainable_state
 from stages.learn.fit import fit
 from stages.play.transitions import episode_rows
+from stages.train import network
 from stages.train.model import trainable
 
 TARGETS = [
@@ -32,9 +33,7 @@ TURNS = [("Action: check photo", "photo done."), ("mumble", "what?"), ("Action: 
 
 @pytest.fixture
 def bench(base: Path, tmp_path: Path) -> models.Bench:
-    """Targets, refinements, own episodes, and the adapter of a policy and the target network that have learned
-    something.
-    """
+    """Targets, refinements, own episodes, and adapters of a policy and a target network that have learned."""
     bench = models.Bench(base, tmp_path)
     bench.memory.keep("targets0", Outputs({}, {"targets": TARGETS}))
     bench.memory.keep("refine0", Outputs({}, {"targets": POLICY}))
@@ -171,7 +170,7 @@ def run_and_watch(
 
         return fit(model, *args, after_step=also, **options)
 
-    monkeypatch.setattr(critic, "fit", watched)
+    monkeypatch.setattr(network, "fit", watched)
     bench.run(critic.STAGE, CriticConfig(**config), inputs, name="critic1")
     return states
 
@@ -181,9 +180,7 @@ def run_and_watch(
 def test_the_target_after_n_steps_equals_the_formula(
     bench: models.Bench, monkeypatch: pytest.MonkeyPatch, rate: float, inputs: Any
 ) -> None:
-    """(1 - rate)^n target_0 + sum_k rate (1 - rate)^(n - k) theta_k; target_0 is the last target, at first the fresh
-    adapter.
-    """
+    """(1 - rate)^n target_0 + sum_k rate (1 - rate)^(n - k) theta_k; target_0: the last, or the fresh adapter."""
     states = run_and_watch(bench, monkeypatch, inputs, lr=0.01, batch=3, ema_rate=rate, policy_rows=2)
     n = len(states) - 1
     assert n == 4
@@ -229,9 +226,7 @@ def test_frozen_the_targets_move_nothing_and_the_policy_s_rows_and_steps_are_as_
 
 
 def test_it_learns_the_targets_and_nothing_without_steps(bench: models.Bench) -> None:
-    """Ten targets of about 11 bytes by a model of 17,616 random weights: from 7.3 nats a token, which it keeps at rate
-    1e-12, to below 3.
-    """
+    """Ten targets of 11 bytes by 17,616 random weights: from 7.3 nats a token, kept at rate 1e-12, to below 3."""
     stuck = bench.run(
         critic.STAGE, CriticConfig(lr=1e-12, epochs=30, batch=5, policy_rows=0), FIRST, name="critic1"
     ).metrics

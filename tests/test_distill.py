@@ -17,6 +17,7 @@ from stages.distill import DistillConfig
 from stages.frame.contract import Config, Outputs
 from stages.learn.adapter import save_adapter, trainable_state
 from stages.learn.fit import fit
+from stages.train import network
 from stages.train.model import trainable
 from stages.train.passes import mean_nll, pass_kl, step_passes
 from stages.train.rows import target_rows, weighed
@@ -105,7 +106,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
 
         return fit(model, *args, after_step=also, **options)
 
-    monkeypatch.setattr(distill, "fit", watched)
+    monkeypatch.setattr(network, "fit", watched)
     return states
 
 
@@ -277,18 +278,11 @@ SHORT = [
 def test_a_kind_s_share_of_a_step_s_loss_is_that_of_its_tokens_or_of_its_rows(
     bench: models.Bench, weight: Any, pass_tokens: int
 ) -> None:
-    """One step over all rows, its loss against a loop: 4 kept actions of 99 tokens, 6 rewritten ones of 10, 6 successor
-    rows of 10.
-    """
+    """Against a loop: 4 kept actions of 99 tokens, 6 rewritten ones of 10, 6 successor rows of 10."""
     bench.memory.keep("refine1", Outputs({}, {"targets": [*LONG, *SHORT]}))
     options: dict[str, Any] = {
-        "batch": 10,
-        "successor_rows": 6,
-        "held_out": 0.0,
-        "lr": 1e-12,
-        "pass_tokens": pass_tokens,
-        "weight": weight,
-    }
+        "batch": 10, "successor_rows": 6, "held_out": 0.0, "lr": 1e-12, "pass_tokens": pass_tokens, "weight": weight,
+    }  # fmt: skip
     metrics = run(bench, inputs=INPUTS | {"refine": ["refine1"]}, **options).metrics
     n_kept, n_new = (len(rows[0]["completion_ids"]) for rows in (LONG, SHORT))
     assert (n_kept, n_new, len(TARGETS[0]["completion_ids"])) == (99, 10, 10)

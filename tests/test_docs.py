@@ -181,14 +181,8 @@ def test_the_environment_of_the_page_is_won_by_its_rules_and_by_nobody_who_alway
     from stages.play.tally import summary
 
     rules = {
-        "red": "stop",
-        "yellow": "wait",
-        "green": "go",
-        "tram": "wait",
-        "bike": "go",
-        "bus": "stop",
-        "lorry": "wait",
-    }
+        "red": "stop", "yellow": "wait", "green": "go", "tram": "wait", "bike": "go", "bus": "stop", "lorry": "wait",
+    }  # fmt: skip
 
     def by_rules(prompt: str, request: Request) -> str:
         seen = re.findall(r"You see a (\w+)", prompt)[-1]

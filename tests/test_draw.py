@@ -104,9 +104,7 @@ def test_all_terminal_is_drawn_whatever_the_share() -> None:
 
 
 def test_importance_weights_undo_the_preference() -> None:
-    """beta = 1: the weighted mean of a draw of one is the uniform mean, 1.5, within 5 standard errors; unweighted it is
-    2.6.
-    """
+    """beta = 1: the weighted mean of draws of one is 1.5, the uniform mean, within 5 standard errors; else 2.6."""
     losses = {(f"e{i}", 0): float(i) ** 2 for i in range(4)}
     rng = np.random.default_rng(0)
     values = []

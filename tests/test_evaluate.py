@@ -24,15 +24,11 @@ from stages.learn.statistics import share_interval, wilson
 
 
 def test_win_rate_and_its_interval_by_hand(base: Path, tmp_path: Path) -> None:
-    """48 visits, every (request, tier) equally often: 24 gold ones are won. The base wins none, and its interval still
-    has a width.
-    """
+    """48 visits, every (request, tier) equally often: 24 gold ones are won. The base wins none."""
     metrics, rows = run(bench_of(base, tmp_path, Play()))
     assert metrics["evaluate/win_rate"] == metrics["evaluate/return"] == 0.5
-    centre, half = (
-        (0.5 + 1.96**2 / 96) / (1 + 1.96**2 / 48),
-        1.96 * math.sqrt(0.25 / 48 + 1.96**2 / (4 * 48**2)) / (1 + 1.96**2 / 48),
-    )
+    centre = (0.5 + 1.96**2 / 96) / (1 + 1.96**2 / 48)
+    half = 1.96 * math.sqrt(0.25 / 48 + 1.96**2 / (4 * 48**2)) / (1 + 1.96**2 / 48)
     assert (metrics["evaluate/win_low"], metrics["evaluate/win_high"]) == pytest.approx((centre - half, centre + half))
     assert metrics["evaluate/turns"] == 3
     assert len(rows["episodes"]) == 48

@@ -59,9 +59,7 @@ def group_rows(rewards: dict[str, list[float]], turns: int = 2) -> dict[str, lis
 
 
 def bring_near(model: Any, turns: list[dict[str, Any]], advantage: dict[str, float]) -> int:
-    """Give the turns of a single step log-probs near the model's, so that some ratios are clipped and some are not.
-    Returns the number of tokens.
-    """
+    """Give a single step's turns log-probs near the model's, so that some ratios are clipped; the number of tokens."""
     (whole,) = next(grpo.step_batches(turns, advantage, GrpoConfig(), random.Random(0), model))
     n = len(whole.rows.row_K)
     noise = torch.randn(n, generator=torch.Generator().manual_seed(0))
@@ -116,9 +114,7 @@ def test_another_temperature_than_1_is_refused(bench: models.Bench) -> None:
 
 
 def test_ids_and_log_probs_reach_the_loss_unchanged(bench: models.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Twice each, in two epochs, token for token beside the log-prob that the engine gave it and its episode's
-    advantage.
-    """
+    """Twice each, token for token beside the engine's log-prob and its episode's advantage."""
     rows = group_rows({"a": [1.0, 0.0, 0.0], "b": [0.0, 1.0], "c": [1.0, 1.0]})
     bench.memory.keep("collect0", Outputs({}, rows))
     trained = models.capture(monkeypatch)
@@ -130,9 +126,8 @@ def test_ids_and_log_probs_reach_the_loss_unchanged(bench: models.Bench, monkeyp
 
     monkeypatch.setattr(grpo, "turn_ppo_clip", spy)
     outputs = run(bench, batch=3, epochs=2)
-    counted = [
-        t for t in rows["turns"] if not t["episode_id"].startswith("c")
-    ]  # a group of equal returns teaches nothing
+    # a group of equal returns teaches nothing
+    counted = [t for t in rows["turns"] if not t["episode_id"].startswith("c")]
     assert Counter(trained) == Counter(2 * [(tuple(t["prompt_ids"]), tuple(t["action_ids"])) for t in counted])
     advantage = episode_advantages(rows["episodes"])
     by_ids = {(tuple(t["prompt_ids"]), tuple(t["action_ids"])): t for t in counted}
@@ -188,9 +183,7 @@ def play(bench: models.Bench, engine: HfEngine, requests: list[Request], run_id:
 
 
 def test_at_the_first_step_every_ratio_is_1(base: Path, tmp_path: Path) -> None:
-    """The engine's log-probs and the training model's are the same to 1e-5, so the estimate of KL(old, new) is below
-    1e-9.
-    """
+    """Log-probs of engine and trainer are the same to 1e-5, so the KL estimate is below 1e-9."""
     bench, engine, requests = bandit(base, tmp_path)
     play(bench, engine, requests, "collect0", None)
     metrics = run(bench, epochs=2, batch=64, lr=0.01).metrics
@@ -200,9 +193,7 @@ def test_at_the_first_step_every_ratio_is_1(base: Path, tmp_path: Path) -> None:
 
 
 def test_it_learns_a_bandit(base: Path, tmp_path: Path) -> None:
-    """Even tokens win. Untrained, and trained at a rate of 1e-12, about half of 128 plays are won (standard error
-    0.044); after 8 rounds 3 in 4.
-    """
+    """Even tokens win: half of 128 plays untrained, or at rate 1e-12 (s.e. 0.044); after 8 rounds 3 in 4."""
     bench, engine, requests = bandit(base, tmp_path, 128)
     start = play(bench, engine, requests, "collect0", None)
     assert start < 0.6
@@ -271,9 +262,7 @@ def test_passes_of_a_stage_are_the_whole_steps(bench: models.Bench) -> None:
 
 
 def test_an_episode_in_one_pass_has_the_gradient_of_its_turns_in_passes_of_their_own(bench: models.Bench) -> None:
-    """Self-AC's packed loss without a critic, which the large presets of GRPO use: the same sum over tokens, divided by
-    episodes in place of tokens.
-    """
+    """Self-AC's packed loss without a critic: the same sum over tokens, divided by episodes."""
     turns = {"e0": [CHECK, GIVE, CLOSE], "e1": [CLOSE], "e2": [CHECK, CLOSE]}
     played = [
         models.make_episode(bench.engine, name, mine, Outcome.SCORED, reward=float(name == "e1"))

@@ -41,9 +41,7 @@ CONTEXT = 20_000
 
 
 class Long(models.Recorder):
-    """The prompts that `too_long` picks by their text are padded to more than the context; `padded` has them, as often
-    as they came.
-    """
+    """The prompts that `too_long` picks by their text are padded to more than the context, and kept in `padded`."""
 
     def __init__(self, reply: Any, too_long: Callable[[str], bool]) -> None:
         super().__init__(reply, context=CONTEXT)
@@ -70,9 +68,7 @@ STARTS = [scenario("a", "say", "say", "say", "win"), scenario("b", "win"), scena
 def test_an_episode_is_truncated_where_its_next_prompt_has_no_room_and_the_others_are_as_without(
     room: int, turns: int
 ) -> None:
-    """With room for one token it is asked, and that token is an unreadable turn more, but no failure of the policy: one
-    of its own would end it.
-    """
+    """With room for one token it is asked; that unreadable turn is no failure of the policy."""
     settings = replace(SETTINGS, malformed_allowance=0, slots=2)
     whole = [without_time(e) for e in rollout(ScriptedEngine(speak), toy(), STARTS, ROLES, SETTINGS)]
     full = len(whole[0].turns[2].prompt_ids)
@@ -138,9 +134,7 @@ def test_an_oracle_without_room_fails_the_simulator(base: Path, tmp_path: Path) 
 
 
 def test_collect_counts_them_and_targets_cannot_bootstrap_from_there(base: Path, tmp_path: Path) -> None:
-    """Desks of several steps at a context that some visits outgrow: truncated there, and the state after the cut is too
-    long for a', too.
-    """
+    """Desks of several steps that outgrow the context: truncated, and too long for a' after the cut, too."""
     bench = models.Bench(base, tmp_path)
     bench.run(collect.STAGE, CollectConfig(first_episodes=16), {}, name="free")
     lengths = sorted(len(row["prompt_ids"]) for row in bench.memory.tables["turns", "free"])

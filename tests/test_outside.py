@@ -72,9 +72,10 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(project: turnwise.Pro
         exec(compile(small.get(cell, cell), "docs/tutorial/notebook.ipynb", "exec"), scope)
     done = scope["done"]
     assert done.final["win_rate"] == finished.done.json["final"]["win_rate"]
+    # reused
     assert {row["runs"]["critic"] for row in done.iterations[1:]} == {
         row["runs"]["critic"] for row in finished.done.json["iterations"][1:]
-    }  # reused
+    }
     assert scope["again"].run_id not in {row["runs"].get("critic") for row in done.iterations}
     assert scope["critics"].iloc[0] == scope["again"].run_id
 

@@ -22,14 +22,9 @@ from turnwise import cli
 
 SMALL = ("iterations=1", "task.options.pay=step", "evaluate.episodes=4")
 NLAC = (
-    "model.engine=hf",
-    "collect.first_episodes=12",
-    "targets.transitions=8",
-    "refine.states=8",
-    "evaluate.audit_turns=4",
-    "critic.autocast=true",
-    "distill.autocast=true",
-)
+    "model.engine=hf", "collect.first_episodes=12", "targets.transitions=8", "refine.states=8",
+    "evaluate.audit_turns=4", "critic.autocast=true", "distill.autocast=true",
+)  # fmt: skip
 SELF_AC = (
     "iterations=2",  # the second goes on from the head that the first one left
     "collect.first_episodes=16",

@@ -22,6 +22,7 @@ from stages.learn.fit import fit
 from stages.learn.value_head import load_head, new_head, save_head
 from stages.play.transitions import episode_rows
 from stages.q_critic import QBackup, QCriticConfig
+from stages.train import network
 from stages.train.model import trainable
 from stages.train.network import VALUE, mixed_q_loss, value_rows
 from stages.train.passes import step_passes
@@ -152,7 +153,7 @@ def test_head_and_adapter_of_the_target_follow_every_step(bench: models.Bench, m
 
         return fit(net, *args, after_step=also, **options)
 
-    monkeypatch.setattr(q_critic, "fit", watched)
+    monkeypatch.setattr(network, "fit", watched)
     run(bench, lr=0.01, batch=2, epochs=2, ema_rate=0.3)
     n = len(states)
     assert n == 4

@@ -27,9 +27,7 @@ BAD = {
 
 
 class Cast:
-    """Roles of tau_bench by the first words of the last message. `fresh`, `better`, `base`: actions of the policy, the
-    refiner and the base policy.
-    """
+    """Roles of tau_bench by the last message's first words. `fresh`, `better`, `base`: actions of three policies."""
 
     def __init__(self, fresh: str = THINK, better: str = THINK, base: str = THINK) -> None:
         self.fresh, self.better, self.base = fresh, better, base
@@ -50,9 +48,7 @@ class Cast:
 
 @pytest.fixture
 def bench(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """Two collected episodes of a policy that thinks and thinks, on the shop in miniature, whose customer talks by
-    rule.
-    """
+    """Two collected episodes of a policy that thinks, on the shop in miniature, whose customer talks by rule."""
     path = tau_small.write(tmp_path / "data")
     bench = Bench(
         base, tmp_path, engine=Recorder(Cast()), task=TaskConfig(env="tau_bench", options={"path": path}, max_turns=4)

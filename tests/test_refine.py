@@ -204,9 +204,7 @@ def test_yes_rows_are_at_most_their_share_and_as_many_as_that_allows(most: float
 
 
 def test_refined_words_from_the_critique_are_measured_before_and_after_correction(base: Path, tmp_path: Path) -> None:
-    """The refiner repeats a name that only the critique holds, the corrector takes it out: a planted leak of 1 word in
-    5.
-    """
+    """The refiner repeats a name of the critique alone, the corrector takes it out: a leak of 1 word in 5."""
 
     class Gossip(Play):
         def __call__(self, prompt: str, request: Request) -> str:
@@ -252,9 +250,7 @@ def test_states_are_of_the_newest_transitions(base: Path, tmp_path: Path) -> Non
 
 
 def test_what_is_dropped_is_drawn_again_from_further_states(base: Path, tmp_path: Path) -> None:
-    """Without drawing again about a third of the 20 states would leave no row, and the steps of distill would be as
-    many fewer.
-    """
+    """Without it a third of the 20 states would leave no row, and distill would have as many steps fewer."""
     once, _, lost = run(bench_of(base, tmp_path / "once", Often(3)), tries=1)
     rows, judgements, metrics = run(bench_of(base, tmp_path / "again", Often(3)))
     missing = 20 - len(once)
@@ -307,9 +303,7 @@ def test_as_many_rows_as_states_at_a_yes_rate_of_four_fifths(base: Path, tmp_pat
 
 
 def known(bench: models.Bench, loss: float) -> set[tuple[str, int]]:
-    """Half of the states have been met by two critics: the older one found all of them hard, the newer one `loss`. The
-    rest has a loss of 1e-6.
-    """
+    """Half of the states have been met by two critics: the older found all hard, the newer `loss`; the rest 1e-6."""
     keys = [t.key for t in transitions(bench.memory, ["collect0"])]
     for run_id, low, high in (("critic0", 9.0, 9.0), ("critic1", 1e-6, loss)):
         rows = [

@@ -179,9 +179,7 @@ def check_metrics(summary: dict[str, Any], run: Any) -> None:
 
 
 def check_rows(summary: dict[str, Any], home: Path, thinks: bool, engine: Engine, end_of_turn: int) -> None:
-    """What is trained on ends where a reply of the model ends, and holds no thought but the policy's, its own or thought
-    anew before a rewritten action.
-    """
+    """What is trained on ends where a reply ends, and holds no thought but the policy's, or one thought anew."""
     replay, runs = Replay(home / "data" / "turnwise.duckdb"), stage_runs(summary)
     turns = replay.rows("turns", [runs["collect 0"]])
     assert all(thinks == (THOUGHT in engine.decode(turn["action_ids"])) for turn in turns if not turn["malformed"])

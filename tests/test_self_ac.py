@@ -39,9 +39,8 @@ def test_a_step_of_many_rows_is_the_step_of_one(bench: models.Bench, advantage_s
     one, many = tensors(bench, "one"), tensors(bench, "many")
     assert set(one) == set(many)
     for name, value in one.items():
-        assert torch.allclose(value, many[name], atol=2e-5), (
-            name
-        )  # Adam's first steps amplify rounding of tiny gradients
+        # Adam's first steps amplify rounding of tiny gradients
+        assert torch.allclose(value, many[name], atol=2e-5), name
     assert any(bool(value.abs().max() > 0) for name, value in one.items() if "lora_B" in name)
 
 
@@ -72,9 +71,7 @@ def test_the_next_run_goes_on_from_adapter_and_head(bench: models.Bench) -> None
 
 
 def test_in_the_warm_up_only_the_critic_learns(bench: models.Bench) -> None:
-    """The head reads a detached body then, so there is nothing that could move the adapter: B stays at its 0, and the
-    head moves.
-    """
+    """The head reads a detached body then: the adapter's B stays at its 0, and the head moves."""
     keep_episodes(bench)
     run(bench, warmup=1, lr=0.01)
     assert tensors(bench)["head.bias"] != 0
@@ -84,9 +81,7 @@ def test_in_the_warm_up_only_the_critic_learns(bench: models.Bench) -> None:
 
 
 def test_the_critic_learns_the_return(bench: models.Bench, base: Path) -> None:
-    """Won and lost episodes have other openings, so the values can tell them: explained variance near 0 before, above
-    .9 after.
-    """
+    """Won and lost episodes have other openings: explained variance near 0 before, above .9 after."""
     keep_episodes(bench)
     metrics = run(bench, lr=0.02, epochs=60, alpha=1.0).metrics
     assert metrics["self_ac/explained_variance_first"] < 0.5
@@ -117,9 +112,7 @@ def test_actor_and_critic_with_an_adapter_each_do_not_touch_one_another(bench: m
 def test_a_killed_stage_goes_on_from_its_checkpoint_to_the_same_weights(
     bench: models.Bench, monkeypatch: pytest.MonkeyPatch, kill: int, advantage_scale: str
 ) -> None:
-    """Bit by bit: weights, moments, metrics, and the ledger and certificates of the first step, which is not done
-    again.
-    """
+    """Bit by bit: weights, moments, metrics, and the first step's ledger and certificates."""
     keep_episodes(bench)
     options: dict[str, Any] = {"epochs": 2, "batch": 2, "lr": 0.01, "checkpoint_every": 1}
     options["advantage_scale"] = advantage_scale
@@ -181,9 +174,7 @@ def test_the_head_may_have_a_rate_of_its_own(bench: models.Bench) -> None:
 
 
 def test_a_price_on_divergence_keeps_the_policy_near_its_base(bench: models.Bench) -> None:
-    """The price is of the same units as the reward: at 100 a nat, one win is worth a hundredth of a nat over the whole
-    episode.
-    """
+    """In units of the reward: at 100 a nat one win is worth a hundredth of a nat over the episode."""
     keep_episodes(bench)
     free, priced = (
         run(bench, name=f"k{coef}", kl_coef=coef, lr=0.01, epochs=20, batch=4, ratio="token").metrics
@@ -265,9 +256,7 @@ def play(bench: models.Bench, engine: HfEngine, run_id: str, adapter: str | None
 
 
 def test_log_probs_of_another_model_stop_the_run_and_of_this_one_do_not(base: Path, tmp_path: Path) -> None:
-    """The same plays, with each token's log-prob off by .05, by .2, and by .2 to either side in turn, which leaves the
-    mean where it was.
-    """
+    """Each token's log-prob off by .05, by .2, and by .2 to either side in turn, which keeps the mean."""
     engine = HfEngine(str(base))
     bench = models.Bench(base, tmp_path, engine=engine)
     play(bench, engine, "collect0", None)

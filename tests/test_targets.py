@@ -23,10 +23,8 @@ from stages.llm.roles import Roles, load_roles
 from stages.play.transitions import episode_rows, known_losses, transitions
 from stages.targets import TargetsConfig, target_row
 
-CHECK, CLOSE = (
-    ("Thought: t Action: check photo", "photo done."),
-    ("Action: close phone", "phone done. Mia audits: fail. gold needs close email."),
-)
+CHECK = ("Thought: t Action: check photo", "photo done.")
+CLOSE = ("Action: close phone", "phone done. Mia audits: fail. gold needs close email.")
 WON = ("Action: close email", "email done. Mia audits: pass.")
 EPISODES: list[tuple[str, list[tuple[str, str]], Outcome, float, list[int]]] = [
     ("Lost", [CHECK, CLOSE], Outcome.SCORED, 0.0, []),
@@ -85,9 +83,7 @@ def made(
 
 
 def test_targets_equal_the_table(base: Path, tmp_path: Path) -> None:
-    """Terminal: made from the reward and the last observation alone. Truncated: bootstrapped like any other. Mended
-    replies: no target.
-    """
+    """Terminal: from reward and last observation alone. Truncated: bootstrapped. Mended replies: no target."""
     rows = made(bench_of(base, tmp_path))
     assert {key: row["raw"] for key, row in rows.items()} == TABLE
     assert {key: row["completion"] for key, row in rows.items()} == {
@@ -98,9 +94,7 @@ def test_targets_equal_the_table(base: Path, tmp_path: Path) -> None:
 
 
 def test_combine_is_told_what_a_step_was_paid_before_the_end(base: Path, tmp_path: Path) -> None:
-    """Three steps, cut short: the first one paid, the second not, the last paid. With no pay the words are what they
-    always were.
-    """
+    """Three steps, cut short: the first and the last paid. Without pay the words are as they always were."""
     bench = bench_of(base, tmp_path)
     episode = models.make_episode(bench.engine, "Paid", [CHECK] * 3, Outcome.TRUNCATED)
     turns = tuple(replace(turn, reward=reward) for turn, reward in zip(episode.turns, (0.25, 0.0, 1.0), strict=True))
@@ -164,9 +158,7 @@ def test_a_chain_stops_before_a_reply_that_nobody_could_read(base: Path, tmp_pat
 
 
 def test_the_bootstrapped_action_is_fresh_and_not_the_stored_one(base: Path, tmp_path: Path) -> None:
-    """The stored next action of "Lost" is `close phone`; the successor is asked about `give discount`, which nobody
-    ever did.
-    """
+    """The stored next action of "Lost" is `close phone`; the successor is asked about `give discount`."""
     bench = bench_of(base, tmp_path)
     rows = made(bench)
     engine: Any = bench.engine
@@ -301,9 +293,7 @@ def desks() -> list[dict[str, Any]]:
 def test_student_prompts_are_conversation_and_action_and_nothing_else(
     base: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    """Over random desks: each student prompt equals one built from the state alone, and holds no audit, future, reward
-    or critique.
-    """
+    """Over random desks: each equals one built from the state alone, without audit, future, reward, critique."""
     bench = models.Bench(base, tmp_path, task=TaskConfig(options=options))
     bench.run(collect.STAGE, collect.CollectConfig(first_episodes=12), {})
     bench.memory.files["critic0", "adapter"] = bench.memory.files["critic0", "target"] = tmp_path

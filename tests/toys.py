@@ -44,22 +44,11 @@ def turn_row(
     index: int, prompt_ids: list[int], action_ids: list[int], log_probs: list[float], **changes: Any
 ) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "episode_id": f"episode{index}",
-        "turn": index,
-        "state_len": 2,
-        "prompt_ids": prompt_ids,
-        "action_ids": action_ids,
-        "log_probs": log_probs,
-        "text": "Thought: look\nAction: look",
-        "thought": "look",
-        "action": "look",
-        "observation": "a door",
-        "reward": 0.0,
-        "terminated": False,
-        "truncated": False,
-        "malformed": False,
-        "seconds": 0.25,
-    }
+        "episode_id": f"episode{index}", "turn": index, "state_len": 2, "prompt_ids": prompt_ids,
+        "action_ids": action_ids, "log_probs": log_probs, "text": "Thought: look\nAction: look", "thought": "look",
+        "action": "look", "observation": "a door", "reward": 0.0, "terminated": False, "truncated": False,
+        "malformed": False, "seconds": 0.25,
+    }  # fmt: skip
     return row | changes
 
 

@@ -103,14 +103,8 @@ def make_self_ac(home: Path) -> str:
         "evaluate": played([("e1", "s1", "validation", 1.0)]),
     }  # fmt: skip
     entry: dict[str, Any] = {
-        "episode": "c0",
-        "first_turn": 0,
-        "turn": 0,
-        "in_action": True,
-        "reward": 0.0,
-        "value": 0.25,
-        "target_1": 0.5,
-    }
+        "episode": "c0", "first_turn": 0, "turn": 0, "in_action": True, "reward": 0.0, "value": 0.25, "target_1": 0.5,
+    }  # fmt: skip
     entries = [
         {**entry, "advantage": -0.5, "ratio": 1.0, "clipped": False, "loss_share": share} for share in (0.1, 0.2)
     ]

@@ -45,8 +45,7 @@ from flows.telling import Summary
 from flows.workspace import make_engine, open_workspace
 from stages.frame.contract import POLICY_STAGES
 from stages.frame.types import Completion, Engine, Request, Row
-from stages.learn.batches import pad_rows
-from stages.learn.losses import completion_log_probs
+from stages.learn.losses import completion_log_probs, pad_rows
 from stages.llm.hf import load_base
 from stages.store.workspace import Workspace, silent
 

@@ -41,9 +41,8 @@ from benchmarks.passes import (
     with_log_probs,
 )
 from stages.learn.adapter import base_of
-from stages.learn.batches import pad_rows
 from stages.learn.ledger import step_targets
-from stages.learn.losses import chunked_log_probs, completion_states, turn_ppo_clip
+from stages.learn.losses import chunked_log_probs, completion_states, pad_rows, turn_ppo_clip
 from stages.learn.value_head import ValueHead, new_head, values_of_batch
 from stages.train.actor_critic import Part, credited_pass
 

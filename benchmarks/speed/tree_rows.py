@@ -29,8 +29,7 @@ from torch import Tensor
 
 from benchmarks.counts import attention_flops, causal_pairs, matmul_flops
 from benchmarks.passes import backward, one_thread, random_policy, seconds, table_head, table_row
-from stages.learn.batches import Batch, pad_rows
-from stages.learn.losses import completion_nll
+from stages.learn.losses import Batch, completion_nll, pad_rows
 from stages.learn.tree import n_unique
 from stages.learn.tree_layout import layout_of
 from stages.train.passes import Pass, mixed_nll, step_passes

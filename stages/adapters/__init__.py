@@ -1,5 +1,4 @@
-"""Environments of other libraries as ours, and ours as theirs. None of those libraries is needed until it is used.
-Ours.
+"""Environments of other libraries as ours, and ours as theirs. None of them is needed until it is used. Ours.
 
 Modules:
 

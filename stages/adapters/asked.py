@@ -56,11 +56,8 @@ def _refused(status: int, why: str) -> tuple[int, str, str]:
 def _whole(message: Message) -> tuple[int, str, str]:
     usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
     choice = {"index": 0, "message": message, "finish_reason": _ended(message)}
-    return (
-        200,
-        "application/json",
-        json.dumps({**_HEAD, "object": "chat.completion", "usage": usage, "choices": [choice]}),
-    )
+    whole = {**_HEAD, "object": "chat.completion", "usage": usage, "choices": [choice]}
+    return 200, "application/json", json.dumps(whole)
 
 
 def _streamed(message: Message) -> tuple[int, str, str]:

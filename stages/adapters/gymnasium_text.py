@@ -41,8 +41,7 @@ class FromGymnasium:
 
     env: played, and reset by this object alone. system: tells the policy what the task is and how it replies. read: the
     action of a reply; raises Malformed.
-    malformed: errors of `env.step` that blame the action; they become Malformed with their text, and must have changed
-    nothing.
+    malformed: errors of `env.step` that blame the action and have changed nothing; they become Malformed.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -71,9 +70,7 @@ class FromGymnasium:
         return (_observed(at, answer[0]),)
 
     def step(self, message: Message) -> Step:
-        """Act. Raises Malformed; RuntimeError after the end; BrokenEnvironment for an answer that is no text with a
-        finite reward; whatever `env` raises.
-        """
+        """Act. Raises Malformed; RuntimeError after the end; BrokenEnvironment; whatever `env` raises."""
         if not self._running:
             raise RuntimeError("the episode has not begun, or is over: call reset first")
         action = self._read(str(message.get("content") or ""))
@@ -104,11 +101,9 @@ def _observed(at: At, observation: Any) -> Message:
 
 
 class ToGymnasium:
-    """Our environment by Gymnasium's methods. An action is a whole reply of the policy; the observation is the text
-    that answers it.
+    """Our environment by Gymnasium's methods. An action is a whole reply; the observation is the text that answers it.
 
-    `reset(seed=n)` plays scenario n modulo their number, `reset()` the next one, `reset(options={"scenario": id})` the
-    one of that id.
+    `reset(seed=n)` plays scenario n modulo their number, `reset()` the next, `reset(options={"scenario": id})` that.
     Its info has the system message and the tools, which a policy must see. An unreadable reply is observed
     (info["malformed"]); past `malformed_allowance` of them the episode is terminated with reward 0, the policy's
     failure. max_turns: replies, after which it is truncated.
@@ -139,16 +134,11 @@ class ToGymnasium:
         env = self._make_env()
         first = env.reset(scenario)
         self._env, self._turns, self._malformed = env, 0, 0
-        return joined(first), {
-            "system": env.system,
-            "tools": [dict(tool) for tool in env.tools],
-            "scenario": scenario.id,
-        }
+        tools = [dict(tool) for tool in env.tools]
+        return joined(first), {"system": env.system, "tools": tools, "scenario": scenario.id}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """(observation, reward, terminated, truncated, info). Raises RuntimeError after the end; whatever the
-        environment raises.
-        """
+        """The five-tuple of Gymnasium. Raises RuntimeError after the end; whatever the environment raises."""
         env, self._env = self._env, None  # so that an error leaves no episode to go on with
         if env is None:
             raise RuntimeError("the episode has not begun, or is over: call reset first")

@@ -4,8 +4,7 @@
     as_openenv      a FastAPI app that serves ours, to be run by uvicorn
 
 By its client's methods alone; only `as_openenv` imports the package. What fails raises on both sides. OpenEnv knows one
-end, `done`; that an episode was cut short stands in the observation's text field `cut` here, and is read from there.
-[ours]
+end, `done`; that an episode was cut short is the observation's text field `cut` here. [ours]
 """
 
 from __future__ import annotations
@@ -57,9 +56,7 @@ class FromOpenEnv:
         return (self._told(at, result.observation),)
 
     def step(self, message: Message) -> Step:
-        """Act. Raises Malformed; RuntimeError after the end; BrokenEnvironment for a reward that is no finite number;
-        whatever the client raises.
-        """
+        """Act. Raises Malformed; RuntimeError after the end; BrokenEnvironment; whatever the client raises."""
         if not self._running:
             raise RuntimeError("the episode has not begun, or is over: call reset first")
         action = self._act(str(message.get("content") or ""))

@@ -13,9 +13,7 @@ from stages.frame.types import Env, Scenario
 
 
 class Play:
-    """text: the first observation. system, tools: what the policy must see. Begins at once; raises what the environment
-    raises.
-    """
+    """text: the first observation. system, tools: what the policy must see. Raises what the environment raises."""
 
     def __init__(
         self, make_env: Callable[[], Env], scenario: Scenario, *, max_turns: int, malformed_allowance: int
@@ -31,9 +29,7 @@ class Play:
         return self.terminated or self.truncated or bool(self._failure)
 
     def act(self, reply: str) -> str:
-        """The observation after a reply of the policy. Raises what the environment raises, and RuntimeError after the
-        end.
-        """
+        """The observation after a reply. Raises what the environment raises, and RuntimeError after the end."""
         try:
             text, reward, self.terminated, self.truncated, _ = self._env.step(reply)
         except Exception as error:  # kept besides, since a library may show an error to the policy and go on
@@ -43,9 +39,7 @@ class Play:
         return text
 
     def reward(self) -> float:
-        """The sum of the rewards so far. Raises RuntimeError where the episode failed: what happened then is not the
-        policy's doing.
-        """
+        """The sum of the rewards so far. Raises RuntimeError where the episode failed: not the policy's doing."""
         if self._failure:
             raise RuntimeError(f"the episode failed and has no reward: {self._failure}")
         return self._reward

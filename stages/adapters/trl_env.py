@@ -1,5 +1,4 @@
-"""TRL: one of our environments for GRPOTrainer(environment_factory=...), as its documentation asks for (TRL 1.x,
-"OpenEnv").
+"""TRL: one of our environments for GRPOTrainer(environment_factory=...), as TRL 1.x documents it ("OpenEnv").
 
     make = envs.make_env("game24", {})
     trainer = GRPOTrainer(
@@ -47,8 +46,7 @@ def trl_environment(
     """A class without arguments, one instance a rollout.
 
     name: of the class, which TRL logs its reward under (rewards/NAME/mean).
-    form: the reply that our environment is handed, of the action that the policy called the tool with; for math it is
-    the action itself.
+    form: the reply that our environment is handed, by the action that the tool was called with; of math that itself.
     max_turns: calls, after which the episode is truncated. Instances tell `terminated` and `truncated`.
     """
 

@@ -172,9 +172,7 @@ class ToVerifiers:
         return Play(self._make_env, scenario, max_turns=self._max_turns, malformed_allowance=self._allowance)
 
     async def setup_state(self, state: State, **_: Any) -> State:
-        """Begin the episode. Raises RuntimeError where it begins otherwise than its row says: verifiers cannot be told
-        the new beginning.
-        """
+        """Begin the episode. Raises RuntimeError where it begins otherwise than its row says."""
         play = await asyncio.to_thread(self._begin, scenario_of(state["info"]["scenario"]))
         if _prompt(play) != [{"role": message["role"], "content": message["content"]} for message in state["prompt"]]:
             raise RuntimeError("the environment begins differently each time, which a data set of prompts cannot hold")
@@ -222,9 +220,7 @@ def as_verifiers(ours: ToVerifiers, **settings: Any) -> Any:
 
 
 def _wait(value: Any) -> Any:
-    """The value, awaited on a loop of this module if it is to be awaited: a caller may have a loop of its own, and an
-    environment keeps to one.
-    """
+    """The value, awaited where it must be, on a loop of this module: an environment keeps to one."""
     if not inspect.isawaitable(value):
         return value
 

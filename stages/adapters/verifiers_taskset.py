@@ -20,11 +20,7 @@ from stages.frame.types import Env, Scenario, UsageError
 
 
 def as_v1(
-    make_env: Callable[[], Env],
-    scenarios: Sequence[Scenario],
-    *,
-    max_turns: int,
-    malformed_allowance: int = 1,
+    make_env: Callable[[], Env], scenarios: Sequence[Scenario], *, max_turns: int, malformed_allowance: int = 1
 ) -> tuple[type, type, type]:
     """(Taskset, Env, Harness) of ours, all three to be exported: without the harness verifiers takes one that runs commands.
 

@@ -33,11 +33,10 @@ from stages.frame.types import Message, Scenario, Step, UsageError
 def scenarios_v1(env: Any, split: str, n: int | None) -> list[Scenario]:
     """The first n tasks of a v1 Env's taskset; None = all of them, of a taskset that ends."""
     tasks = itertools.islice(env.taskset, n)
-    return [Scenario("verifiers", split, task.data.id or str(task.data.idx), _dumped(task)) for task in tasks]
-
-
-def _dumped(task: Any) -> dict[str, Any]:
-    return {"task": task.data.model_dump(mode="json")}
+    return [
+        Scenario("verifiers", split, t.data.id or str(t.data.idx), {"task": t.data.model_dump(mode="json")})
+        for t in tasks
+    ]
 
 
 @contextlib.contextmanager
@@ -113,9 +112,7 @@ class FromV1:
         return tuple(observed(one) for one in found.messages if one["role"] != "system")
 
     def step(self, message: Message) -> Step:
-        """Hand over the reply. Raises Malformed for a tool call that cannot be read; RuntimeError after the end, and for
-        whatever failed.
-        """
+        """Hand over the reply. Raises Malformed; RuntimeError after the end, and for whatever failed."""
         before, run = self._question, self._run
         if before is None or run is None:
             raise RuntimeError("the episode has not begun, or is over: call reset first")

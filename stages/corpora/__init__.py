@@ -11,26 +11,40 @@ Modules:
     math_chains   chains of thought, a third of them with a wrong step
     game24_trees  games of 24 by a legal player who knows little
     wiki_walks    walks through made-up wikis, sometimes to the answer
-    tokenizers    tokenizers of the small base models: words, byte pairs
-    encoding      which tokens of an example are learned
+    tokenizers    tokenizers of the small base models, and which tokens of an example are learned
     held_out      what a new base model can do on held-out scenarios, and its card
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from stages.frame.types import Message
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Example:
     """A prompt and a reply to it.
 
-    Of the policy and the successor the reply is one of many right ones. The role of an agent's episode is the name of
-    its environment.
+    Of policy and successor the reply is one of many right ones. An agent's episode has its environment's name as role.
     """
 
     role: str
     messages: tuple[Message, ...]
     reply: str
+
+
+def by_share(rng: random.Random, share: Mapping[T, float]) -> T:
+    """One of the keys, drawn by their weights."""
+    return rng.choices(list(share), weights=list(share.values()))[0]
+
+
+def vocabulary(examples: Iterable[Example], more: Iterable[str]) -> list[str]:
+    """Every word of the examples and of further texts; "." and "," are words."""
+    texts = [str(m["content"]) for e in examples for m in [*e.messages, {"content": e.reply}]]
+    return sorted({word for text in [*texts, *more] for word in text.replace(".", " . ").replace(",", " , ").split()})

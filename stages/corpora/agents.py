@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 
-from stages.corpora import Example, game24_trees, math_chains, wiki_walks
+from stages.corpora import Example, by_share, game24_trees, math_chains, wiki_walks
 from stages.frame.types import Message
 from stages.llm.roles import Roles, load_roles
 
@@ -28,7 +28,7 @@ def prompts() -> dict[str, Roles]:
 
 def example(rng: random.Random, prompts: Mapping[str, Roles], task: str | None = None) -> Example:
     """One episode, of the given task or of a random one by SHARE."""
-    chosen = task or rng.choices(list(SHARE), weights=list(SHARE.values()))[0]
+    chosen = task or by_share(rng, SHARE)
     return MAKERS[chosen](rng, prompts[chosen])
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages.corpora import Example
+from stages.corpora import Example, by_share, vocabulary
 from stages.envs import service_desk as desk
 from stages.envs.desk_rules import KEYED_ON, REQUESTS, TIERS, Kind, key_of
 from stages.envs.desk_words import (
@@ -75,9 +75,7 @@ class Visit:
         return audit(self.auditor, [] if self.passed else self.broken(), self.rung) if self.audited else FAREWELL
 
     def facts(self, k: int) -> str:
-        """What a future from step k knows to be wrong, as facts: all that the audit names, and what the steps from k on
-        were seen to lack.
-        """
+        """As facts, what a future from step k knows to be wrong: what the audit names, and what later steps lacked."""
         seen = [str(rule) for j, rule in enumerate(self.needed) if j >= k and self.lack(j)]
         named = re.sub(r".*? audits: (pass|fail)\. ?", "", self.end()) if self.audited else ""
         return " ".join([*seen, *([named] if named else [])])
@@ -99,9 +97,8 @@ def act(rule: Rule) -> str:
 
 def future(chosen: Sequence[tuple[str, str]], *, passed: bool, said: str) -> str:
     """A future in the words that are given, as a possibility or as facts. said: what of it was or may be wrong."""
-    return (
-        f"Future: {''.join(f'{option}, ' for _, option in chosen)}then {'pass' if passed else 'fail'}. {said}".strip()
-    )
+    steps = "".join(f"{option}, " for _, option in chosen)
+    return f"Future: {steps}then {'pass' if passed else 'fail'}. {said}".strip()
 
 
 def told(v: Visit, k: int) -> str:
@@ -118,11 +115,11 @@ def foreseen(v: Visit, k: int) -> str:
 def visit(rng: random.Random) -> Visit:
     """A visit at a random desk: about half of the steps right, so that passes are common enough to be learned."""
     tier, request = rng.choice(TIERS), rng.choice(REQUESTS)
-    rung = rng.choices(list(RUNGS), weights=list(RUNGS.values()))[0]
+    rung = by_share(rng, RUNGS)
     # What a consequence tells does not say on which words the rule hangs.
     kinds: dict[str, Kind] = {**KEYED_ON, "give": "pair" if rung == "consequence" else rng.choice(("pair", "request"))}
     *first, close = kinds
-    n = rng.choices(list(STEPS), weights=list(STEPS.values()))[0]
+    n = by_share(rng, STEPS)
     skill = rng.choice((0.1, 0.5, 0.8, 1.0))
     chosen, needed = [], []
     for tool in [*first[: n - 1], close]:
@@ -234,11 +231,9 @@ def blame(v: Visit, j: int, rng: random.Random) -> Said:
 
 def evaluator(v: Visit, rng: random.Random, roles: Roles) -> Example:
     k, n = rng.randrange(len(v.chosen)), rng.choice((1, 1, 1, 2, 3, 4, 4, 4))
-    names, ends_well, silence = (
-        v.rung in ("rule", "fault", "consequence"),
-        rng.choice((0.2, 0.5)),
-        rng.choice((0, 0, 0.6)),
-    )
+    names = v.rung in ("rule", "fault", "consequence")
+    ends_well = rng.choice((0.2, 0.5))
+    silence = rng.choice((0, 0, 0.6))
     begin = k if v.rung == "consequence" else 0
     futures, texts = [], []
     for _ in range(n):
@@ -288,7 +283,7 @@ MAKERS: dict[str, Callable[[Visit, random.Random, Roles], Example]] = {
 
 def example(rng: random.Random, roles: Roles, role: str | None = None) -> Example:
     """One example, of the given role or of a random one by SHARE."""
-    chosen = role or rng.choices(list(SHARE), weights=list(SHARE.values()))[0]
+    chosen = role or by_share(rng, SHARE)
     return MAKERS[chosen](visit(rng), rng, roles)
 
 
@@ -309,14 +304,8 @@ def right(row: Mapping[str, Any], said: str) -> dict[str, bool]:
 def words(roles: Roles, n: int = 4000) -> list[str]:
     """The vocabulary: every word that n random examples hold, and every name the desk can speak of."""
     rng = random.Random("vocabulary")
-    texts = [
-        message["content"]
-        for _ in range(n)
-        for e in [example(rng, roles)]
-        for message in [*e.messages, {"content": e.reply}]
-    ]
-    texts += [*REQUESTS, *TIERS, *desk.ITEMS, *desk.AUDITORS, *LACKS.values(), FAREWELL]
+    texts = [*REQUESTS, *TIERS, *desk.ITEMS, *desk.AUDITORS, *LACKS.values(), FAREWELL]
     texts += ["1 0 none now use not understood unreadable", " ".join(map(str, range(len(OPTIONS_OF) + 1)))]
     texts += [option for options in OPTIONS_OF.values() for option in options]
     texts += [name for people in desk.CUSTOMERS.values() for name in people]
-    return sorted({word for text in texts for word in text.replace(".", " . ").replace(",", " , ").split()})
+    return vocabulary([example(rng, roles) for _ in range(n)], texts)

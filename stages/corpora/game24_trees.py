@@ -22,10 +22,8 @@ from stages.frame.types import Message, Scenario
 from stages.llm.roles import Roles
 
 EXPANSIONS = 6
-OPTIONS = {
-    "expansions": EXPANSIONS,
-    "show": "new",
-}  # the list of all open nodes after every action would be most of the episode's tokens
+# the list of all open nodes after every action would be most of the episode's tokens
+OPTIONS = {"expansions": EXPANSIONS, "show": "new"}
 NEWEST = 0.7
 SMALL = 0.95  # share of the moves that make one of 0 to 99
 SLIPS = 0.04

@@ -30,9 +30,7 @@ AGENTS: dict[str, tuple[dict[str, Any], Literal["react", "cot"]]] = {
 def role_scores(
     folder: Path, probe: list[dict[str, Any]], right: Callable[[Mapping[str, Any], str], dict[str, bool]]
 ) -> dict[str, float]:
-    """Share of held-out prompts that each role answers rightly, greedily: as `right` of its corpus tells of a row and a
-    reply.
-    """
+    """Share of held-out prompts that each role answers rightly, greedily, as `right` of its corpus tells."""
     replies = ask(
         HfEngine(str(folder)), [row["messages"] for row in probe], role="probe", adapter=None, temperature=0.0,
         max_tokens=64, seed=0,
@@ -45,8 +43,7 @@ def role_scores(
 
 
 def play_scores(folder: Path, prompts: Mapping[str, Roles], n: int) -> dict[str, float]:
-    """Shares over n episodes a task on the validation split, whose few questions of wiki_search come again, at
-    temperature 1.
+    """Shares over n episodes a task on the validation split, at temperature 1; few questions of wiki_search come again.
 
     Of replies that can be read, in math those with one box; of legal expansions and submissions in game24; of episodes
     won, in math by level.

@@ -17,7 +17,7 @@ import functools
 import random
 
 from stages import envs
-from stages.corpora import Example
+from stages.corpora import Example, by_share
 from stages.envs import arithmetic
 from stages.envs.arithmetic import Problem
 from stages.frame.types import Message, Scenario
@@ -32,7 +32,7 @@ _SLIPS = (-10, -2, -1, 1, 2, 10)
 
 def example(rng: random.Random, roles: Roles) -> Example:
     """A problem and a chain, which the environment could read."""
-    level = rng.choices(list(LEVELS), weights=list(LEVELS.values()))[0]
+    level = by_share(rng, LEVELS)
     scenario, problem = rng.choice(_train()[level])
     env = envs.make_env("math", OPTIONS)()
     messages: list[Message] = [{"role": "system", "content": env.system}, *env.reset(scenario)]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from stages.corpora import Example
+from stages.corpora import Example, by_share, vocabulary
 from stages.envs import sums
 from stages.envs.arithmetic import Problem, apply
 from stages.envs.sums import BRIEF, By, judged, new_problem, noted, opening
@@ -83,9 +83,8 @@ def work(rng: random.Random, *, ends: bool = False) -> Work:
 
 
 def action(w: Work, results: Sequence[int]) -> str:
-    return _told(
-        [(before, *step, result) for before, step, result in zip((w.value, *results), w.todo, results, strict=False)]
-    )
+    steps = zip((w.value, *results), w.todo, results, strict=False)
+    return _told([(before, *step, result) for before, step, result in steps])
 
 
 def reply(text: str, *, told: bool = False) -> str:
@@ -94,10 +93,7 @@ def reply(text: str, *, told: bool = False) -> str:
 
 def state(w: Work) -> list[Message]:
     """The conversation so far, as an episode holds it."""
-    found: list[Message] = [
-        {"role": "system", "content": BRIEF[w.by]},
-        {"role": "user", "content": opening(w.problem)},
-    ]
+    found: list[Message] = [{"role": "system", "content": BRIEF[w.by]}, {"role": "user", "content": opening(w.problem)}]
     for k, result in enumerate(w.done):
         found.append({"role": "assistant", "content": reply(action(replace(w, done=w.done[:k]), [result]))})
         found.append({"role": "user", "content": noted(result, w.problem.steps[k + 1])})
@@ -115,12 +111,7 @@ def end(result: int, rng: random.Random, luck: float = 0.5) -> End:
 
 def future(results: Sequence[int], e: End) -> str:
     """The results from a step on, of a whole solution its last one alone, and how that one is judged."""
-    return (
-        "Future: "
-        + ", then ".join(map(str, results[:-1]))
-        + ", then " * (len(results) > 1)
-        + may(judged(results[-1], e.right, e.told))
-    )
+    return "Future: " + ", then ".join([*map(str, results[:-1]), may(judged(results[-1], e.right, e.told))])
 
 
 def may(text: str) -> str:
@@ -171,9 +162,7 @@ def combine(rng: random.Random, roles: Roles) -> Example:
 
 
 def judge(w: Work, result: int, ends: Sequence[End]) -> str:
-    """The evaluator's right verdict: Yes where at least half of the futures end well; else what may be wrong is named,
-    and at the last step the first answer that is foreseen.
-    """
+    """The evaluator's right verdict: Yes where half of the futures end well; else No, with what may be wrong."""
     if 2 * sum(e.right for e in ends) >= len(ends):
         return "Optimality: Yes."
     told = next((e.told for e in ends if e.told is not None), None) if w.ends else None
@@ -225,14 +214,13 @@ MAKERS: dict[str, Callable[[random.Random, Roles], Example]] = {
 
 def example(rng: random.Random, roles: Roles, role: str | None = None) -> Example:
     """One example, of the given role or of a random one by SHARE."""
-    return MAKERS[role or rng.choices(list(SHARE), weights=list(SHARE.values()))[0]](rng, roles)
+    return MAKERS[role or by_share(rng, SHARE)](rng, roles)
 
 
 def right(row: Mapping[str, Any], said: str) -> dict[str, bool]:
     """Whether a reply to a row of the probe is right: the one right answer, where there is one.
 
-    successor: it has the form. policy: `sums` can read it, and all its results are near. refiner: that, and it does what
-    it is told.
+    successor: it has the form. policy: `sums` can read it, all results are near. refiner: that, and it does as told.
     """
     role, want = row["role"], row["reply"]
     if role in ("combine", "evaluator", "corrector"):
@@ -261,7 +249,5 @@ def _told(steps: Sequence[tuple[int, str, int, int]]) -> str:
 def words(roles: Roles) -> list[str]:
     """The vocabulary: all numbers below 50, and every other word that the roles and `sums` say."""
     rng = random.Random("vocabulary")
-    made = [example(rng, roles) for _ in range(2000)]
-    texts = [str(m["content"]) for e in made for m in [*e.messages, {"content": e.reply}]]
-    texts += [*map(str, range(50)), roles.templates["value"], "not understood, now + 1. none unreadable"]
-    return sorted({word for text in texts for word in text.replace(".", " . ").replace(",", " , ").split()})
+    texts = [*map(str, range(50)), roles.templates["value"], "not understood, now + 1. none unreadable"]
+    return vocabulary([example(rng, roles) for _ in range(2000)], texts)

@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from stages.corpora import vocabulary
 from stages.frame.own import own_module
 from stages.frame.react import parse_react
 from stages.frame.types import Malformed
@@ -33,15 +34,11 @@ def words(corpus: Any, roles: Roles, n: int = 5000) -> list[str]:
     """The vocabulary: every word of n examples, of the value prompt, and what stands for nothing in a prompt."""
     rng = random.Random("vocabulary")
     made = [corpus.example(rng, roles, None) for _ in range(n)]
-    texts = [str(m["content"]) for e in made for m in [*e.messages, {"content": e.reply}]]
-    texts += [roles.templates["value"], "none unreadable"]
-    return sorted({word for text in texts for word in text.replace(".", " . ").replace(",", " , ").split()})
+    return vocabulary(made, [roles.templates["value"], "none unreadable"])
 
 
 def readable(row: Mapping[str, Any], said: str) -> dict[str, bool]:
-    """Whether a reply can be read as one of its role; of a role without a form of its own, whether it is the expected
-    one.
-    """
+    """Whether a reply can be read as one of its role; of a role without a form, whether it is the expected one."""
     role = str(row["role"])
     if role not in READ:
         return {role: said == row["reply"]}

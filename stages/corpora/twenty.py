@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stages.corpora import Example
+from stages.corpora import Example, by_share, vocabulary
 from stages.envs.objects import cut_table, own_table
 from stages.envs.twenty_questions import BRIEF, brief_answer
 from stages.frame.types import Message
@@ -124,10 +124,7 @@ def reply(thought: str, action: Action, *, told: bool = False) -> str:
 
 def state(g: Game) -> list[Message]:
     """The conversation so far, as an episode holds it."""
-    found: list[Message] = [
-        {"role": "system", "content": BRIEF},
-        {"role": "user", "content": f"{QUESTIONS} left."},
-    ]
+    found: list[Message] = [{"role": "system", "content": BRIEF}, {"role": "user", "content": f"{QUESTIONS} left."}]
     for asked, turn in enumerate(g.turns, 1):
         found.append({"role": "assistant", "content": reply(turn.thought, turn.action)})
         found.append({"role": "user", "content": brief_answer(str(turn.action), turn.answer, QUESTIONS - asked)})
@@ -277,13 +274,11 @@ MAKERS: dict[str, Callable[[random.Random, Roles], Example]] = {
 
 def example(rng: random.Random, roles: Roles, role: str | None = None) -> Example:
     """One example, of the given role or of a random one by SHARE."""
-    return MAKERS[role or rng.choices(list(SHARE), weights=list(SHARE.values()))[0]](rng, roles)
+    return MAKERS[role or by_share(rng, SHARE)](rng, roles)
 
 
 def words(roles: Roles, n: int = 4000) -> list[str]:
     """The vocabulary: every word that n random examples hold, and every name of the table."""
     rng = random.Random("vocabulary")
-    made = [example(rng, roles) for _ in range(n)]
-    texts = [str(m["content"]) for e in made for m in [*e.messages, {"content": e.reply}]]
-    texts += [*table(), *attributes(), roles.templates["value"], "unclear unreadable none 1 0"]
-    return sorted({word for text in texts for word in text.replace(".", " . ").replace(",", " , ").split()})
+    texts = [*table(), *attributes(), roles.templates["value"], "unclear unreadable none 1 0"]
+    return vocabulary([example(rng, roles) for _ in range(n)], texts)

@@ -40,9 +40,7 @@ _ANSWERS = {
 
 @dataclass
 class Walk:
-    """Where the agent is: the pages that it opened, the one that is open last, what it has saved, and whether it has
-    been wrong once.
-    """
+    """The pages that the agent opened, the open one last, what it has saved, and whether it was wrong once."""
 
     corpus: Corpus
     question: str
@@ -117,8 +115,5 @@ def _answer(walk: Walk, rng: random.Random) -> str:
 def _world(seed: int) -> tuple[list[Scenario], Corpus, Callable[[], Env]]:
     """Its questions of the training split, its pages, and what makes an environment of it."""
     options = {**OPTIONS, "sample_seed": seed}
-    return (
-        envs.scenarios("wiki_search", options, "train", None, 0),
-        sample(seed)[0],
-        envs.make_env("wiki_search", options),
-    )
+    scenarios = envs.scenarios("wiki_search", options, "train", None, 0)
+    return scenarios, sample(seed)[0], envs.make_env("wiki_search", options)

@@ -121,10 +121,7 @@ def sums(pairs: Sequence[str], choices: Sequence[str], rng: random.Random) -> li
 
 
 def broken_rules(
-    steps: Sequence[DeskStep],
-    book: Mapping[tuple[str, str], Rule],
-    data: dict[str, Any],
-    chosen: Sequence[str],
+    steps: Sequence[DeskStep], book: Mapping[tuple[str, str], Rule], data: dict[str, Any], chosen: Sequence[str]
 ) -> list[Rule]:
     """The rules that the options chosen so far have broken, in the order of the steps."""
     needed = needed_rules(steps, book, data)

@@ -32,18 +32,7 @@ from stages.envs.desk_rules import (
     rule_book,
     steps_of,
 )
-from stages.envs.desk_words import (
-    FAREWELL,
-    OPTIONS_OF,
-    Rule,
-    audit,
-    done,
-    lack,
-    lessons,
-    n_wrong,
-    opening,
-    system_text,
-)
+from stages.envs.desk_words import FAREWELL, OPTIONS_OF, Rule, audit, done, lack, lessons, n_wrong, opening, system_text
 from stages.frame.react import parse_react
 from stages.frame.types import Ask, Env, Malformed, Message, Scenario, Step, UsageError
 

@@ -26,14 +26,8 @@ LARGEST = 3.4028234663852886e38
 ROLES = ("user", "tool")
 """Who may speak in an observation: the system message is `Env.system`, and the assistant is the policy."""
 
-_PLACES = {
-    "system": "put it into `system`",
-    "assistant": "only the policy speaks as the assistant; say it as the user",
-}
-_SHAPES: dict[type, str] = {
-    str: 'return ({"role": "user", "content": text},)',
-    dict: "return (message,)",
-}
+_PLACES = {"system": "put it into `system`", "assistant": "only the policy speaks as the assistant; say it as the user"}
+_SHAPES: dict[type, str] = {str: 'return ({"role": "user", "content": text},)', dict: "return (message,)"}
 
 
 class BrokenEnvironment(UsageError):

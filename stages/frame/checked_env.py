@@ -55,9 +55,7 @@ def _checked(make_env: Callable[[], Env], where: str, limit_s: float, more: str)
 
 
 class CheckedEnv:
-    """One running episode. Raises BrokenEnvironment for what breaks the contract; EnvironmentLeft and EnvironmentSilent,
-    which are failures; whatever the environment raises.
-    """
+    """One running episode. Raises BrokenEnvironment, EnvironmentLeft, EnvironmentSilent, and what it raises."""
 
     def __init__(self, env: Env, at: At, answers: _Answers | None) -> None:
         self._env, self._at, self._answers = env, at, answers

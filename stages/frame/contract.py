@@ -22,18 +22,16 @@ POLICY_STAGES = ("distill", "rft", "grpo", "self_ac")
 
 
 class Config(BaseModel):
-    """Base of every config section: frozen, and an unknown key is an error. An error's text quotes no value: it may be
-    a secret.
-    """
+    """Base of every config section: frozen; an unknown key is an error, whose text quotes no value, as of a secret."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True, use_attribute_docstrings=True
+    )
 
 
 @dataclass(frozen=True)
 class FromPath:
-    """Marks a config field that names a file or a folder, "" being none: what stands there is part of the fingerprint,
-    too.
-    """
+    """Marks a config field that names a file or a folder ("" = none), whose content is part of the fingerprint."""
 
     used_with: str = ""  # key of the same section without which nothing is read
     beside: str = ""  # a file of this name, beside the file that is named, is read as well
@@ -46,9 +44,7 @@ class OfTask:
 
 @dataclass(frozen=True)
 class OfModule:
-    """Marks a config field that may name a module of one's own (stages/frame/own.py), whose code is then part of the
-    fingerprint.
-    """
+    """Marks a config field that may name a module of one's own, whose code is then part of the fingerprint."""
 
 
 DataPath = Annotated[str, FromPath()]
@@ -94,9 +90,7 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Context:
-    """All that a stage's function sees. Nothing else reaches a result: no environment variable, no clock, no global
-    seed.
-    """
+    """All that a stage's function sees: no environment variable, no clock and no global seed reaches a result."""
 
     config: Any  # the stage's own Config
     run: Any  # the RunConfig: task, model, roles; shared by all stages of a pipeline
@@ -125,9 +119,7 @@ class Context:
         return next((self.adapter(stage) for stage in POLICY_STAGES if self.latest(stage)), None)
 
     def adapter(self, stage: str, folder: str = "adapter") -> str | None:
-        """Name of the adapter that the newest run of `stage` left, loaded into the engine; None = no such run, use the
-        base model.
-        """
+        """Name of the adapter that the newest run of `stage` left, loaded into the engine; None = there is no run."""
         if (run_id := self.latest(stage)) is None:
             return None
         name = f"{run_id}-{folder}"
@@ -147,9 +139,8 @@ class Stage:
     run: Callable[[Context], Outputs]
     shared: tuple[str, ...] = ("task", "model", "roles")  # sections of the RunConfig that it reads
     outputs: tuple[str, ...] = ()  # tables and artifacts it writes, for `turnwise stages`
-    roles_with: Mapping[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # upstream stage -> roles that are prompted only where it has a run
+    # upstream stage -> roles that are prompted only where it has a run
+    roles_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def check_roles(stage: Stage, inputs: Collection[str], prompts: Collection[str], *, where: str) -> None:

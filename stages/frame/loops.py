@@ -10,9 +10,7 @@ _making = threading.Lock()
 
 
 def event_loop(name: str) -> asyncio.AbstractEventLoop:
-    """The running loop of that name, the same one for every caller of this process. What belongs to one loop is awaited
-    on no other.
-    """
+    """The running loop of that name, one a process. What belongs to one loop is awaited on no other."""
     # `functools.cache` would be no lock: first calls from several threads would each make a loop.
     with _making:
         if name not in _loops:

@@ -1,5 +1,4 @@
-"""Modules of one's own, which a config names in place of one that ships: `task.env = "my.traffic"` is my/traffic.py of
-the project folder.
+"""Modules of one's own, named by a config: `task.env = "my.traffic"` is my/traffic.py of the project folder.
 
 Such a module is code and runs as it is imported. So it is looked for in the project folder alone, in which the process
 works, and only a config makes it be imported (SECURITY.md).

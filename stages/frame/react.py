@@ -32,8 +32,7 @@ def parse_react(text: str) -> tuple[str, str]:
     the last one counts.
 
     The thought is what stands in the last <think>, or after the last 'Thought:', before that action; it may be empty.
-    The action is what stands between its tags; without tags it is the rest, up to a line that begins an invented
-    observation or thought.
+    The action stands between its tags; without tags it is the rest, up to an invented observation or thought.
     Raises Malformed where there is no action, nothing in it, or a tag that is never closed.
     """
     first = _THINK.search(text)
@@ -63,28 +62,20 @@ def parse_react(text: str) -> tuple[str, str]:
 
 
 def opened_thought(prompt: str) -> str:
-    """The <think> that a reasoning model's chat template opens at the end of a prompt, with the white space behind it;
-    "" where it opens none.
-    """
+    """The <think> that a chat template opens at the end of a prompt, with the white space behind it; "" = none."""
     found = _OPENED.search(prompt)
     return found[0] if found else ""
 
 
 def without_thought(text: str) -> str:
-    """A reply without the <think> part in front of it, which is for nobody but the model. Raises Malformed where that
-    is never closed.
+    """A reply without the <think> part in front of it. Raises Malformed where that is never closed.
 
-    A part that a chat template opened in the prompt may begin without its tag. Text with none in front is given back as
-    it is.
+    A part that the prompt opened may begin without its tag. Text with none in front is given back as it is.
     """
     first = _THINK.search(text)
     if first is None or (not first[0].startswith("</") and text[: first.start()].strip()):
         return text
-    closed = (
-        first
-        if first[0].startswith("</")
-        else next((tag for tag in _THINK.finditer(text) if tag[0].startswith("</")), None)
-    )
+    closed = next((tag for tag in _THINK.finditer(text) if tag[0].startswith("</")), None)
     if closed is None:
         raise Malformed(
             "the tag <think> is not closed in the reply; end it with </think>, within roles.max_thought_tokens"
@@ -93,9 +84,7 @@ def without_thought(text: str) -> str:
 
 
 def thought_of(text: str) -> str:
-    """What stands in the <think> part in front of a reply; "" where it has none, or an empty one, or one without an
-    end.
-    """
+    """What stands in the <think> part in front of a reply; "" where it is missing, empty or without an end."""
     try:
         return _THINK.sub("", text.removesuffix(without_thought(text))).strip()
     except Malformed:

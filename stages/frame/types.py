@@ -21,9 +21,7 @@ Row = dict[str, Any]
 
 
 class Outcome(StrEnum):
-    """How an episode ended. Only SCORED, POLICY_FAILED and TRUNCATED are the policy's doing, so only they are trained
-    on.
-    """
+    """How an episode ended. Trained on are only SCORED, POLICY_FAILED and TRUNCATED, the policy's own doing."""
 
     SCORED = "scored"  # the environment, or a limit of the task's (task.at_limit), ended it; its rewards count
     POLICY_FAILED = "policy_failed"  # replies unreadable past the allowance
@@ -40,8 +38,7 @@ class Outcome(StrEnum):
 class Scenario:
     """One start of an environment. `data` is JSON and is all that `Env.reset` needs.
 
-    seed: of an episode that begins here, for what an environment draws. A rollout gives each of its episodes one; it is
-    not stored.
+    seed: for what an environment draws. A rollout gives each of its episodes one; it is not stored.
     """
 
     task: str
@@ -67,8 +64,7 @@ class Request:
 class Completion:
     """What an engine produced: these ids and log-probs, never a re-tokenised text, are what is trained on.
 
-    token_ids end with the end-of-turn token where finish_reason is "stop"; log_probs are of the untempered
-    distribution (temperature 1), one a token.
+    token_ids end with the end-of-turn token where finish_reason is "stop"; log_probs: of temperature 1, one a token.
     """
 
     text: str
@@ -89,9 +85,7 @@ class Engine(Protocol):
 
     @property
     def context(self) -> int | None:
-        """Most tokens of a prompt and its reply together; None = not known. Asked anew each time: a server may have
-        another one after a restart.
-        """
+        """Most tokens of prompt and reply together; None = not known. Asked anew: a restart may change a server's."""
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]: ...
 
@@ -125,9 +119,7 @@ class Streamer(Protocol):
     """What an engine may be besides: one that takes requests while others are under way."""
 
     def stream(self, more: More) -> Replies:
-        """Replies to the requests of `more`, which is asked between two steps; with "some" where nothing is under way.
-        Raises as `generate`.
-        """
+        """Replies to the requests of `more`, asked between two steps; "some" where nothing is under way."""
 
 
 @runtime_checkable
@@ -192,9 +184,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Episode:
-    """Turns of one scenario by one policy. `messages` starts with the system message and ends with the last
-    observation.
-    """
+    """Turns of one scenario by one policy. `messages`: from the system message to the last observation."""
 
     id: str
     scenario: Scenario
@@ -217,9 +207,7 @@ class Episode:
 
 
 class Ask(Protocol):
-    """An LLM as an environment sees it: messages in, text out, greedy unless a temperature is given. Raises
-    EngineUnavailable.
-    """
+    """An LLM as an environment sees it: messages in, text out, greedy by default. Raises EngineUnavailable."""
 
     def __call__(self, messages: Sequence[Message], *, temperature: float = 0.0, seed: int = 0) -> str: ...
 

@@ -2,10 +2,10 @@
 
 Modules:
 
+    asking    a role asked as the run's config says; used by all that follow
     backup    the language Bellman backup: real steps and a sampled future, merged and corrected; used by targets
     critique  k futures of (s, a) and the verdict on them; used by refine, pick and the audit
-    hindsight  what really came of an action, told as a successor would; used by refine without one
-    rolled    the same word after rollouts of the action, told as futures; used by pick without a successor
+    rolled    rollouts of an action, or what really came of it, told as futures; used by pick and refine without a successor
     audit     the critic against returns and against the environment's truth
     q_audit   the same of a critic that is a number
     gate      the outcome gate, an option of refine

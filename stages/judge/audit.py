@@ -19,10 +19,11 @@ from stages import envs
 from stages.frame.contract import Context
 from stages.frame.own import telling
 from stages.frame.types import Episode, Malformed, Row, Turn
+from stages.judge.asking import ask_role
 from stages.judge.critique import Judgement, judge
 from stages.learn.statistics import auroc, bootstrap_interval, calibration, cluster_draws, share_interval, spearman
 from stages.llm.last_message import check_last_message
-from stages.llm.roles import NO_ROOM, Roles, ask, mix
+from stages.llm.roles import NO_ROOM, Roles, mix
 from stages.llm.tokens import nothing_fits
 from stages.play.environment import read_action
 
@@ -52,9 +53,7 @@ class Case:
 
 
 def audit(context: Context, roles: Roles, episodes: Sequence[Episode], n_turns: int, k: int) -> Audit:
-    """Judge the policy's own actions and, at the same states, actions of the base policy, of which more are wrong.
-    Raises UsageError where not one prompt of the critic fits.
-    """
+    """Judge own actions and, at the same states, the base policy's. Raises UsageError where no prompt fits."""
     pairs, counts = audited(context, roles, episodes, n_turns)
     words = judge(
         context, roles, [(e.messages[: t.state_len], a) for e, t, a, _ in pairs], k=k, seed=mix(context.seed, "audit")
@@ -91,22 +90,13 @@ def audited(
     pairs = [(e, t, t.action, True) for e, t in turns] + [
         (e, t, a, False) for (e, t), a in zip(turns, others, strict=True) if a
     ]
-    return pairs, {
-        "audit/unreadable": float(others.count("") - too_long),
-        "audit/out_of_context": float(too_long),
-    }
+    return pairs, {"audit/unreadable": float(others.count("") - too_long), "audit/out_of_context": float(too_long)}
 
 
 def base_actions(context: Context, roles: Roles, turns: Sequence[tuple[Episode, Turn]]) -> tuple[list[str], int]:
-    """What the untrained model would do at these states, "" where the environment could not read it; and how many of
-    them do not fit.
-    """
-    s = context.run.roles
+    """What the untrained model would do at these states, "" if unreadable; and how many of them do not fit."""
     prompts = [roles.policy(e.messages[: t.state_len]) for e, t in turns]
-    replies = ask(
-        context.engine, prompts, role="policy", adapter=None, temperature=1.0, max_tokens=s.action_room,
-        seed=mix(context.seed, "base"),
-    )  # fmt: skip
+    replies = ask_role(context, "policy", prompts, adapter=None, seed=mix(context.seed, "base"), temperature=1.0)
     found = []
     for (e, t), (_, reply) in zip(turns, replies, strict=True):
         try:
@@ -134,9 +124,7 @@ def ends_well(future: str, win_words: Sequence[str], loss_words: Sequence[str]) 
 
 
 def against_returns(cases: Sequence[Case]) -> list[Row]:
-    """Own actions only: the return that followed against verdict (1 = Yes) and predicted success. One row a measure, as
-    of `share` and `order`.
-    """
+    """Own actions only: the return that followed against verdict (1 = Yes) and predicted success, a row a measure."""
     own = [c for c in cases if c.own and c.judgement.verdict != "malformed"]
     if not own:
         return []
@@ -155,9 +143,7 @@ def against_returns(cases: Sequence[Case]) -> list[Row]:
 
 
 def against_truth(context: Context, cases: Sequence[Case]) -> list[Row]:
-    """Where the environment's module has `truth`: verdicts against right or wrong, futures against exact Q*, the cause
-    named.
-    """
+    """Where the environment has `truth`: verdicts against right or wrong, futures against exact Q*, the cause named."""
     read, facts = truths(context, cases)
     if not read:
         return []
@@ -195,32 +181,24 @@ def truths(context: Context, cases: Sequence[Case]) -> tuple[list[Case], list[An
 
 
 def by_turn(cases: Sequence[Case], no: Sequence[float], right: Sequence[bool]) -> list[Row]:
-    """Where in an episode policy and critic go wrong: `audit/turn0/own_right` is the share of right first actions of
-    the policy.
-    """
+    """Where policy and critic go wrong: `audit/turn0/own_right` is the policy's share of right first actions."""
     found = []
     for index in sorted({c.turn.index for c in cases}):
         here = [c.turn.index == index for c in cases]
         own = [h and c.own for h, c in zip(here, cases, strict=True)]
+        at_right = [h and r for h, r in zip(here, right, strict=True)]
+        at_wrong = [h and not r for h, r in zip(here, right, strict=True)]
         found.append(share(f"audit/turn{index}/own_right", cases, [float(r) for r in right], own))
-        found.append(
-            share(f"audit/turn{index}/no_if_right", cases, no, [h and r for h, r in zip(here, right, strict=True)])
-        )
-        found.append(
-            share(f"audit/turn{index}/no_if_wrong", cases, no, [h and not r for h, r in zip(here, right, strict=True)])
-        )
+        found.append(share(f"audit/turn{index}/no_if_right", cases, no, at_right))
+        found.append(share(f"audit/turn{index}/no_if_wrong", cases, no, at_wrong))
     return found
 
 
 def share(name: str, cases: Sequence[Case], values: Sequence[float], where: Sequence[bool] | None = None) -> Row:
-    """A measure: the mean of values (0 or 1) over the cases `where`, NaN of none, with its interval. Turns of one
-    episode are a cluster.
-    """
+    """A measure: the mean of values (0 or 1) over the cases `where`, NaN of none; its interval is by episodes."""
     chosen = [i for i in range(len(cases)) if where is None or where[i]]
     clusters, ys = [cases[i].episode.id for i in chosen], [values[i] for i in chosen]
-    low, high = share_interval(ys, clusters)
-    value = sum(ys) / len(ys) if ys else math.nan
-    return {"name": name, "value": value, "low": low, "high": high, "actions": len(ys), "episodes": len(set(clusters))}
+    return measure(name, sum(ys) / len(ys) if ys else math.nan, share_interval(ys, clusters), clusters)
 
 
 def order(
@@ -228,15 +206,14 @@ def order(
 ) -> Row:
     """A measure that is no share: of pairs, with the interval of a bootstrap over episodes."""
     clusters, a, b = [c.episode.id for c in cases], np.array(x), np.array(y)
-    low, high = bootstrap_interval(lambda rows: statistic(a[rows], b[rows]), cluster_draws(clusters, RESAMPLES, 0))
-    return {
-        "name": name,
-        "value": statistic(a, b),
-        "low": low,
-        "high": high,
-        "actions": len(cases),
-        "episodes": len(set(clusters)),
-    }
+    interval = bootstrap_interval(lambda rows: statistic(a[rows], b[rows]), cluster_draws(clusters, RESAMPLES, 0))
+    return measure(name, statistic(a, b), interval, clusters)
+
+
+def measure(name: str, value: float, interval: tuple[float, float], clusters: Sequence[str]) -> Row:
+    """clusters: the episode of each action."""
+    found = {"name": name, "value": value, "low": interval[0], "high": interval[1]}
+    return found | {"actions": len(clusters), "episodes": len(set(clusters))}
 
 
 def past_actions(case: Case) -> list[str]:
@@ -252,9 +229,7 @@ def row(c: Case) -> Row:
 
 
 def intervals(folder: Path, table: Sequence[Row]) -> dict[str, Path]:
-    """Every measure that is defined with its 95 % interval, in which the turns of an episode count as a cluster and not
-    one by one.
-    """
+    """Every measure that is defined with its 95 % interval, in which the turns of an episode are one cluster."""
     path = folder / "intervals.json"
     known = [
         {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in one.items()}

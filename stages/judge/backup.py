@@ -1,8 +1,7 @@
 """The language Bellman backup: what really happened after an action, merged with a future sampled from the target
 network, then corrected so that it says nothing that only hindsight knows.
 
-Source: arXiv 2512.04601, section 4 (successor training) and Algorithm 1; several real steps, merged from the last one
-back, are ours.
+Source: arXiv 2512.04601, section 4 (successor training) and Algorithm 1; several real steps are ours.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from stages.frame.contract import Context
 from stages.frame.types import Completion, Malformed, Message
-from stages.llm.roles import NO_ROOM, Roles, ask, complete_future, mix
+from stages.judge.asking import ask_role
+from stages.llm.roles import NO_ROOM, Roles, complete_future, mix
 from stages.llm.tokens import OUT_OF_CONTEXT
 from stages.play.environment import read_action
 from stages.play.transitions import Transition
@@ -23,9 +23,7 @@ UNREADABLE = "next action"
 
 @dataclass(frozen=True)
 class Backup:
-    """Transitions that follow each other, on their way to a target of the first. A role whose reply cannot be read, or
-    that could not be asked, sets `dropped`.
-    """
+    """Transitions that follow each other, on their way to a target of the first. `dropped`: why there is none."""
 
     chain: tuple[Transition, ...]
     weight: float
@@ -59,39 +57,22 @@ def bellman_backup(context: Context, roles: Roles, drawn: Sequence[Backup]) -> l
 
 def sampled_futures(context: Context, roles: Roles, drawn: Sequence[Backup]) -> list[Backup]:
     """a' ~ pi(.|s'), f' ~ M_target(.|s', a') of every chain that does not end its episode."""
-    s, seed = context.run.roles, context.seed
     policy, target = context.adapter(learner(context)), target_network(context)
     backups = list(drawn)
     open_ends = [i for i, b in enumerate(backups) if not b.chain[-1].terminal]
     prompts = [roles.policy(backups[i].chain[-1].next_state) for i in open_ends]
-    replies = ask(
-        context.engine,
-        prompts,
-        role="policy",
-        adapter=policy,
-        temperature=s.policy_temperature,
-        max_tokens=s.action_room,
-        seed=mix(seed, "a'"),
-    )
+    replies = ask_role(context, "policy", prompts, adapter=policy, seed=mix(context.seed, "a'"))
     for i, (_, reply) in zip(open_ends, replies, strict=True):
         try:
-            backups[i] = replace(
-                backups[i], next_action=read_action(context, backups[i].chain[-1].next_state, reply.text)[1]
-            )
+            state = backups[i].chain[-1].next_state
+            backups[i] = replace(backups[i], next_action=read_action(context, state, reply.text)[1])
         except Malformed:
             backups[i] = dropped(backups[i], reply, UNREADABLE)
 
     open_ends = [i for i in open_ends if not backups[i].dropped]
     prompts = [successor_prompt(roles, backups[i].chain[-1].next_state, backups[i].next_action) for i in open_ends]
-    replies = ask(
-        context.engine,
-        prompts,
-        role="successor",
-        adapter=target,
-        temperature=s.target_temperature,
-        max_tokens=s.future_room,
-        seed=mix(seed, "f'"),
-    )
+    heat, seed = context.run.roles.target_temperature, mix(context.seed, "f'")
+    replies = ask_role(context, "successor", prompts, adapter=target, seed=seed, temperature=heat)
     for i, (_, reply) in zip(open_ends, replies, strict=True):
         try:
             backups[i] = replace(backups[i], future=complete_future(reply))
@@ -107,15 +88,11 @@ def dropped(b: Backup, reply: Completion, what: str) -> Backup:
 
 def merged(context: Context, roles: Roles, backups: Sequence[Backup], depth: int) -> list[Backup]:
     """The future of transition `depth` of every chain that is so long, from what followed it and the future after that."""
-    s = context.run.roles
-    judge = None if s.frozen == "base" else target_network(context)
+    judge = None if context.run.roles.frozen == "base" else target_network(context)
     found = list(backups)
 
     def told(prompts: Sequence[list[Message]], role: str) -> list[tuple[tuple[int, ...], Completion]]:
-        return ask(
-            context.engine, prompts, role=role, adapter=judge, temperature=s.judge_temperature, max_tokens=s.future_room,
-            seed=mix(context.seed, role, depth),
-        )  # fmt: skip
+        return ask_role(context, role, prompts, adapter=judge, seed=mix(context.seed, role, depth))
 
     live = [i for i, b in enumerate(found) if depth < len(b.chain) and not b.dropped]
     prompts = [teacher_prompt(roles, found[i].chain[depth], found[i].future) for i in live]
@@ -150,18 +127,14 @@ def successor_prompt(roles: Roles, state: Sequence[Message], action: str) -> lis
 
 
 def teacher_prompt(roles: Roles, t: Transition, future: str) -> list[Message]:
-    """The teacher's prompt x+: the real next observation, the reward of the step, the future after it where the episode
-    did not end.
-    """
+    """The teacher's prompt x+: the real next observation, the step's reward, the future after it, if there is one."""
     return roles.prompt(
         "combine", t.state, action=t.action or "unreadable", thought=t.thought, observation=t.observation, reward=reward_text(t), future=future,
     )  # fmt: skip
 
 
 def reward_text(t: Transition) -> str:
-    """The field `reward` of combine: the number where the episode ended, "<number> now" where it goes on and the step
-    was paid, else "none".
-    """
+    """combine's `reward`: the number at the episode's end, "<number> now" of a paid step before it, else "none"."""
     return f"{t.reward:g}" if t.terminal else f"{t.reward:g} now" if t.reward else "none"
 
 

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 
 from stages.frame.contract import Context
 from stages.frame.types import Completion, Malformed, Message
+from stages.judge.asking import ask_role
 from stages.judge.backup import successor_prompt
-from stages.llm.roles import NO_ROOM, Roles, ask, complete_future, mix, parse_evaluation
+from stages.llm.roles import NO_ROOM, Roles, complete_future, mix, parse_evaluation
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """futures as predicted, the critique in words, and its verdict: "yes", "no" or "malformed"; also where a prompt was
-    out of context.
-    """
+    """Futures as predicted, the critique, and its verdict: "yes", "no" or "malformed", also of what did not fit."""
 
     futures: tuple[str, ...]
     critique: str
@@ -29,21 +28,10 @@ class Judgement:
 def judge(
     context: Context, roles: Roles, pairs: Sequence[tuple[Sequence[Message], str]], *, k: int, seed: int
 ) -> list[Judgement]:
-    """The critic's word on each (state, action), in order. An unreadable future or verdict makes a "malformed"
-    judgement.
-    """
-    s = context.run.roles
+    """The critic's word on each (state, action), in order; "malformed" where a future or verdict is unreadable."""
     adapter = context.adapter("critic")
     prompts = [successor_prompt(roles, state, action) for state, action in pairs for _ in range(k)]
-    replies = ask(
-        context.engine,
-        prompts,
-        role="successor",
-        adapter=adapter,
-        temperature=s.future_temperature,
-        max_tokens=s.future_room,
-        seed=mix(seed, "future"),
-    )
+    replies = ask_role(context, "successor", prompts, adapter=adapter, seed=mix(seed, "future"))
     futures = [[reply for _, reply in replies[i * k : (i + 1) * k]] for i in range(len(pairs))]
     return verdicts(context, roles, pairs, futures, adapter=adapter, seed=seed)
 
@@ -57,23 +45,13 @@ def verdicts(
     adapter: str | None,
     seed: int,
 ) -> list[Judgement]:
-    """The evaluator's word on each (state, action) after reading its futures, wherever they come from. adapter: of the
-    weights that are trained; with `roles.frozen` "base" it is not used.
-    """
-    s = context.run.roles
+    """The evaluator's word on each (state, action) after its futures. adapter: not used with `roles.frozen` "base"."""
     prompts = [
         roles.prompt("evaluator", state, action=action, thought="", futures="\n".join(reply.text for reply in group))
         for (state, action), group in zip(pairs, futures, strict=True)
     ]
-    replies = ask(
-        context.engine,
-        prompts,
-        role="evaluator",
-        adapter=None if s.frozen == "base" else adapter,
-        temperature=s.judge_temperature,
-        max_tokens=s.future_room,
-        seed=mix(seed, "verdict"),
-    )
+    adapter = None if context.run.roles.frozen == "base" else adapter
+    replies = ask_role(context, "evaluator", prompts, adapter=adapter, seed=mix(seed, "verdict"))
     return [judgement(group, reply) for group, (_, reply) in zip(futures, replies, strict=True)]
 
 

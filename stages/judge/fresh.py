@@ -1,21 +1,22 @@
 """Fresh actions at states of the replay: what refine rewrites and pick chooses among, and the row that the policy learns.
 
-Source: arXiv 2512.04601, section 4 (policy improvement): states are of the replay; that actions are sampled afresh is
-ours.
+Source: arXiv 2512.04601, section 4 (policy improvement): states are of the replay; fresh actions are ours.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from stages.frame.contract import Config, Context
 from stages.frame.types import Completion, Malformed, Message, MissingInput, Row
+from stages.judge.asking import ask_role
 from stages.judge.refinement import UNREADABLE
-from stages.llm.roles import NO_ROOM, Roles, ask, check_student, mix, policy_text
+from stages.llm.roles import NO_ROOM, Roles, check_student, mix, policy_text
 from stages.llm.tokens import OUT_OF_CONTEXT
 from stages.play.drawing import Draw, by_priority
 from stages.play.environment import read_action
@@ -26,33 +27,20 @@ class StatesConfig(Config):
     """At which states the policy is improved."""
 
     states: int = Field(128, ge=1, description="States with an action to be learned, an iteration. [ours]")
-    tries: int = Field(
-        6,
-        ge=1,
-        description="Most times that states are drawn: first all, then further ones in the place of those that left no row. [ours]",
-    )
+    tries: int = Field(6, ge=1)
+    """Most times that states are drawn: first all, then further ones in the place of those that left no row. [ours]"""
     replay_size: int = Field(4000, ge=1, description="Newest transitions whose states can be drawn. [ours]")
-    draw: Draw = Field(
-        "turn",
-        description="States are drawn one by one, or by the episode: its turns share what was said before. [ours]",
-    )
-    alpha: float = Field(
-        0.6,
-        ge=0,
-        description="States by the critic's priorities, p ~ (loss + eps)^alpha; 0 = uniform. [paper: its replay is; exponent ours]",
-    )
+    draw: Draw = "turn"
+    """States are drawn one by one, or by the episode: its turns share what was said before. [ours]"""
+    alpha: float = Field(0.6, ge=0)
+    """States by the critic's priorities, p ~ (loss + eps)^alpha; 0 = uniform. [paper: its replay is; exponent ours]"""
     eps: float = Field(0.01, gt=0, description="So that no state is ever given up. [ours]")
-    warmup: int = Field(
-        0,
-        ge=0,
-        description="First iterations without improvement, so that the critic has learned something before the policy follows it. [ours; paper: 0]",
-    )
+    warmup: int = Field(0, ge=0)
+    """First iterations without improvement, so that the critic has learned something before the policy follows it. [ours; paper: 0]"""
 
 
 def states_in_order(context: Context, stage: str, collects: Sequence[str], critics: Sequence[str]) -> list[Candidate]:
-    """All states of these runs of collect that can be drawn, each next one by its priority. Raises MissingInput without
-    one.
-    """
+    """All states of these collect runs that can be drawn, in the order of the draw. Raises MissingInput without one."""
     config: StatesConfig = context.config
     pool = candidates(context.replay, collects, newest=config.replay_size)
     if not pool:
@@ -65,13 +53,14 @@ def sampled_actions(
     context: Context, roles: Roles, drawn: Sequence[Transition], adapter: str | None, *, n: int = 1
 ) -> list[list[tuple[tuple[int, ...], Completion]]]:
     """n replies of the policy in each of these states, with the ids of its prompt."""
-    s = context.run.roles
     prompts = [roles.policy(t.state) for t in drawn for _ in range(n)]
-    replies = ask(
-        context.engine, prompts, role="policy", adapter=adapter, temperature=s.policy_temperature,
-        max_tokens=s.action_room, seed=mix(context.seed, "a"), thoughts=True,
-    )  # fmt: skip
+    replies = ask_role(context, "policy", prompts, adapter=adapter, seed=mix(context.seed, "a"), thoughts=True)
     return [replies[start : start + n] for start in range(0, len(replies), n)]
+
+
+def too_long(tried: Sequence[Any]) -> set[tuple[str, int]]:
+    """Keys of the states that have no room in the model's context, of what was made of them: with `state`, `dropped`."""
+    return {one.state.key for one in tried if one.dropped == OUT_OF_CONTEXT}
 
 
 def unreadable(context: Context, at: Transition, reply: Completion) -> str:
@@ -98,9 +87,7 @@ def policy_row(
     number: int,
     **info: object,
 ) -> Row:
-    """A row of `targets` with role "policy". The student's prompt is the policy's own; the teacher's, if there is one,
-    holds what is `privileged`.
-    """
+    """A row of `targets` with role "policy": the policy's own prompt; the teacher's holds what is `privileged`."""
     ids, messages = teacher
     student = context.engine.decode(prompt_ids)
     check_student(student, policy_text(roles, at.state), privileged)

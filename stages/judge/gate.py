@@ -30,9 +30,7 @@ class Trial:
 def no_worse(
     context: Context, roles: Roles, pairs: Sequence[tuple[Transition, Completion, Completion]], n: int
 ) -> list[Trial]:
-    """For each (state, old action, new action): whether n rollouts of the new one by the current policy return as much
-    as n of the old one. Not passed, too, where a rollout failed: then nothing is known.
-    """
+    """Whether n rollouts of the new action return as much as n of the old one; not passed where a rollout failed."""
     starts = [(state, action) for state, old, new in pairs for action in (old, new)]
     groups = played_on(context, roles, starts, n=n, adapter=context.adapter("critic"), seed=mix(context.seed, "gate"))
     return [

@@ -17,9 +17,7 @@ from stages.llm.roles import Roles
 
 
 def q_audit(context: Context, roles: Roles, episodes: Sequence[Episode], n_turns: int) -> Audit:
-    """Q's order of actions against the returns of the policy's own and against exact Q*, under the names that the order
-    by predicted futures has. Metrics that are defined, rows of `judgements`, intervals as a file.
-    """
+    """Q's order of actions against returns and exact Q*, under the names that the order by futures has."""
     pairs, counts = audited(context, roles, episodes, n_turns)
     prompts = q_prompts(context, roles, [(e.messages[: t.state_len], a) for e, t, a, _ in pairs])
     known = [(pair, ids) for pair, ids in zip(pairs, prompts, strict=True) if ids]

@@ -41,9 +41,7 @@ class Refinement:
 
 
 def cap_yes(refined: Sequence[Refinement], most: float, rng: random.Random) -> list[Refinement]:
-    """The rows to be learned, with at most the share `most` of actions kept because of "Yes": else a pleased critic
-    teaches nothing but itself.
-    """
+    """The rows to be learned, at most the share `most` kept by "Yes": else a pleased critic teaches only itself."""
     yes = [r for r in refined if not r.dropped and r.kept_action and not r.refused]
     no = [r for r in refined if not r.dropped and (not r.kept_action or r.refused)]
     allowed = len(yes) if most >= 1 else int(most * len(no) / (1 - most) + 1e-9)  # 0.7 * 3 / (1 - 0.7) is 6.9999...
@@ -83,9 +81,7 @@ def metrics(refined: Sequence[Refinement], kept: Sequence[Refinement]) -> dict[s
 
 
 def drawn_again(tries: Sequence[Sequence[Refinement]], kept: Sequence[Refinement], wanted: int) -> dict[str, float]:
-    """How many states were drawn in the place of dropped ones, in how many tries, and how many are missing all the
-    same.
-    """
+    """States that were drawn in the place of dropped ones, in how many tries, and how many are missing still."""
     first, *others = [len(by_action(rows)) for rows in tries]
     return {
         "refine/tries": float(len(tries)),

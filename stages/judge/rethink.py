@@ -4,8 +4,7 @@ The paper corrects the chain of thought of a text that was made with privileged 
 is free prose as long as a page, of which a corrector would have to find and rewrite every sentence; here it is thought
 anew instead: the policy's own prompt, and after it the action to arrive at, and nothing else that the teacher knew.
 Reply and thought come in one piece from the engine, so that what is learned is ids as they were produced.
-Source: rationales with the answer as a hint, learned without it: STaR, arXiv 2203.14465; that it is done here is ours
-(docs/explanation/decisions.md).
+Source: rationales with the answer as a hint, learned without it: STaR, arXiv 2203.14465; its use here is ours.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from dataclasses import dataclass
 from stages.frame.contract import Context
 from stages.frame.react import parse_react, thought_of, without_thought
 from stages.frame.types import Completion, Malformed, Message
+from stages.judge.asking import ask_role
 from stages.llm.pieces import leaked_piece
-from stages.llm.roles import NO_ROOM, Roles, ask, mix, policy_text
+from stages.llm.roles import NO_ROOM, Roles, mix, policy_text
 from stages.llm.tokens import OUT_OF_CONTEXT
 from stages.play.environment import read_action
 
@@ -43,11 +43,8 @@ def think_again(
     words: the thought may not share a run of so many successive words with a privileged text, or with the instruction
     to think again, unless they stand in the state or in the reply.
     """
-    s = context.run.roles
     prompts = [roles.prompt("thinker", r.state, reply=r.said) for r in replies]
-    found = ask(
-        context.engine, prompts, role="thinker", adapter=adapter, temperature=s.judge_temperature, max_tokens=s.action_room, seed=mix(context.seed, "think"), thoughts=True
-    )  # fmt: skip
+    found = ask_role(context, "thinker", prompts, adapter=adapter, seed=mix(context.seed, "think"), thoughts=True)
     return [(reply, _flaw(context, roles, r, reply, words)) for r, (_, reply) in zip(replies, found, strict=True)]
 
 

@@ -1,14 +1,17 @@
-"""Values in words from rollouts: an action is played on n times, what came of it each time is told as a future, and the
-evaluator reads them all.
+"""Values in words from rollouts: an action is played on n times, each told as a future, and all are judged together.
 
 Source: NLRL, as arXiv 2512.04601 compares with it: the value of an action from 4 rollouts in context. That they are told
 backwards, turn by turn, with the roles that tell a target, is ours: they say then what a successor would, and the same
 evaluator can read them.
+
+And in hindsight: what really came of the action that an episode took, merged from its end back, for an evaluator that
+has no successor. Source: self-distillation, an ablation of the same paper's second version, there with rollouts; ours:
+one, the action's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -18,9 +21,10 @@ from stages.frame.types import Completion, Episode
 from stages.judge.backup import Backup, bellman_backup, learner
 from stages.judge.critique import Judgement, verdicts
 from stages.llm.roles import Roles, mix
+from stages.play.chains import Drawn, following, read_in_full
 from stages.play.forced import played_on
 from stages.play.tally import env_steps
-from stages.play.transitions import Transition, transitions_of
+from stages.play.transitions import Candidate, Transition, transitions_of
 
 
 @dataclass(frozen=True)
@@ -58,3 +62,22 @@ def judge_rolled(
 def _backup(at: Transition, played: Episode) -> Backup:
     """All of the episode from the state on."""
     return Backup(tuple(t for t in transitions_of(played) if t.turn >= at.turn), 1.0)
+
+
+def lived_actions(context: Context, drawn: Sequence[Transition]) -> list[tuple[tuple[int, ...], Completion]]:
+    """The action that the episode took in each state, with the ids of the policy's prompt."""
+    return [
+        (tuple(t.prompt_ids), Completion(context.engine.decode(t.action_ids), tuple(t.action_ids), (), "stop"))
+        for t in drawn
+    ]
+
+
+def lived_futures(
+    context: Context, roles: Roles, drawn: Sequence[Candidate], pool: Mapping[tuple[str, int], Candidate]
+) -> list[Backup]:
+    """The rest of each one's episode as a future, in `target`; `dropped` says where a role's reply could not be read.
+
+    pool: what may follow, by key. An episode that was cut short ends in a sampled future, as a target does.
+    """
+    chains = [Drawn(following(t, pool, len(pool)), 1.0) for t in drawn]
+    return bellman_backup(context, roles, [Backup(*one) for one in read_in_full(context.replay, chains)])

@@ -1,5 +1,4 @@
-"""Best-first search over the tree of game24: the policy proposes expansions of a chosen node, the critic's V orders
-what is chosen next.
+"""Best-first search over the tree of game24: the policy proposes expansions of a node, V orders what is chosen next.
 
     frontier = {root};  until 24 is found, the nodes are used up, or nothing is left:
         take the node of the highest score, ask for expansions of it, add those that are possible, score them
@@ -7,8 +6,7 @@ what is chosen next.
 A node is shown to policy and critic as the state of an episode that walked straight to it, with the replies that made
 it and nothing else tried on the way [ours]. So what they say of a node does not depend on the order of the search, and
 looks like what they were trained on.
-Without a critic the score is a constant, which is breadth-first, the depth, or chance; the node budget is the same for
-all.
+Without a critic the score is a constant (breadth-first), the depth, or chance; all have the same node budget.
 Source: Self-AC slides, ToT agent ("the critic's V of a node orders the search"); Tree of Thoughts, arXiv 2305.10601.
 """
 
@@ -29,9 +27,7 @@ from stages.llm.roles import Roles, mix
 
 @dataclass(frozen=True)
 class Place:
-    """A node, and the replies of the episode that walked straight to it; in that episode it is the node of number
-    len(replies).
-    """
+    """A node, and the replies that walk straight to it; in their episode it is the node of number len(replies)."""
 
     node: Node
     replies: tuple[str, ...] = ()
@@ -63,8 +59,7 @@ Score = Callable[[Sequence[Place]], Sequence[float]]
 def search(root: Tree, propose: Propose, score: Score) -> Found:
     """Best-first search; `root.left` is the budget of nodes. Each node is asked for proposals once.
 
-    A proposal that is unreadable, no expansion of the chosen node, impossible, or there already, adds no node and is
-    counted.
+    A proposal that is unreadable, impossible, of another node, or there already, adds no node and is counted.
     """
     tree, places, proposals = root, [Place(root.nodes[0])], 0
     chosen: list[int] = []
@@ -125,9 +120,7 @@ def policy_proposals(
     engine: Engine, roles: Roles, options: Mapping[str, Any], scenario: Scenario,
     *, adapter: str | None, width: int, temperature: float, max_tokens: int, seed: int,
 ) -> Propose:  # fmt: skip
-    """`width` replies of the policy at a place. They depend on the place alone, so that searches in another order are
-    told the same there.
-    """
+    """`width` replies of the policy at a place. They depend on the place alone, whatever the search's order."""
 
     def propose(place: Place) -> list[str]:
         ids = engine.encode(roles.policy(conversation(options, scenario, place)))
@@ -160,7 +153,5 @@ def at_random(scenario: Scenario, seed: int) -> Score:
 
 
 def by_truth(places: Sequence[Place]) -> list[float]:
-    """What a perfect critic would say: 0 where 24 can no longer be made of the node, else the more the fewer numbers
-    are left.
-    """
+    """A perfect critic: 0 where 24 can no longer be made of the node, else the more the fewer numbers are left."""
     return [exact24.solvable(place.node.numbers) / len(place.node.numbers) for place in places]

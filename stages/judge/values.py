@@ -1,5 +1,4 @@
-"""The values of a finished run of self_ac, read on episodes that were played since: what they know, and what they are
-good for.
+"""The values of a finished self_ac run, read on later episodes: what they know, and what they are good for.
 
     V(s_k), k = 0 .. N: the head on the last token of s_k + critic prompt, one plain pass a state, no gradient, in
         evaluation mode
@@ -45,9 +44,7 @@ BINS = 10
 
 @dataclass(frozen=True)
 class Critic:
-    """A policy's model with its adapter, its value head, and what the head is asked with. gamma: of the returns that it
-    learned.
-    """
+    """A policy's model with adapter and value head, and what the head is asked with. gamma: of its returns."""
 
     model: Any
     head: ValueHead
@@ -57,9 +54,7 @@ class Critic:
 
 @dataclass(frozen=True)
 class Judged:
-    """An episode with V of its states 0 .. N, and their returns to go; none where it was cut short, because what would
-    have come is not known.
-    """
+    """An episode with V of its states 0 .. N, and their returns to go: not known where it was cut short."""
 
     episode: Episode
     values: tuple[float, ...]
@@ -75,9 +70,7 @@ class Values:
 
 
 def open_critic(context: Context, roles: Roles) -> Critic | None:
-    """The critic of the newest policy; None where that policy is not one of self_ac, or where no critic was trained
-    with it.
-    """
+    """The critic of the newest policy; None where that is not one of self_ac, or has no critic."""
     run = context.latest("self_ac")
     if run is None or run != context.policy_run:
         return None
@@ -85,9 +78,7 @@ def open_critic(context: Context, roles: Roles) -> Critic | None:
 
 
 def load_critic(engine: Engine, roles: Roles, model: ModelConfig, artifact: Callable[[str], Path]) -> Critic | None:
-    """The critic of a run of self_ac, by its artifacts; None where it trained none. Raises UsageError where head or
-    adapter do not fit the model.
-    """
+    """The critic of a self_ac run, None where it trained none. Raises UsageError where it does not fit the model."""
     # As it was trained, whatever the config of the present run says.
     trained = json.loads(artifact("config.json").read_text(encoding="utf-8"))["config"]["self_ac"]
     if (name := critic_adapter(trained)) is None:
@@ -101,18 +92,14 @@ def load_critic(engine: Engine, roles: Roles, model: ModelConfig, artifact: Call
 
 
 def critic_adapter(trained: Mapping[str, Any]) -> str | None:
-    """The artifact with the adapter that V is read through, by the run's config: the policy's own, or the critic's;
-    None where no loss trained V.
-    """
+    """The artifact with the adapter that V is read through, by the run's config; None where no loss trained V."""
     if not trained["alpha"]:
         return None
     return "critic" if trained.get("separate") else "adapter"
 
 
 def prompt_ids(engine: Engine, roles: Roles) -> tuple[int, ...]:
-    """What asks for a value, as it stands behind a state: the end of the turn that the state has opened, then a user's
-    message. Raises UsageError where the chat template has no place for it.
-    """
+    """What asks for a value behind a state. Raises UsageError where the chat template has no place for it."""
     return asked_after(engine, roles.templates["value"].strip())
 
 
@@ -141,9 +128,7 @@ def actual_returns(episode: Episode, gamma: float) -> tuple[float, ...] | None:
 
 
 def report(judged: Sequence[Judged], folder: Path) -> Values:
-    """What the values know of the returns, as metrics, over all states k < N and by turn; every value in
-    values.parquet; tables and plots.
-    """
+    """What the values know of the returns, over all states k < N and by turn, as metrics, tables and plots."""
     known = [
         (k, v, r)
         for j in judged
@@ -175,9 +160,7 @@ def agreement(known: Sequence[tuple[int, float, float]], name: str) -> dict[str,
 
 
 def abort_rows(judged: Sequence[Judged]) -> list[Row]:
-    """The table of early abort over these episodes, after the fact. An episode that was cut short is one that was not
-    won.
-    """
+    """The table of early abort, after the fact. An episode that was cut short is one that was not won."""
     values = [j.values[:-1] for j in judged]
     tokens = [[len(turn.completion.token_ids) for turn in j.episode.turns] for j in judged]
     return abort_table(values, tokens, [j.episode.won for j in judged], abort_thresholds(values)) if judged else []
@@ -196,8 +179,7 @@ def mean_by_turn(judged: Sequence[Judged]) -> list[Row]:
 
 
 def best_of(rounds: Sequence[Sequence[Episode]], judged: Sequence[Judged] | None) -> dict[str, float]:
-    """Win rates of one of n episodes a scenario: a random one, the one of the largest V(s_{N-1}), an oracle's. rounds:
-    n lists, a scenario a place.
+    """Win rates of one of n episodes a scenario: random, of the largest V(s_{N-1}), an oracle's. rounds: n lists.
 
     A scenario with an episode that says nothing about the policy is left out, and the others are counted. judged: of
     all that are left; None = no critic, so that nothing but chance and the oracle can choose.
@@ -215,9 +197,7 @@ def best_of(rounds: Sequence[Sequence[Episode]], judged: Sequence[Judged] | None
 
 
 def write_values(judged: Sequence[Judged], folder: Path) -> Path:
-    """One row a state: episode_id, turn (N = the terminal state, `terminal`), value, return_to_go (null where the
-    episode was cut short).
-    """
+    """One row a state: episode_id, turn, terminal (turn N), value, return_to_go (null where it was cut short)."""
     import pyarrow as pa
 
     rows: list[Row] = [
@@ -242,9 +222,7 @@ def write_values(judged: Sequence[Judged], folder: Path) -> Path:
 
 
 def draw(tables: Mapping[str, Sequence[Row]], path: Path) -> Path:
-    """Three panels: the return that followed by the value; the value by turn of won and lost episodes; what early abort
-    saves and loses.
-    """
+    """Three panels: the return by the value; the value by turn, won and lost; what early abort saves and loses."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 4), layout="constrained")

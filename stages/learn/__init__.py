@@ -16,7 +16,6 @@ Modules:
     ledger            the ledger of credit: every token with its turn, reward, value, advantage and share of the loss
     fit               the one training loop
     checkpoint        where a training stands, on disk: weights, moments, metrics
-    batches           token rows padded into tensors, for pretraining and as the slow twin of a tree
     adapter           LoRA adapters on disk and in training
     ema               the target network's step
     priorities        which transitions are drawn next

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 WEIGHTS = "adapter_model.safetensors"
 
 
 def new_adapter(base: Any, *, rank: int, alpha: float, seed: int) -> Any:
-    """The base model with a fresh LoRA adapter on every linear layer (B = 0, so it starts as the base). The base is
-    frozen.
-    """
+    """The base model, frozen, with a fresh LoRA adapter on every linear layer (B = 0: it starts as the base)."""
     from peft import get_peft_model
 
     torch.manual_seed(seed)  # peft draws the A matrices from the global generator
@@ -31,9 +29,7 @@ def _lora(rank: int, alpha: float) -> Any:
 
 
 def add_adapter(model: Any, name: str, path: Path | None, *, rank: int, alpha: float, seed: int) -> None:
-    """Put a second adapter beside the model's own: that of the folder `path`, or a fresh one. Both are trainable; its
-    own stays the active one.
-    """
+    """Put an adapter beside the model's own: of the folder `path`, or fresh. Both are trainable, its own is active."""
     if path is None:
         torch.manual_seed(seed)
         model.add_adapter(name, _lora(rank, alpha))
@@ -44,9 +40,7 @@ def add_adapter(model: Any, name: str, path: Path | None, *, rank: int, alpha: f
 
 @contextmanager
 def acting_as(model: Any, name: str) -> Iterator[None]:
-    """Passes go through another adapter of the model. Each gets the gradients of its own passes, whichever is active in
-    the backward pass.
-    """
+    """Passes go through another adapter of the model. Each gets the gradients of its own passes."""
     before = model.active_adapter
     model.set_adapter(name)
     try:
@@ -65,9 +59,7 @@ def as_base(model: Any) -> Iterator[None]:
 
 
 def _train_all(model: Any) -> None:
-    """peft freezes every adapter but the active one, and a frozen one would get no gradient of passes that are done
-    already.
-    """
+    """peft freezes all adapters but the active one; a frozen one would get no gradient of passes done before."""
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             parameter.requires_grad_(True)
@@ -115,9 +107,7 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def tensors_of(model: Any, path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of the adapter in folder `path` under the names that `trainable_state(model)` has. The model stays as
-    it is.
-    """
+    """The tensors of the adapter in `path`, named as `trainable_state(model)` names them. The model stays as it is."""
     from peft import set_peft_model_state_dict
 
     before = trainable_state(model)
@@ -125,7 +115,3 @@ def tensors_of(model: Any, path: Path) -> dict[str, torch.Tensor]:
     found = trainable_state(model)
     load_state(model, before)
     return found
-
-
-def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    save_file(tensors, path / WEIGHTS)

@@ -3,8 +3,7 @@ engine and trainer are apart.
 
 A conversation is rendered anew at each turn. Where the template or the tokenizer writes a reply in another way than the
 engine produced it, the next state does not begin with the turn's prompt and action: then the row breaks there, and what
-differs is kept as text. No tensors, so that the command line can read a certificate without loading torch. Source:
-[ours].
+differs is kept as text. No tensors, so that the command line reads it without torch. Source: [ours].
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ def certificates(turns: Sequence[Row], final_ids: Sequence[int] | None, decode: 
     turns: rows of table `turns`, in order. final_ids: of the state after the last turn, its messages rendered now; None
     where nothing reads that state. extended: whether the next state begins with the turn's prompt and action, None of a
     last turn without `final_ids`. position: the first token that differs, counted from the episode's start. produced,
-    rendered: the text of each token around it, of the turn and of the next state. The last three are None where nothing
-    differs.
+    rendered: the texts of the tokens around it, of the turn and of the next state. All three None: nothing differs.
     """
     states = [*(turn["prompt_ids"] for turn in turns[1:]), final_ids]
     return [_certificate(turn, after, decode) for turn, after in zip(turns, states, strict=True)]
@@ -52,13 +50,9 @@ def with_gaps(rows: Iterable[Row], gaps: Mapping[Turn, Mapping[str, float]]) -> 
 
 
 def cert_metrics(stage: str, rows: Sequence[Row], max_gap: float) -> dict[str, float]:
-    """Metrics: turns that were checked, and that broke; of those with a gap its mean, the largest of a token, and how
-    many turns' means are above max_gap.
-    """
-    checked, gaps = (
-        [row for row in rows if row["extended"] is not None],
-        [row for row in rows if row["gap_mean"] is not None],
-    )
+    """Turns that were checked and that broke; of the gaps their mean, the largest, how many means are above max_gap."""
+    checked = [row for row in rows if row["extended"] is not None]
+    gaps = [row for row in rows if row["gap_mean"] is not None]
     found = {"turns": len(checked), "broken": sum(not row["extended"] for row in checked), "gap_turns": len(gaps)}
     if gaps:
         found |= {

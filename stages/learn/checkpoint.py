@@ -1,5 +1,4 @@
-"""Where a training stands, as one safetensors file: weights, AdamW's moments, and the metrics of the steps that are
-done.
+"""Where a training stands, as one safetensors file: weights, AdamW's moments, and the metrics of its steps.
 
 A file is there whole or not at all, so a kill at any moment leaves the last one. Gone on from, training takes the same
 steps as without the break, bit by bit on a CPU. The moments alone, kept from one iteration to the next, spare Adam its
@@ -33,9 +32,7 @@ def save_checkpoint(
     weights: bool = True,
 ) -> None:
     """Write the trainable parameters (with weights=True), their moments, and the history."""
-    tensors = {
-        f"{kind}/{name}": tensor.detach().cpu().contiguous() for kind, name, tensor in _moments(model, optimiser)
-    }
+    tensors = {f"{kind}/{name}": t.detach().cpu().contiguous() for kind, name, t in _moments(model, optimiser)}
     if weights:
         tensors |= {
             f"weight/{name}": p.detach().cpu().contiguous() for name, p in model.named_parameters() if p.requires_grad

@@ -1,10 +1,8 @@
-"""What must hold of the credit in a packed row, checked before the loss: that each token learns from its own turn, and
-no other token does.
+"""What must hold of the credit in a packed row before the loss: each token learns from its own turn, no other does.
 
 It goes by the episodes that the row was packed from and by the very vectors that the loss is handed, never by the row's
 own indices alone: a row that is wrong in a consistent way is found, too. Source: [ours]. A row's key is (episode id,),
-or (episode id, turn) where it is cut off from its episode and begins with that turn; turns are counted from the
-episode's start.
+or (episode id, turn) where it begins with that turn; turns are counted from the episode's start.
 """
 
 from __future__ import annotations
@@ -36,14 +34,11 @@ def check_credit(
     """Stop unless the loss will give every turn's credit to the tokens of that turn, and to no others.
 
     1. Every token of an action is counted once, with its own turn; so it has credit.   2. No other token has any.
-    3. advantages_J, which the loss reads by `turn_of_token`, is advantages_BM turn by turn; so a turn's tokens carry
-    that turn's advantage.
+    3. advantages_J, which the loss reads by `turn_of_token`, is advantages_BM turn by turn: tokens carry their turn's.
     4. Rewards stand on the states they came with, and each episode's sum to its return.
-    5. Nothing is lost across an observation: the first token after it is the next turn's, predicted by the last visible
-    token before it.
+    5. Nothing is lost across an observation: the token after it is the next turn's, predicted by the one before it.
 
-    Where a turn's tokens stand is worked out from the episode alone: its action's first token, and as many as the
-    engine gave log-probs for.
+    Where a turn's tokens stand is worked out from the episode alone, by its action's start and log-probs.
     episodes: the B of the row, in order. advantages_BM: (B, M). advantages_J: (J,), one a turn of the row. returns:
     (B,), undiscounted, from what the episodes were stored with. Values are compared bit by bit; one that is not finite
     is left to `fit`. No gradient flows.
@@ -105,13 +100,9 @@ def _misplaced(
 ) -> LostCredit:  # fmt: skip
     """The token at place t belongs to turn `wanted` and learns from `found`, -1 for none, `count` times."""
     at = (int(row.episode[t]), -1) if wanted < 0 else turns[wanted]
-    other = (
-        "none"
-        if found < 0
-        else "that of no turn of the row"
-        if found >= len(turns)
-        else f"that of {_turn(episodes, turns[found])}"
-    )
+    other = "none" if found < 0 else "that of no turn of the row"
+    if 0 <= found < len(turns):
+        other = f"that of {_turn(episodes, turns[found])}"
     across = ""
     if at[1] > 0 and int(row.position_ids[t]) == episodes[at[0]].action_start[at[1]]:
         across = ", so credit is lost across the observation before it"
@@ -123,9 +114,7 @@ def _misplaced(
 
 
 def _turn_of_every_token(row: PackedRow, episodes: Sequence[EpisodeIds]) -> Tensor:
-    """Which of the row's turns each token belongs to, (T,), -1 outside actions: by the token's episode and position,
-    wherever it stands.
-    """
+    """Which of the row's turns each token belongs to, (T,), -1 outside actions: by its episode and position."""
     longest = max(len(e.ids) for e in episodes)
     ids_BP, turn_BP = torch.full((len(episodes), longest), -1), torch.full((len(episodes), longest), -1)
     z = 0
@@ -147,9 +136,7 @@ def _turn_of_every_token(row: PackedRow, episodes: Sequence[EpisodeIds]) -> Tens
 
 
 def _check_sources(row: PackedRow, episodes: Sequence[EpisodeIds], turns: Sequence[tuple[int, int]]) -> None:
-    """The second half of invariant 5: a state just before the token, in its own episode and in no shadow, gets the
-    gradient.
-    """
+    """The second half of invariant 5: a visible state just before the token, in its own episode, has the gradient."""
     t, s = row.target_positions, row.source_positions
     # A critic prompt has the positions of the tokens after it, so position alone would not tell.
     right_K = (

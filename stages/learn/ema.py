@@ -15,8 +15,7 @@ def ema_update(target: Mapping[str, Any], source: Mapping[str, Any], rate: float
 
         target' = target + rate (source - target) = (1 - rate) target + rate source
 
-    With a source that stands still, the distance is (1 - rate)^n of what it was after n steps. rate = 1 copies, 0
-    keeps.
+    Of a source that stands still the distance is (1 - rate)^n after n steps. rate = 1 copies, 0 keeps.
     target, source: name -> torch tensor or numpy array, the same names and shapes; the source may differ in precision
     and device. Returns values of the target's precision and device; neither argument is changed and no gradient flows.
     Raises ValueError on a rate outside [0, 1], on names or shapes that differ, and on a target below 32 bits.

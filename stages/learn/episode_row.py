@@ -30,8 +30,7 @@ class BadEpisode(TurnwiseError, ValueError):
 class NotAPrefix(BadEpisode):
     """A state that does not begin with the state and the action before it, so the turns are no single row.
 
-    turn: of the action that is not carried on. position: the first token that differs, counted from the episode's
-    start.
+    turn: of the action that is not carried on. position: the first token that differs, from the episode's start.
     """
 
     def __init__(self, message: str, *, turn: int, position: int) -> None:
@@ -48,8 +47,7 @@ class EpisodeIds:
     """One episode of N turns as the engine produced it.
 
     ids: all visible tokens, those of the last state s_N. State k is ids[: prefix(k)], k in [0, N].
-    action_start, action_end: (N,) first and last token of each action. old_log_probs: (N,) tuples, one number a token.
-    rewards: (N + 1,), the last one the terminal state's.
+    action_start, action_end: (N,), first and last tokens. old_log_probs: (N,) tuples, one a token. rewards: (N + 1,).
     """
 
     ids: tuple[int, ...]
@@ -77,8 +75,7 @@ def episode_ids(
 
     The final turn's reward is the terminal state's, r_N = R_N (slides); an episode that was cut short has r_N = 0 and
     keeps that reward at its turn N - 1, so that V_N may be bootstrapped from [ours].
-    Raises BadEpisode for what cannot be trained on, NotAPrefix where a state does not carry on the one before:
-    the caller may then train the turns as rows of their own.
+    Raises BadEpisode for what cannot be trained on, NotAPrefix where a state does not carry on the one before.
     """
     if not turns:
         raise BadEpisode(
@@ -99,8 +96,7 @@ def episode_ids(
 def unbroken(
     turns: Sequence[Mapping[str, Any]], final: Sequence[int], truncated: bool, gamma: float, key: tuple[Any, ...]
 ) -> list[EpisodeIds]:
-    """One row; or several, cut where a state does not begin with the ids before it, as after a reply that was cut
-    short.
+    """One row; or several, cut where a state does not begin with the ids before it, as after a cut reply.
 
     The row before a cut ends with its action. Its last state is the one that the next row begins with, so its final
     reward is what the episode returned from there on, R_0 of the next row: nothing of the credit is lost over the cut.
@@ -169,8 +165,7 @@ def name(key: tuple[Any, ...]) -> str:
 
 @dataclass(frozen=True)
 class PackedRow:
-    """B episodes in one row of T tokens. K: action tokens, M: the largest N + 1, Z: turns, all of the row. `turn` is
-    one of the Z.
+    """B episodes in one row of T tokens. K: action tokens, M: the largest N + 1, Z: turns, all of the row; `turn`: one.
 
     Positions in the row count from 0; starts and ends are inclusive.
     """
@@ -186,10 +181,6 @@ class PackedRow:
     rewards: Tensor  # (B, M) fp32, 0 past the end
     n_turns: Tensor  # (B,)
     truncated: Tensor  # (B,) bool
-    a_start: Tensor  # (Z,)
-    a_end: Tensor  # (Z,)
-    cp_start: Tensor  # (Z,): of the state that the turn acted in
-    cp_end: Tensor  # (Z,)
     soft_len: int  # length of the learned prompt whose places the shadows are; 0 where the critic's prompt is text
 
     def to(self, device: Any) -> PackedRow:
@@ -236,11 +227,10 @@ def pack(
     starts = [0, *accumulate(lengths)][:-1]  # of each episode's visible tokens
     states = [(b, k, p) for b, e in enumerate(episodes) for k, p in enumerate(e.prefixes)]
     first_shadow = sum(lengths)
-    cp = {(b, k): first_shadow + i * c for i, (b, k, _) in enumerate(states)}
+    cp_end = {(b, k): first_shadow + (i + 1) * c - 1 for i, (b, k, _) in enumerate(states)}
     turns = [(b, k) for b, e in enumerate(episodes) for k in range(e.n_turns)]
-    a_start = [starts[b] + episodes[b].action_start[k] for b, k in turns]
-    a_end = [starts[b] + episodes[b].action_end[k] for b, k in turns]
-    targets = [t for start, end in zip(a_start, a_end, strict=True) for t in range(start, end + 1)]
+    actions = [range(episodes[b].action_start[k], episodes[b].action_end[k] + 1) for b, k in turns]
+    targets = torch.tensor([starts[b] + t for (b, _), action in zip(turns, actions, strict=True) for t in action])
     width = max(e.n_turns for e in episodes) + 1
 
     def row(visible: Sequence[Sequence[int]], shadows: Sequence[Sequence[int]]) -> Tensor:
@@ -252,26 +242,16 @@ def pack(
         tree=grow([e.ids for e in episodes], [Branch(b, p, prompt) for b, _, p in states], shareable=0),
         episode=row([[b] * n for b, n in enumerate(lengths)], [[b] * c for b, _, _ in states]),
         shadow=row([[0] * n for n in lengths], [[k + 1] * c for _, k, _ in states]),
-        target_positions=torch.tensor(targets),
+        target_positions=targets,
         # The label trap: the shadows stand elsewhere in the row, so the token before is the last visible one and never
         # cp_k's last.
-        source_positions=torch.tensor(targets) - 1,
-        turn_of_token=torch.tensor(
-            [z for z, (start, end) in enumerate(zip(a_start, a_end, strict=True)) for _ in range(start, end + 1)]
-        ),
-        old_log_probs=torch.tensor(
-            [p for e in episodes for turn in e.old_log_probs for p in turn], dtype=torch.float32
-        ),
-        value_positions=torch.tensor(
-            [[cp[b, k] + c - 1 if k <= e.n_turns else -1 for k in range(width)] for b, e in enumerate(episodes)]
-        ),
+        source_positions=targets - 1,
+        turn_of_token=torch.tensor([z for z, action in enumerate(actions) for _ in action]),
+        old_log_probs=torch.tensor([p for e in episodes for t in e.old_log_probs for p in t], dtype=torch.float32),
+        value_positions=torch.tensor([[cp_end.get((b, k), -1) for k in range(width)] for b in range(len(episodes))]),
         rewards=torch.tensor([[*e.rewards, *[0.0] * (width - e.n_turns - 1)] for e in episodes], dtype=torch.float32),
         n_turns=torch.tensor([e.n_turns for e in episodes]),
         truncated=torch.tensor([e.truncated for e in episodes]),
-        a_start=torch.tensor(a_start),
-        a_end=torch.tensor(a_end),
-        cp_start=torch.tensor([cp[turn] for turn in turns]),
-        cp_end=torch.tensor([cp[turn] + c - 1 for turn in turns]),
         soft_len=soft_len,
     )
 
@@ -286,11 +266,9 @@ def without_shadows(row: PackedRow) -> PackedRow:
 def bins(
     episodes: Sequence[EpisodeIds], critic_len: int, *, token_budget: int, max_padding: float = 0.25
 ) -> list[list[int]]:
-    """Episodes shared out over rows: lists of indices, every episode exactly once. First fit, longest first; no
-    randomness.
+    """Episodes shared out over rows: lists of indices, each once. First fit, longest first; no randomness.
 
-    A row holds at most `token_budget` tokens, shadows included, unless a single episode is longer: that one gets a row
-    alone.
+    A row holds at most `token_budget` tokens, shadows included; a single episode that is longer gets one alone.
     Episodes of like length meet in a row: `padding_share` of each row is at most max_padding, in [0, 1). [ours]
     """
     rows: list[list[int]] = []
@@ -314,8 +292,7 @@ def n_tokens(episodes: Sequence[EpisodeIds], row: Sequence[int], critic_len: int
 
 
 def padding_share(episodes: Sequence[EpisodeIds], rows: Sequence[Sequence[int]], critic_len: int) -> float:
-    """Share of padding among the slots of attention, where the episodes of a row are laid side by side. Linear layers
-    see no padding.
+    """Share of padding among the slots of attention, where a row's episodes are laid side by side; of it alone.
 
     1 - tokens / slots,   slots of a row = episodes x (longest visible part + most states x critic_len)
     """

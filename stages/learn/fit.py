@@ -43,13 +43,10 @@ def fit(
     """One step of the optimiser a batch; returns the metrics of every step.
 
     A list is one batch in parts, whose losses and gradients are summed, so that no more than a part is held in memory;
-    the loss divides each part by what the whole batch counts. merge: the metrics of a batch from those of its parts;
-    without it their mean.
-    loss(model, batch) -> (scalar, metrics). after_step(metrics so far) runs once the parameters have moved (EMA,
-    progress, checkpoint).
+    the loss divides each by what the whole batch counts. merge: metrics of a batch from its parts'; else their mean.
+    loss(model, batch) -> (scalar, metrics). after_step(metrics so far) runs once the parameters have moved.
     history: steps that were done before a kill (`learn.checkpoint`); as many batches are passed over.
-    Raises Diverged at the first loss or gradient that is not finite, before it reaches the weights, and for weights
-    that the last step spoilt.
+    Raises Diverged at a loss or gradient that is not finite, before it reaches the weights, and for spoilt weights.
     """
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     done = list(history)
@@ -93,9 +90,7 @@ def _step(optimiser: torch.optim.Optimizer, step: int) -> None:
 
 
 def check_finite(parameters: Iterable[Tensor], *, steps: int) -> None:
-    """Raises Diverged for weights that are not finite, or too large for a product of two of them to be: no loss was
-    there to show it.
-    """
+    """Raises Diverged for weights that are not finite, or too large for a product of two of them to be."""
     squares = [parameter.detach().float().square().sum() for parameter in parameters]
     if not all(torch.isfinite(square) for square in squares):
         raise Diverged(

@@ -1,5 +1,4 @@
-"""The ledger of credit: every token of a packed row with its turn, reward, value, targets, advantage, ratio and share
-of the loss.
+"""The ledger of credit: every token of a packed row with its turn, reward, value, advantage and share of the loss.
 
 It is made of the vectors that the loss is handed, for reading; the loss itself is worked out in another way, and the
 shares must add up to it. Source: [ours].
@@ -22,9 +21,7 @@ LOSS_TOLERANCE = 1e-4  # of the sum of |shares|: the loss exponentiates sums of 
 
 
 def step_targets(row: PackedRow, values_BM: Tensor, *, gamma: float, n_max: int, known_end: bool) -> list[Tensor]:
-    """target_1, .., target_n_max as `value_loss` and `advantages` see them, (B, M) each, NaN on states without one. No
-    gradient flows.
-    """
+    """target_1 .. target_n_max as the losses see them, (B, M) each, NaN on states without one. No gradient flows."""
     m = values_BM.shape[1]
     end_BM = (torch.arange(m, device=values_BM.device) == row.n_turns[:, None]) & ~row.truncated[:, None]
     ahead_BM = torch.where(end_BM, row.rewards, values_BM.detach()) if known_end else values_BM
@@ -46,22 +43,19 @@ def ledger(
     clip: float,
     normaliser: float,
 ) -> dict[str, list[Any]]:
-    """Columns of one entry a visible token, and after each episode's tokens one for its end state s_N, which is no
-    token.
+    """Columns of one entry a visible token, and after each episode's one for its end state s_N, which is no token.
 
         loss_share_t = -min(rho A, clip(rho, 1 - c, 1 + c) A) / Z,  divided by |a_j| where rho is of the whole turn
 
     The shares add up to the actor's loss, and not to 1: a loss whose parts cancel has no parts of 1. A turn's tokens
     share its term evenly, for the log-prob of each gets the same gradient from it.
-    episode, first_turn: the row's key; with `position`, from 0 within the row, they name an entry. token_id: -1 at the
-    end state.
+    episode, first_turn: the row's key; with `position`, from 0 in the row, they name it. token_id: -1 at the end state.
     turn: -1 outside actions, N at the end state. in_action: the mask of the loss. reward, value, target_1, ..: of the
     state that the turn acted in, the same on all its tokens, or of the end state; else None. old_log_prob, log_prob:
     the engine's and the trainer's of the token.
     advantage, ratio: of the turn, or the token where `ratio` is token. These are None outside actions. clipped: the
     clip holds the gradient at 0. loss_share: 0 outside actions.
-    episodes: the B of the row, in order. targets: see `step_targets`. Other shapes, Z and c as of `turn_ppo_clip`. No
-    gradient flows.
+    episodes: of the row, in order. targets: see `step_targets`. The rest is as of `turn_ppo_clip`. No gradient flows.
     """
     row = packed.to("cpu")
     b_R, t_R, i_R, k_R = _entries(row)
@@ -96,9 +90,7 @@ def ledger(
 
 
 def check_shares(columns: Mapping[str, Sequence[Any]], loss: float) -> None:
-    """Stop unless the shares add up to the actor's loss of the same row. Raises LostCredit. A loss that is not finite
-    is left to `fit`.
-    """
+    """Raises LostCredit unless the shares add up to the row's actor loss, if that is finite (else `fit` tells)."""
     shares = torch.tensor(columns["loss_share"], dtype=torch.float64)
     found = float(shares.sum())
     if abs(found - loss) > LOSS_TOLERANCE * max(float(shares.abs().sum()), LOSS_TOLERANCE):
@@ -108,9 +100,7 @@ def check_shares(columns: Mapping[str, Sequence[Any]], loss: float) -> None:
 
 
 def _entries(row: PackedRow) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of each entry: its episode, place in the row, number among the K action tokens, and turn within the row; -1 for
-    none.
-    """
+    """Of each entry: episode, place in the row, number among the K action tokens, turn within the row; -1 = none."""
     visible_V = (row.shadow == 0).nonzero()[:, 0]
     turn_of_J = torch.cat([torch.arange(n) for n in row.n_turns.tolist()])
     nowhere_T, nowhere_B = torch.full_like(row.ids, -1), torch.full_like(row.n_turns, -1)
@@ -126,9 +116,7 @@ def _entries(row: PackedRow) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def _terms(
     token_K: Tensor, turn_of_K: Tensor, advantages_J: Tensor, ratio: Ratio, clip: float, normaliser: float
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Ratio, whether it is clipped, and part of the loss, of every action token, (K,). token_K: log pi_theta - log
-    pi_old.
-    """
+    """Ratio, whether it is clipped, and part of the loss of every action token, (K,). token_K: log-prob new - old."""
     size_K = torch.bincount(turn_of_K, minlength=len(advantages_J))[turn_of_K].double()
     log_ratio_K = (
         token_K if ratio == "token" else torch.zeros_like(advantages_J).index_add(0, turn_of_K, token_K)[turn_of_K]

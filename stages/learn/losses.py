@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 import torch
@@ -12,15 +14,44 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from stages.learn.adapter import base_of
-from stages.learn.batches import Batch
 
 Ratio = Literal["turn", "turn_mean", "token"]
 Per = Literal["turn", "episode"]
 
 
+@dataclass(frozen=True)
+class Batch:
+    """B rows: prompt then completion, padded on the right.
+
+    ids: (B, T). completion: (B, T) bool, True on the tokens that are trained on. n_completion: (B,).
+    No attention mask is needed: padding stands to the right, where a causal model's real tokens cannot see it.
+    """
+
+    ids: Tensor
+    completion: Tensor
+    n_completion: Tensor
+
+
+def pad_rows(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], *, pad_id: int) -> Batch:
+    """Raises ValueError on an empty prompt or completion: a row that trains nothing is a bug upstream."""
+    if not prompts or any(not p for p in prompts) or any(not c for c in completions):
+        raise ValueError("every training row needs a prompt and a completion of at least one token")
+    lengths = [len(p) + len(c) for p, c in zip(prompts, completions, strict=True)]
+    ids = torch.full((len(prompts), max(lengths)), pad_id)
+    mask = torch.zeros(ids.shape, dtype=torch.bool)
+    for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        ids[i, : len(prompt)], ids[i, len(prompt) : lengths[i]] = as_tensor(prompt), as_tensor(completion)
+        mask[i, len(prompt) : lengths[i]] = True
+    return Batch(ids, mask, mask.sum(1))
+
+
+def as_tensor(ids: Sequence[int]) -> Tensor:
+    """Ids of an array without a look at each."""
+    return torch.frombuffer(ids, dtype=torch.int32) if isinstance(ids, array) else torch.tensor(ids)
+
+
 def completion_log_probs(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Log-prob of every completion token, (K,), and the row it belongs to, (K,), K = all completion tokens of the
-    batch.
+    """Log-prob of every completion token of the batch, (K,), and the row that it belongs to, (K,).
 
         log pi(y_t | x, y_<t)
 
@@ -99,8 +130,7 @@ def chunked_kl(
     Its gradient in the logits, pi_theta - pi_base, is the mean of that of GRPO's estimate from sampled tokens (arXiv
     2402.03300, eq. 4): it holds on to whatever the base would do. But it has no sampling noise and is bounded, where
     the estimate grows with pi_base / pi_theta of the one token that was drawn. Memory as of `chunked_log_probs`.
-    states_KD, base_states_KD: (K, D), of the policy and of the base; gradients flow into the former and the head.
-    Source: ours.
+    states_KD, base_states_KD: (K, D), of policy and base; gradients flow into the former and the head. Source: ours.
     """
 
     def part(states: Tensor, base_states: Tensor) -> tuple[Tensor]:
@@ -171,17 +201,14 @@ def turn_ppo_clip(
         token:      rho_t = exp(l_t), the sum running over tokens with A of their turn; at rho = 1 the same gradient as
             `turn`
 
-    At rho = 1 and `turn` the gradient is that of -(1 / Z) sum_j A_j log pi(a_j). For turns of one token the three are
-    one.
+    At rho = 1 and `turn` the gradient is that of -(1 / Z) sum_j A_j log pi(a_j). Of one-token turns all are one.
     K action tokens of J turns: log-probs (K,), turn_of_K (K,) long in [0, J), every turn with a token; advantages_J
     (J,); Z = normaliser, see `loss_normaliser`. Gradients flow into log_probs_K only.
     Metrics: ratio_mean, ratio_max and clip_frac over the ratios, kl_old = mean_t (exp(l_t) - 1 - l_t), gap_mean and
     gap_max of |l_t|: before the first step of an iteration, where the weights are those that sampled, by how much the
     engine and the trainer disagree. "count/<name>": how many ratios, or tokens, the mean <name> is of.
-    Where a ratio overflows and A < 0, the loss is infinite, for `fit` to refuse; where A >= 0 it is clipped and the
-    gradient 0, never NaN.
-    Raises ValueError on shapes that do not fit, a turn without tokens, old log-probs that are not finite, Z <= 0 or
-    another ratio.
+    Where a ratio overflows and A < 0, the loss is infinite, which `fit` refuses; else it is clipped, the gradient 0.
+    Raises ValueError on wrong shapes, a turn without tokens, old log-probs not finite, Z <= 0 or another ratio.
     Source: Self-AC slides, actor loss; PPO, arXiv 1707.06347, eq. 7; `turn_mean`: GSPO, arXiv 2507.18071; `turn` as
     default [ours].
     """

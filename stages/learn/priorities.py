@@ -3,8 +3,7 @@
 Source: NLAC (arXiv 2512.04601), "Replay": samples are prioritised by the critic's loss; the paper gives no formula. The
 rule and the weights are those of prioritised experience replay (Schaul et al. 2016, arXiv 1511.05952, eq. 1 and section
 3.4).
-Departures: a batch holds no transition twice; the weights are not divided by their maximum (their mean is 1 as they
-are).
+Departures: a batch holds no transition twice; the weights, of mean 1, are not divided by their maximum.
 The losses should be length-normalised (NLL a token), or long targets win.
 """
 

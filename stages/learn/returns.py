@@ -1,5 +1,4 @@
-"""Targets of the values, advantages of the turns, and the value loss of Self-AC, as pure functions over rows of
-episodes.
+"""Targets of values, advantages of turns, and the value loss of Self-AC: pure functions over rows of episodes.
 
 Source: Self-AC slides, episode layout, critic loss and actor loss; departures are marked [ours].
 
@@ -11,8 +10,7 @@ state it came with:
 so the reward of the final turn stands on state N, and V_k estimates R_k, the state's own reward included. Axes: B rows,
 M states, M >= N + 1; what a row holds right of its state N is padding and is never read.
 
-Terminated: nothing comes after state N. Truncated: the episode went on unseen, so V_N stands for everything from state
-N on [ours].
+Terminated: nothing comes after state N. Truncated: it went on unseen, so V_N stands for all from there on [ours].
 
 [ours] In a terminated row earlier states bootstrap from V_N, an estimate of the known r_N, as the slides' V << n does.
 `known_end` puts r_N in its place. With exact values both are unbiased, and V_N has the smaller variance where the state
@@ -44,8 +42,7 @@ def turn_mask(n_turns: Tensor, m: int) -> Tensor:
 def state_mask(n_turns: Tensor, truncated: Tensor, m: int) -> Tensor:
     """True on the states that have a target: k = 0..N, and 0..N-1 where truncated.
 
-    State N of a truncated row is bootstrapped from and has nothing to be compared with. n_turns, truncated: (B,).
-    Returns (B, m) bool.
+    State N of a truncated row is bootstrapped from, and has none. n_turns, truncated: (B,). Returns (B, m) bool.
     """
     return turn_mask(n_turns + (~truncated).long(), m)
 
@@ -56,8 +53,7 @@ def td_targets(rewards: Tensor, values: Tensor, n_turns: Tensor, truncated: Tens
         target_n(k) = r_k + gamma r_{k+1} + ... + gamma^(n-1) r_{k+n-1} + gamma^n V_{k+n},  terms past state N are 0
         truncated, n > N - k:  r_k + ... + gamma^(N-k-1) r_{N-1} + gamma^(N-k) V_N
 
-    n = 1 is one-step TD; n > N - k is the Monte-Carlo return. No gradient flows, stop_grad being [ours]: the slides
-    write the norm only.
+    n = 1 is one-step TD; n > N - k is the Monte-Carlo return. No gradient flows: stop_grad is [ours].
     rewards, values: (B, M); n_turns: (B,) long, N in [1, M-1]; truncated: (B,) bool; gamma: per turn, in [0, 1].
     Returns (B, M), 0 where `state_mask` is False. Raises ValueError if n < 1, on other shapes or types, N or gamma out
     of range, a reward that is not finite, or r_N != 0 in a truncated row, where V_N already stands for it.
@@ -75,8 +71,7 @@ def td_mean_targets(
 
         (1 / n_max) sum_n target_n(k)
 
-    n_max = 1 is one-step TD. No gradient flows. Shapes and errors as of `td_targets`. Source: Self-AC slides, critic
-    loss.
+    n_max = 1 is one-step TD. No gradient flows. Shapes, errors as of `td_targets`. Source: Self-AC slides, critic loss.
     """
     _check(rewards, values, n_turns, truncated, gamma, n_max)
     return torch.stack([*islice(_targets(rewards, values, n_turns, truncated, gamma), n_max)]).mean(0)
@@ -183,8 +178,7 @@ def batch_deviation(advantages_J: Tensor) -> float:
 
         sqrt(mean_j (A_j - mean A)^2) over all turns of the batch,  1 where they are all alike
 
-    Nothing is subtracted: that would be another baseline. advantages_J: (J,), one a turn, J >= 1. No gradient flows.
-    Source: [ours]; PPO's implementations divide so, too.
+    Nothing is subtracted: that would be another baseline. advantages_J: (J,), J >= 1. No gradient flows. [ours]
     """
     found = float(advantages_J.detach().double().std(correction=0))
     return found if found > 1e-6 else 1.0
@@ -201,8 +195,7 @@ def value_loss(
     normaliser: float | None = None,
     known_end: bool = False,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Squared error of the values to their n-step targets, mean over n = 1..n_max and over the states that have a
-    target.
+    """Squared error of the values to their n-step targets, mean over n = 1..n_max and the states with a target.
 
         L = (1 / n_max) sum_n (1 / Z) sum_{i, k} (V_ik - stop_grad(target_n(i, k)))^2
 

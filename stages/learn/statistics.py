@@ -1,5 +1,4 @@
-"""Numbers that tables report: win-rate intervals, rank correlation, AUROC, calibration, and how much of a target's text
-leaks.
+"""Numbers that tables report: intervals, rank correlation, AUROC, calibration, and how much of a target leaks.
 
 Plain numpy; each function names its equation and source. Nothing here is trained on.
 """
@@ -54,8 +53,7 @@ def share_interval(values: ArrayLike, clusters: Sequence[Hashable]) -> tuple[flo
         v = G/(G - 1) sum_g (sum_{i in g} (y_i - p))^2 / n^2,   Wilson's interval for p at the effective number of rows
             p (1 - p) / v, at most n
 
-    With one row a cluster that is n - 1. At p = 0 and p = 1, where v says nothing, a cluster counts as one row: the
-    least that it can be worth.
+    With one row a cluster that is n - 1. At p = 0 and p = 1, where v says nothing, a cluster counts as one row.
     values: (n,) of 0/1, clusters: of each row. No row: (0, 1). Raises ValueError on other values or lengths. Source:
     Kish 1965 (design effect), Wilson 1927.
     """
@@ -72,25 +70,19 @@ def share_interval(values: ArrayLike, clusters: Sequence[Hashable]) -> tuple[flo
 
 
 def cluster_draws(clusters: Sequence[Hashable], n: int, seed: int) -> list[np.ndarray]:
-    """n times as many clusters as there are, drawn with repeats: the row numbers of each draw, for
-    `bootstrap_interval`.
-    """
+    """n draws of as many clusters as there are, with repeats: row numbers, for `bootstrap_interval`."""
     group = _numbered(clusters, len(clusters))
     members = [np.flatnonzero(group == g) for g in range(int(group.max()) + 1)] if group.size else []
     rng = np.random.default_rng(seed)
-    return (
-        [np.concatenate([members[g] for g in rng.integers(len(members), size=len(members))]) for _ in range(n)]
-        if members
-        else []
-    )
+    drawn = (rng.integers(len(members), size=len(members)) for _ in range(n if members else 0))
+    return [np.concatenate([members[g] for g in draw]) for draw in drawn]
 
 
 def bootstrap_interval(statistic: Callable[[np.ndarray], float], draws: Sequence[np.ndarray]) -> tuple[float, float]:
     """Percentile interval, 95 %, of a statistic of row numbers over draws of whole clusters.
 
     Draws where it is NaN are left out; (NaN, NaN) where it is in more than half. For statistics that are no share; with
-    a few dozen clusters it covers the truth a little less often than it says. Source: Efron 1979; Field and Welsh 2007
-    (clusters).
+    a few dozen clusters it covers the truth a little too rarely. Source: Efron 1979; Field and Welsh 2007 (clusters).
     """
     found = np.array([statistic(rows) for rows in draws])
     known = found[~np.isnan(found)]
@@ -141,8 +133,7 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
 
         (sum of the positives' ranks - n_pos (n_pos + 1)/2) / (n_pos n_neg)
 
-    NaN if one class is missing. scores: (n,), labels: (n,) of 0/1. Raises ValueError on other labels, NaN scores, other
-    shapes.
+    NaN if one class is missing. scores: (n,), labels: (n,) of 0/1. Raises ValueError on others, and NaN scores.
     Source: Mann and Whitney 1947.
     """
     s, y = _scored(scores, labels)
@@ -154,14 +145,12 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
 
 
 def calibration(scores: ArrayLike, labels: ArrayLike, bins: int, clusters: Sequence[Hashable]) -> list[Row]:
-    """How often it came true, by how likely it was said to be: one row for each of `bins` equal parts of [0, 1] that
-    holds a score.
+    """How often it came true, by how likely it was said to be: a row for each of `bins` parts of [0, 1] with a score.
 
     Row: low, high (the part; high belongs to the next one, 1 to the last), n, mean_score, rate (share of labels 1),
     rate_low, rate_high (`share_interval`, 95 %). Calibrated: mean_score within rate_low..rate_high in about 95 % of the
     rows.
-    scores: (n,) in [0, 1], labels: (n,) of 0/1, clusters: of each row. Raises ValueError on other values or shapes, or
-    bins < 1.
+    scores: (n,) in [0, 1], labels: (n,) of 0/1, clusters: of each row. Raises ValueError on others, or bins < 1.
     """
     s, y = _scored(scores, labels)
     _numbered(clusters, y.size)
@@ -196,8 +185,7 @@ def leak_rate(
         returns (share of rows with share_i > 0, mean of share_i)
 
     U(text): its different runs of n words, lower case, that hold at least one content word (numbers are content words).
-    A text without such a run has share 0. Words that stand in neither prompt (invented, or another form of the word)
-    are no leak.
+    A text without such a run has share 0. Words in neither prompt (invented, or another form) are no leak.
     It reads words, not meaning: a paraphrase is missed, and a guess that came true is counted; so compare it with
     the same measure on privileged texts of other rows.
     targets, privileged (s', reward, critique), known (student prompt): one a row. No row: (0, 0).

@@ -6,8 +6,7 @@
 
 A token sees what stands before it on its own path and nothing else, so that every row is what it would be alone: values
 and gradients, up to rounding. The critic's prompt of Self-AC (slides, episode layout), NLAC's role prompts, the turns
-of an episode and the episodes of a group are all such rows. Token ids are those that the engine produced; text is never
-tokenised again. [ours]
+of an episode and the episodes of a group are all such rows. Token ids are those that the engine produced. [ours]
 """
 
 from __future__ import annotations
@@ -89,9 +88,7 @@ def grow(lines: Sequence[Ids], branches: Sequence[Branch] = (), *, shareable: in
     ids: list[NDArray[np.int64]] = []
     positions, nodes, at = [], [], 0
     for e, line in enumerate(own):
-        f, shared = max(
-            ((f, common(own[f], line, shareable)) for f in range(e)), key=lambda found: found[1], default=(0, 0)
-        )
+        f, shared = max(((f, common(own[f], line, shareable)) for f in range(e)), key=lambda x: x[1], default=(0, 0))
         paths[e, :shared] = paths[f, :shared]
         paths[e, shared : len(line)] = np.arange(at, at + len(line) - shared)
         limit[e] = np.minimum(limit[f], shared)
@@ -136,15 +133,8 @@ def trunk(tree: Tree) -> Tree:
     n, e = tree.n_visible, len(tree.paths)
     none = tree.branch_line[:0]
     cut = {name: getattr(tree, name)[:n] for name in ("ids", "position_ids", "node")}
-    return replace(
-        tree,
-        **cut,
-        limit=tree.limit[:e, :e],
-        branch_line=none,
-        branch_prefix=none,
-        branch_start=none,
-        branch_length=none,
-    )
+    cut |= dict.fromkeys(("branch_line", "branch_prefix", "branch_start", "branch_length"), none)
+    return replace(tree, **cut, limit=tree.limit[:e, :e])
 
 
 def tree_of(rows: Sequence[Ids]) -> tuple[Tree, list[Tensor]]:
@@ -159,9 +149,7 @@ def tree_of(rows: Sequence[Ids]) -> tuple[Tree, list[Tensor]]:
     found: list[tuple[int, int, int]] = [(0, 0, -1)] * len(rows)  # line, how much of it, branch or -1
     for i in sorted(range(len(rows)), key=lambda i: -len(arrays[i])):
         row = arrays[i]
-        line, shared = max(
-            ((e, common(lines[e], row)) for e in range(len(lines))), key=lambda one: one[1], default=(0, 0)
-        )
+        line, shared = max(((e, common(lines[e], row)) for e in range(len(lines))), key=lambda x: x[1], default=(0, 0))
         rest = len(row) - shared
         if rest * LONG_REST > shared:
             found[i] = len(lines), len(row), -1

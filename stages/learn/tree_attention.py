@@ -2,8 +2,7 @@
 
 A token of a line sees its path up to itself; one of a branch the first `prefix` tokens of its line, and its branch up
 to itself (stages.learn.tree; for the critic's prompts that is the mask of the Self-AC slides). No (T, T) mask is made
-[ours]: a dense one takes the causal kernel away from the lines. One function, registered with transformers under `NAME`;
-no model code is touched.
+[ours]: a dense one takes the causal kernel away from the lines. It is registered with transformers under `NAME`.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ def tree_forward(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0, scaling: float | None = None,
     tree_layout: Layout | FlexLayout | None = None, sliding_window: int | None = None, **options: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """transformers' attention interface: query (1, H, T, d), key and value (1, H', T, d), H' dividing H. Returns (1, T,
-    H, d).
+    """transformers' interface: query (1, H, T, d), key and value (1, H', T, d), H' dividing H. Returns (1, T, H, d).
 
     Without a layout it is transformers' own sdpa, so that a switched model still runs plain passes; with that of
     tree_flex.py it is FlexAttention. Gradients flow.
@@ -103,8 +101,7 @@ def tree_attention(model: Any) -> Iterator[None]:
 def body_pass(
     model: Any, tree: Tree, *, layout: Layout | FlexLayout | None = None, embeddings_TD: Tensor | None = None
 ) -> Tensor:
-    """Last hidden state of every token of the tree, (T, D): one pass through the body, no vocabulary projection.
-    Gradients flow.
+    """Last hidden state of every token of the tree, (T, D): one pass, no vocabulary projection. Gradients flow.
 
     embeddings_TD: what goes in instead of the ids' embeddings. layout: `layout_of(tree)`, where it is known already, or
     `flex_layout_of(tree)`. Raises ValueError with gradient checkpointing outside `tree_attention`: the second run of
@@ -147,14 +144,8 @@ def check_masks(model: Any, *, length: int = 48) -> None:
             off = largest_difference(model, length)
     except torch.OutOfMemoryError:
         raise
-    except (
-        AttributeError,
-        TypeError,
-        ValueError,
-        KeyError,
-        IndexError,
-        RuntimeError,
-    ) as error:  # whatever an unfit model's code trips over
+    # whatever an unfit model's code trips over
+    except (AttributeError, TypeError, ValueError, KeyError, IndexError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise UsageError(
             f"wanted a decoder that takes positions and attention by transformers' interface, found {type(base).__name__} ({reason})"
@@ -195,9 +186,7 @@ def unfit_fields(config: Any) -> Iterator[tuple[str, Any, str]]:
 
 
 def largest_difference(model: Any, length: int) -> float:
-    """Tree against separate passes: largest |difference| of final states and of the lines' logits as the model gives
-    them, each in shares of the largest |entry|.
-    """
+    """Tree against separate passes: largest |difference| of states and logits, in shares of the largest |entry|."""
     base = base_of(model)
     vocabulary, device = base.get_input_embeddings().num_embeddings, base.device
     first = made_up(vocabulary, length, 0)

@@ -1,7 +1,6 @@
 """Where the tokens of a tree go for attention, and the copies that this takes, with backward passes that copy as little.
 
-Indices and masks are made once for a tree, not once a layer. All of it is [ours]; what may attend to what stands in
-stages.learn.tree.
+Indices and masks are made once for a tree, not once a layer. [ours]; what may attend to what is in stages.learn.tree.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ LEAST_ROWS, MOST_GROUPS, MANY_ROWS = 48, 4, 256
 
 @dataclass(frozen=True)
 class Group:
-    """Branch slots start .. end of every line, whose queries run in one call over the first `keys` visible slots and
-    branch slots own .. end.
+    """Branch slots start .. end of every line: their queries run in one call over `keys` visible slots and own .. end.
 
     mask: (E, 1, end - start, keys + end - own) bool, True = may attend.
     """
@@ -89,8 +87,7 @@ def layout_of(tree: Tree) -> Layout:
 
 
 def groups_of(prefix_ES: Tensor, first_ES: Tensor, n_visible: int) -> tuple[Group, ...]:
-    """Branches of early states need few of the keys: in groups, they do about 2/3 of the work that one call for all
-    would take. Results are the same.
+    """Branches of early states need few of the keys: in groups, all take about 2/3 of the work of one call.
 
     prefix, first: (E, S), of each branch slot how many visible tokens it sees, and the slot of its branch's first token.
     The last group is handed all slots, for then its keys need no copy. No group without a branch.
@@ -112,8 +109,7 @@ def groups_of(prefix_ES: Tensor, first_ES: Tensor, n_visible: int) -> tuple[Grou
 
 
 class SideBySide(torch.autograd.Function):
-    """(1, H, T, d) -> (E, H, L + S, d), by slots and back of a Layout. Padding repeats token 0 and takes no gradient
-    there: nobody sees it.
+    """(1, H, T, d) -> (E, H, L + S, d), by slots and back of a Layout. Padding repeats token 0, without a gradient.
 
     Its backward is a gather, too, as is that of `Row`, and an addition for the slots that repeat a token; that of plain
     indexing would add token by token.
@@ -152,8 +148,7 @@ class Row(torch.autograd.Function):
 
 
 class Keys(torch.autograd.Function):
-    """Keys, or values, of each call out of (E, H', L + S, d): the visible ones, and for every group its visible and its
-    own.
+    """Keys, or values, of each call out of (E, H', L + S, d): the visible ones, and each group's visible and own.
 
     Its backward fills one buffer; that of slices would fill one of the full size for each.
     """

@@ -74,16 +74,12 @@ def new_head(model: Any, *, soft_len: int = 0, spread: float = 0.01, seed: int) 
 def save_head(head: ValueHead, folder: Path) -> None:
     """Write value_head.safetensors and value_head.json into the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}, folder / WEIGHTS
-    )
+    save_file({name: t.detach().cpu().contiguous() for name, t in head.state_dict().items()}, folder / WEIGHTS)
     (folder / CONFIG).write_text(json.dumps({"width": head.width, "soft_len": head.soft_len}) + "\n")
 
 
 def load_head(folder: Path, *, width: int) -> ValueHead:
-    """The head of a folder, for a model of hidden size `width`. Raises MissingInput where there is none, UsageError for
-    another width.
-    """
+    """The head of a folder. Raises MissingInput where there is none, UsageError for one of another `width`."""
     if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
         raise MissingInput(
             f"wanted {CONFIG} and {WEIGHTS} of a value head, found no such pair in the folder {folder.name!r}; train one with: turnwise run"
@@ -101,13 +97,10 @@ def load_head(folder: Path, *, width: int) -> ValueHead:
 def episode_pass(
     model: Any, head: ValueHead, packed: PackedRow, *, layout: Layout | FlexLayout | None = None, value_grad_scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """One pass through the body for actor and critic: (states that predict the action tokens (K, D), V of every state
-    (B, M)).
+    """One pass for actor and critic: (states that predict the action tokens (K, D), V of every state (B, M)).
 
-    V is 0 past an episode's end. No vocabulary projection: log-probs are made of the states, so shadows never see the
-    vocabulary.
-    value_grad_scale: factor on the gradient from the head into the body, >= 0; 0 = the critic reads a detached body
-    [ours].
+    V is 0 past an episode's end. No vocabulary projection: log-probs are made of the states.
+    value_grad_scale: factor on the head's gradient into the body, >= 0; 0 = it reads a detached body [ours].
     A soft prompt lies before the body, so its gradient carries the factor too (Adam does not notice, except at 0).
     layout: as of `body_pass`. Raises ValueError for a negative factor, for a soft prompt at factor 0,
     which would never learn, and for a row packed for another prompt length. Gradients flow into model and head.
@@ -142,8 +135,7 @@ def with_soft(model: Any, soft_CD: Tensor, ids: Tensor, places: Tensor) -> Tenso
 def state_values(
     model: Any, head: ValueHead, states: Sequence[Sequence[int]], critic_ids: Sequence[int], *, batch_size: int = 16
 ) -> Tensor:
-    """V of each state (len(states),) by plain passes over state + critic prompt, as when an episode is still being
-    played.
+    """V of each state (len(states),) by plain passes over state + critic prompt, as while an episode is played.
 
     Equal to the packed values (fp32: to 1e-5). critic_ids: empty where the head has a soft prompt. Gradients flow; wrap
     it in `torch.no_grad()` where none is wanted. Raises ValueError for an empty state, or not exactly one kind of

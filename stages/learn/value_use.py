@@ -1,5 +1,4 @@
-"""What a value function that came for free is good for: how well it tells the return, the choice of one episode of n,
-early abort.
+"""What a free value function is good for: how well it tells the return, the choice of one of n, early abort.
 
 Plain numpy over values that were read already. V(s_k) stands before action k, so V(s_0) .. V(s_{N-1}) have seen no
 outcome; the text of the terminal state s_N may tell the verdict, and nothing here reads V(s_N). Source: Self-AC slides
@@ -18,8 +17,7 @@ from stages.frame.types import Row
 
 
 def returns_to_go(rewards: Sequence[float], *, gamma: float) -> list[float]:
-    """What a value stands for, in every state of a terminated episode: R_k = r_k + gamma R_{k+1}, R_N = r_N, the last
-    reward standing on state N.
+    """What values stand for, of a terminated episode: R_k = r_k + gamma R_{k+1}, R_N = r_N, the last reward.
 
     rewards: (N,), one a turn. Returns (N + 1,). Raises ValueError for an episode without a turn.
     Source: Self-AC slides, episode layout; `learn.episode_row.episode_ids` places the rewards alike.
@@ -37,8 +35,7 @@ def explained_variance(values: ArrayLike, returns: ArrayLike) -> float:
 
         1 - Var[R - V] / Var[R]
 
-    1: they tell it but for a constant; 0: no better than a constant; below 0: worse. NaN where all returns are equal,
-    or there is none.
+    1: they tell it but for a constant; 0: no better than one; below 0: worse. NaN of equal returns, or none.
     values, returns: (n,). Raises ValueError if their shapes differ or a number is not finite.
     """
     v, r = np.asarray(values, dtype=np.float64), np.asarray(returns, dtype=np.float64)
@@ -50,8 +47,7 @@ def explained_variance(values: ArrayLike, returns: ArrayLike) -> float:
 
 
 def best_of_n(wins: ArrayLike, values: ArrayLike | None = None) -> dict[str, float]:
-    """Win rate of one episode of n, by who chooses it: chance (`random`, the mean), the largest value (`value`), or who
-    knows the end (`oracle`).
+    """Win rate of one episode of n, chosen by chance (`random`, the mean), the largest `value`, or an `oracle`.
 
     wins: (S, n), 1 where episode i of a scenario was won. values: (S, n), V of the last state before its last action,
     s_{N-1} [ours]; None = there is no critic, and no `value`. Ties go to the first. Raises ValueError for other shapes,
@@ -79,12 +75,9 @@ def abort_table(
 ) -> list[Row]:
     """What would have been saved and lost, had every episode ended at its first state of a value below the threshold.
 
-    Episode i is aborted before action k, the first k >= `first` with V(s_k) < threshold, so the tokens of actions k ..
-    N-1 are saved.
-    Row: threshold, aborted (share of episodes), tokens_saved (share of all action tokens), wins_lost (share of the won
-    episodes; 0 where none was).
-    values, tokens: per episode (N,), of states and actions 0 .. N-1. first: 1, because V(s_0) says only how hard the
-    scenario is [ours].
+    Episode i is aborted before action k, the first k >= `first` with V(s_k) < threshold: tokens of k .. N-1 are saved.
+    Row: threshold, aborted (share of episodes), tokens_saved (of all action tokens), wins_lost (of those won, or 0).
+    values, tokens: per episode (N,), of states and actions 0 .. N-1. first: 1, since V(s_0) tells the scenario [ours].
     Raises ValueError where lengths differ, or there is no episode.
     """
     if (
@@ -112,16 +105,13 @@ def abort_table(
 
 
 def abort_thresholds(values: Sequence[Sequence[float]], *, n: int = 20, first: int = 1) -> list[float]:
-    """n + 1 thresholds from the lowest value (nothing is aborted) to the highest, at equal shares of the states; none
-    where no state is left.
-    """
+    """n + 1 thresholds from the lowest value (no abort) to the highest, at equal shares of the states; [] of none."""
     flat = [v for episode in values for v in episode[first:]]
     return [float(x) for x in np.quantile(flat, np.linspace(0, 1, n + 1))] if flat else []
 
 
 def choose_threshold(rows: Sequence[Row], most_lost: float) -> float:
-    """The threshold of a table that saves most tokens among those that lose at most this share of the wins; -inf, which
-    aborts nothing, if none does.
+    """The threshold of a table that saves most tokens and loses at most this share of wins; -inf (no abort) if none.
 
     Chosen and judged on the same episodes it flatters: choose on validation, judge on test.
     """
@@ -130,12 +120,10 @@ def choose_threshold(rows: Sequence[Row], most_lost: float) -> float:
 
 
 def binned_returns(values: ArrayLike, returns: ArrayLike, bins: int) -> list[Row]:
-    """Calibration of a value: mean return by the value's size, in up to `bins` parts of like many states; equal values
-    are never parted.
+    """Calibration of a value: mean return by its size, in up to `bins` parts of like many states; equal ones together.
 
     Row: low, high (smallest and largest value), n, mean_value, mean_return. Calibrated: the two means are equal. Unlike
-    `statistics.calibration` it needs no scores in [0, 1]. values, returns: (n,). Raises ValueError if their shapes
-    differ or bins < 1.
+    `statistics.calibration` it needs no scores in [0, 1]. values, returns: (n,). Raises ValueError for others.
     """
     v, r = np.asarray(values, dtype=np.float64), np.asarray(returns, dtype=np.float64)
     if v.ndim != 1 or v.shape != r.shape or bins < 1:

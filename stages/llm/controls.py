@@ -42,9 +42,7 @@ _PRIVATE = range(0xF0000, 0xFFFFE)  # code points that mean nothing
 
 
 class Finder:
-    """Finds control tokens in texts, and texts that are a part of one: with what stands beside them in the template they
-    could be put together.
-    """
+    """Finds control tokens in texts, and texts that could become one together with what stands beside them."""
 
     def __init__(self, contents: Sequence[str], normalize: Callable[[str], str] | None) -> None:
         self._normalize = normalize
@@ -122,9 +120,7 @@ class Controls:
     def touch(self, message: Message) -> bool:
         """Whether the message's texts need a mask."""
         role, finder = str(message["role"]), self._of(message)
-        return any(
-            finder.touches(part, role in self._open) for text in _texts(message) for _, part in _parts(role, text)
-        )
+        return any(finder.touches(one, role in self._open) for text in _texts(message) for _, one in _parts(role, text))
 
     def masked(self, chat: Sequence[Message]) -> tuple[list[Message], dict[str, str]]:
         """The chat with masks in it, and mask -> letter. Raises ChatRefused where no letter is left for a mask."""

@@ -2,14 +2,12 @@
 
 The key is taken from OPENAI_API_KEY alone and appears in no message. Refused, down, overloaded (408, 409, 429, 5xx):
 tried again after growing, jittered waits, then `Down`. Anything else is final. What a server says is not trusted: no
-redirect is followed, a reply ends at a size and within the time of a try (`bounded.py`), and of a text only what can be
-printed is told.
+redirect is followed, a reply ends at a size and in time (`bounded.py`), and only what can be printed is told.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from stages.frame.loops import event_loop
-from stages.frame.sections import base_url
+from stages.frame.sections import base_url, is_loopback
 from stages.frame.types import EngineUnavailable, UsageError, printable
 from stages.llm.bounded import REFUSED, bounded
 
@@ -62,7 +60,7 @@ class Endpoint:
         except ValueError as error:
             raise UsageError(f"{key}: {error}.") from None
         host = parts.hostname or ""
-        self._local = _is_loopback(host)
+        self._local = is_loopback(host)
         if self._key and parts.scheme == "http" and not self._local:
             raise UsageError(
                 f"{key}: OPENAI_API_KEY would go over plain http to {host}; use https, or unset the key if the server wants none."
@@ -97,9 +95,7 @@ class Endpoint:
         )
 
     async def post(self, path: str, body: dict[str, Any], read: Callable[[object], T]) -> T:
-        """What `read` makes of the reply (its decoded JSON, or its text), whose ValueError says what is wrong with it.
-        Raises EngineUnavailable.
-        """
+        """What `read` makes of the reply, whose ValueError says what is wrong with it. Raises EngineUnavailable."""
         client = self._client
         reply = await self._asked(
             path, lambda: client.post(path, cast_to=object, body=body), self._timeout_s, self._retries
@@ -110,26 +106,19 @@ class Endpoint:
             raise EngineUnavailable(f"the engine at {self.name} answered garbage: {_beginning(str(error))}.") from None
 
     async def context(self) -> int | None:
-        """Most tokens of a prompt and its reply together; None from a server that does not tell. One short try; raises
-        Down if nobody answers.
-        """
+        """Most tokens of prompt and reply together; None where it does not tell. Raises Down if nobody answers."""
         limit = min(_PROBE_S, self._timeout_s)
         client = self._client.with_options(timeout=limit, max_retries=0)
         try:
             reply = await self._asked("/models", lambda: client.get("/models", cast_to=object), limit, 0)
         except Silent:
             raise
-        except (
-            EngineUnavailable
-        ):  # somebody answers, who speaks of models in another way, or not to us: the requests will tell
-            return None
+        except EngineUnavailable:
+            return None  # somebody answers, who speaks of models in another way, or not to us: the requests will tell
         # `vllm serve` and SGLang say so of the base model, which comes first; adapters have the same.
         models = reply.get("data") if isinstance(reply, dict) else None
-        found = (
-            models[0].get("max_model_len")
-            if isinstance(models, list) and models and isinstance(models[0], dict)
-            else None
-        )
+        first = models[0] if isinstance(models, list) and models else None
+        found = first.get("max_model_len") if isinstance(first, dict) else None
         return found if type(found) is int and found > 0 else None
 
     async def _asked(self, path: str, ask: Callable[[], Awaitable[object]], timeout_s: float, retries: int) -> object:
@@ -167,9 +156,7 @@ class Endpoint:
 
 
 def _reason(body: object, depth: int = 4) -> str:
-    """Why a server refused: the message of an OpenAI error, the `detail` of FastAPI (a text, or a list of what is wrong
-    where), or the text itself.
-    """
+    """Why a server refused: the message of an OpenAI error, FastAPI's `detail`, or the text itself."""
     if isinstance(body, (dict, list)) and not depth:
         return ""
     if isinstance(body, dict):
@@ -213,19 +200,10 @@ def begin(job: Coroutine[Any, Any, T]) -> Future[T]:
 
 @contextmanager
 def dropped_on_error() -> Iterator[None]:
-    """A block whose error, Ctrl-C among them, cancels all jobs under way, whichever thread waits for them: a command
-    cannot end before its threads.
-    """
+    """A block whose error cancels all jobs under way, whichever thread waits for them: else a command would not end."""
     try:
         yield
     except BaseException:
         for job in list(_under_way):
             job.cancel()
         raise
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -1,5 +1,4 @@
-"""A model's folder as transformers, tokenizers and safetensors read it: what is wrong with a file is one sentence that
-names it.
+"""A model's folder as the libraries read it: what is wrong with a file is one sentence that names it.
 
 These libraries raise whatever they stumble over (a KeyError, a ZeroDivisionError, tokenizers a plain Exception), and
 what transformers cannot read of generation_config.json it leaves out. So all JSON is looked at first, and every step of

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -72,9 +73,7 @@ def read_base(path: str, dtype: str) -> tuple[Any, Any]:
 
 
 def _check_whole(path: str, told: Mapping[str, Collection[str]]) -> None:
-    """Raises UsageError where the file of weights is not the model of config.json: transformers would draw what is
-    missing at random, and drop what it has no place for.
-    """
+    """Raises UsageError where weights and config.json differ, which transformers would fill at random, or drop."""
     for kind, what in (
         ("missing_keys", "is missing in"),
         ("unexpected_keys", "has no place in the model, and stands in"),
@@ -103,9 +102,8 @@ class HfEngine(tokens.ChatTokenizer):
 
     def load_adapter(self, name: str, path: Path) -> None:
         if self._loaded.get(name) == path:
-            self._loaded[name] = self._loaded.pop(
-                name
-            )  # the newest again: what a stage asks for must outlive what it asks for next
+            # the newest again: what a stage asks for must outlive what it asks for next
+            self._loaded[name] = self._loaded.pop(name)
             return
         check_adapter(path, self.model_hash)
         from peft import PeftModel
@@ -124,9 +122,7 @@ class HfEngine(tokens.ChatTokenizer):
             del self._loaded[old]
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """One completion a request, in order. Rows are decoded in batches of like length, one adapter at a time; a prompt that
-        several of a batch have is read once.
-        """
+        """One completion a request, in order; in batches of like length, by adapter. A shared prompt is read once."""
         tokens.check_loaded(requests, self._loaded)
         known = self._base.get_input_embeddings().num_embeddings
         if (largest := max((max(r.prompt_ids, default=0) for r in requests), default=0)) >= known:
@@ -147,8 +143,17 @@ class HfEngine(tokens.ChatTokenizer):
                     done.update(zip(chunk, self._decode_batch(model, [requests[i] for i in chunk]), strict=True))
         return [done[i] for i in range(len(requests))]
 
-    def _with_adapter(self, name: str | None) -> _Adapted:
-        return _Adapted(self._base, self._peft, name)
+    @contextmanager
+    def _with_adapter(self, name: str | None) -> Iterator[Any]:
+        """The base model with one adapter (or none) switched on."""
+        if self._peft is None:
+            yield self._base
+        elif name is None:
+            with self._peft.disable_adapter():
+                yield self._peft
+        else:
+            self._peft.set_adapter(name)
+            yield self._peft
 
     @torch.inference_mode()
     def _decode_batch(self, model: Any, requests: Sequence[Request]) -> list[Completion]:
@@ -171,13 +176,9 @@ class HfEngine(tokens.ChatTokenizer):
         position, cache, step_ids = (mask.cumsum(1) - 1).clamp(min=0), None, ids
         for t in range(limit):
             out = model(
-                input_ids=step_ids,
-                attention_mask=mask,
-                position_ids=position,
-                past_key_values=cache,
-                use_cache=True,
+                input_ids=step_ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True,
                 logits_to_keep=1,
-            )
+            )  # fmt: skip
             cache, logits_BV = out.past_key_values, out.logits[:, -1].float()
             if t == 0 and len(of_prompt) < len(requests):  # each prompt was read once; from here on a row a request
                 logits_BV, mask = logits_BV[asked], mask[asked]
@@ -208,28 +209,6 @@ class HfEngine(tokens.ChatTokenizer):
             yield Completion(
                 self.decode(ids[:-1] if stopped else ids), tuple(ids), tuple(lps), "stop" if stopped else "length"
             )
-
-
-class _Adapted:
-    """The base model with one adapter (or none) switched on for the time of a `with` block."""
-
-    def __init__(self, base: Any, peft: Any, name: str | None) -> None:
-        self._base, self._peft, self._name = base, peft, name
-        self._off: Any = None
-
-    def __enter__(self) -> Any:
-        if self._peft is None:
-            return self._base
-        if self._name is not None:
-            self._peft.set_adapter(self._name)
-            return self._peft
-        self._off = self._peft.disable_adapter()
-        self._off.__enter__()
-        return self._peft
-
-    def __exit__(self, *error: Any) -> None:
-        if self._off is not None:
-            self._off.__exit__(*error)
 
 
 def sample(logits_BV: Tensor, temperature_B1: Tensor, uniform_B: Tensor) -> Tensor:

@@ -26,9 +26,7 @@ def check_last_message(engine: Engine, roles: Roles) -> None:
     seen = roles.policy(_TALK)
     before, reason = engine.encode(seen), ""
     try:
-        once, twice = (
-            engine.encode([*seen, {"role": "user", "content": words}]) for words in ("Judge.", "Judge. Pass.")
-        )
+        once, twice = (engine.encode([*seen, {"role": "user", "content": said}]) for said in ("Judge.", "Judge. Pass."))
     except ChatRefused as error:
         reason = f"refuses it ({error.reason})"
     else:

@@ -1,5 +1,4 @@
-"""Engine over any OpenAI-compatible endpoint that speaks token ids (`vllm serve`, SGLang), and `chat` for oracles and
-simulated users.
+"""Engine over OpenAI-compatible endpoints that speak token ids (`vllm serve`, SGLang), and `chat` for oracles.
 
     vllm serve MODEL --enable-lora          (VLLM_ALLOW_RUNTIME_LORA_UPDATING=True for adapters made while it runs;
                                             --enable-prompt-tokens-details for counts of what it had read before)
@@ -77,16 +76,12 @@ class OpenAIEngine(tokens.ChatTokenizer):
 
     @property
     def context(self) -> int | None:
-        """The shortest of the servers that are up; those whose time it is are greeted. Raises EngineUnavailable where
-        none is.
-        """
+        """The shortest of the servers that are up. Raises EngineUnavailable where none is."""
         (found,) = run([self._servers.ready()])
         return found
 
     def load_adapter(self, name: str, path: Path) -> None:
-        """Have every server read the folder `path`, which it must see under the same name. Raises UsageError,
-        EngineUnavailable.
-        """
+        """Have every server read the folder `path`, which it must see, too. Raises UsageError, EngineUnavailable."""
         if name in self._adapters and self._adapters[name][0] == path:
             return
         from stages.llm.hf import check_adapter
@@ -138,9 +133,7 @@ class OpenAIEngine(tokens.ChatTokenizer):
             "return_token_ids": True,
             **_PLAIN_SAMPLING,
         }
-        done = await self._servers.post(
-            "/completions", body, lambda reply: read_completion(reply, request, self._n_ids)
-        )
+        done = await self._servers.post("/completions", body, lambda said: read_completion(said, request, self._n_ids))
         # The text as every engine decodes the ids: a server's own, decoded as a stream, may begin with a space that is
         # none.
         return replace(done, text=self.decode(done.token_ids[:-1] if done.finish_reason == "stop" else done.token_ids))
@@ -167,9 +160,7 @@ def chat(
     concurrency: int = 16,
     key: str = URL_KEY,
 ) -> Ask:
-    """A function from messages to the text of the model's reply, over /v1/chat/completions. It raises
-    EngineUnavailable. key: as of `Endpoint`.
-    """
+    """A function from messages to a reply's text; it raises EngineUnavailable. key: as of `Endpoint`."""
     servers = Servers(url, timeout_s=timeout_s, retries=retries, concurrency=concurrency, key=key)
 
     def ask(messages: Sequence[Message], *, temperature: float = 0.0, seed: int = 0) -> str:
@@ -195,9 +186,7 @@ def read_text(reply: object) -> str:
 
 
 def read_completion(reply: object, request: Request, n_ids: int) -> Completion:
-    """The completion in a reply of /v1/completions, whose ids are below `n_ids`. Raises ValueError saying what is
-    missing or wrong in it.
-    """
+    """The completion in a reply, with ids below `n_ids`. Raises ValueError saying what is missing or wrong."""
     choice = _choice(reply)
     ids, text, reason = choice.get("token_ids"), choice.get("text"), choice.get("finish_reason")
     log_probs = _mapping(choice.get("logprobs") or {}, "log-probs are no object").get("token_logprobs")

@@ -10,8 +10,7 @@ _WORD = re.compile(r"\w+")
 
 
 def leaked_piece(text: str, privileged: Iterable[str], known: str, *, words: int) -> str:
-    """The longest run of at least `words` successive words that the text shares with privileged texts and not with
-    `known`; "" where there is none.
+    """The longest run of `words` or more words that the text shares with privileged texts and not with `known`, or "".
 
     Case, punctuation and white space count for nothing. Every stretch of `words` words of the run stands in a
     privileged text, and none stands in `known`: where one does, nothing shows that it came from elsewhere. A paraphrase

@@ -3,8 +3,7 @@
 policy, successor, combine, evaluator, refiner and corrector are the roles of NLAC (arXiv 2512.04601, section 4 and its
 prompts); thinker thinks again before a rewritten action, where the model thinks (stages/judge/rethink.py); value is what
 Self-AC's critic is asked (stages/judge/values.py). Every task has policy.md and value.md; one that NLAC is not run on
-needs no other. A prompt file is hashed into the fingerprint of every stage that uses the role: a changed word is a new
-run.
+needs no other. A prompt file is hashed into the fingerprint of each stage that uses it: a changed word is a new run.
 `policy.md` is added to the environment's own system message. Every other file is one user message behind the
 conversation as the policy saw it, so that all roles of a turn know what the policy knows and begin with the same tokens
 [ours]; with `roles.history` "text" the conversation stands in that message, as text.
@@ -62,17 +61,14 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Roles:
-    """The prompts of one task: of the roles that it has a file for. history: how the conversation stands before a role's
-    words.
-    """
+    """The prompts of one task. history: how the conversation stands before a role's words."""
 
     name: str
     templates: dict[str, str]
     history: History = "chat"
 
     def prompt(self, role: str, state: Sequence[Message], **fields: str) -> list[Message]:
-        """The prompt of a role other than the policy: the conversation as the policy saw it, then the role's words, as
-        one user message.
+        """A role's prompt, but for the policy's: the conversation as that saw it, then a user message of its words.
 
         With history "text" that message is all, and the policy's private thoughts are left out.
         """
@@ -111,8 +107,7 @@ def ask(
 ) -> list[tuple[tuple[int, ...], Completion]]:
     """Put prompts to a role; (prompt ids, completion) of each, in order. Every row gets a seed of its own.
 
-    A reasoning model's <think> part is cut off, tokens and all (`spoken`); with `thoughts` it stays, as in actions that
-    the policy may learn.
+    A model's <think> part is cut off, tokens and all (`spoken`); with `thoughts` it stays, as in actions to be learned.
     A prompt that is too long gets NO_ROOM: the stage drops that row and counts it, and the others are as without it.
     """
     ids = engine.encode_all(prompts)
@@ -134,14 +129,12 @@ def ask(
 
 def thought_opened(decode: Callable[[Sequence[int]], str], prompt_ids: Sequence[int]) -> str:
     """The <think> that the chat template has opened at the end of this prompt, or ""."""
-    return opened_thought(
-        decode(prompt_ids[-10:])
-    )  # room for the tag and white space, even where each letter is a token
+    # room for the tag and white space, even where each letter is a token
+    return opened_thought(decode(prompt_ids[-10:]))
 
 
 def spoken(reply: Completion, opened: str, decode: Callable[[Sequence[int]], str]) -> Completion:
-    """What is left of a reply without its <think> part: text, ids and log-probs. A thought that was never finished
-    leaves the text "".
+    """What is left of a reply without its <think> part: text, ids and log-probs. A thought without an end leaves "".
 
     opened: the tag that stands at the prompt's end already, or "". Then the ids keep the closing tag, so that prompt
     and completion, learned as a row, are an empty thought and a reply: a form that the model knows. Source: ours; the
@@ -182,8 +175,7 @@ def prompts_folder(name: str) -> Path:
 
 
 def load_roles(name: str, *, history: History = "chat") -> Roles:
-    """Read and check the prompt files of a task. Raises UsageError naming the file that is missing, or the field that
-    is wrong in one.
+    """Read and check the prompt files of a task. Raises UsageError naming a missing file, or a wrong field in one.
 
     That a role of NLAC is missing is no error here: `execute` refuses a stage that needs it before it starts.
     """
@@ -231,8 +223,7 @@ def check_student(student: str, known: str, privileged: Sequence[str]) -> None:
     """The invariant of the two information sets: nothing that only the teacher knew stands in the student prompt.
 
     A leak is a whole privileged text, however short, or a run of PIECE words of one.
-    known: what the student may see, its template included; what stands there, too (the same observation twice), is no
-    leak.
+    known: what the student may see, its template included; what stands there, too, is no leak.
     Raises AssertionError.
     """
     whole = [text for text in privileged if text and text in student and text not in known]

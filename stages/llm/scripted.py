@@ -26,13 +26,9 @@ GARBAGE = "%% ?? %%"  # no role and no environment can read it
 # What a random agent asks in 20 Questions, and does in service_desk, whose system message names the tools in their
 # order.
 _QUESTIONS = (
-    "Is it alive?",
-    "Is it made of metal?",
-    "Can it fly?",
-    "Is it bigger than a person?",
-    "Is it a cat?",
+    "Is it alive?", "Is it made of metal?", "Can it fly?", "Is it bigger than a person?", "Is it a cat?",
     "Is it a piano?",
-)
+)  # fmt: skip
 _DESK = re.compile(r"Service desk\. ([a-z ]+)\.")
 _TOOLS = {
     "check": ["photo", "receipt", "passport"],
@@ -49,8 +45,7 @@ _TOOLS = {
 class ScriptedEngine:
     """`Engine` that answers from a script.
 
-    reply: a function, or a table whose longest key found in the prompt's text gives the reply (several: the seed draws
-    one).
+    reply: a function, or a table whose longest key in the prompt gives the reply (of several the seed draws one).
     fail_on: numbers of `generate` calls, from 1, that raise EngineUnavailable; garbage_on: that answer unreadable text.
     context: tokens that a prompt and its reply may have together; None = any number.
     `calls`, `requests` and `prompts` tell what was asked so far.
@@ -122,9 +117,7 @@ def draw(request: Request, options: Sequence[str]) -> str:
 
 
 def play(prompt: str, request: Request) -> str:
-    """A readable reply of whichever role the prompt asks for, at random. The role is the first word of its words: behind
-    the sentence that steps aside, or behind the last blank line.
-    """
+    """A random readable reply of the role that the prompt asks for, by the first word of the role's words."""
     last = prompt.removesuffix("<assistant>\n").rsplit("<user>\n", 1)[-1].strip()
     _, aside, words = last.rpartition("Step aside from the conversation above.")
     asked = (words if aside else last.rpartition("\n\n")[2]).strip()

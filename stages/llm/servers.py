@@ -1,8 +1,6 @@
-"""Several servers that hold the same model, as one: a request goes to the one with the fewest under way of those that
-are up.
+"""Several servers of the same model, as one: a request goes to the one that is up with the fewest under way.
 
-A server that fails is set aside, and its requests go to the others; after a while it is asked again, and gets the
-adapters that it missed.
+A server that fails is set aside, and the others get its requests; later it is asked again, and catches up.
 """
 
 from __future__ import annotations
@@ -31,9 +29,7 @@ class _Server:
 
 
 class Servers:
-    """One or more endpoints. pause_s: how long one that failed is left alone while others are up; key: as of
-    `Endpoint`.
-    """
+    """One or more endpoints. pause_s: how long one that failed is left alone; key: as of `Endpoint`."""
 
     def __init__(
         self,
@@ -60,9 +56,7 @@ class Servers:
         self._adapters: list[dict[str, Any]] = []  # what each server is told, to load them
 
     async def ready(self) -> int | None:
-        """Greet the servers whose time it is. Returns the shortest context, None if none tells. Raises
-        EngineUnavailable where no server is up.
-        """
+        """Greet the servers that are due; the shortest context, or None. Raises EngineUnavailable if none is up."""
         alone = not any(server.up for server in self._servers)
         absent = [server for server in self._servers if not server.up and (alone or server.due <= time.monotonic())]
         failed = [

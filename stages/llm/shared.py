@@ -52,10 +52,8 @@ def forget() -> None:
 
 def _twin(model: Any) -> Any:
     # detach: another parameter with a `requires_grad` of its own over the same memory, and the same count of writes.
-    shared: dict[int, Any] = {
-        id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in model.parameters()
-    }
-    return copy.deepcopy(model, shared)
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=p.requires_grad) for p in model.parameters()}
+    return copy.deepcopy(model, memo)
 
 
 def _versions(model: Any) -> tuple[int, ...]:

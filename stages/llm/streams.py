@@ -13,8 +13,7 @@ from stages.frame.types import Completion, Engine, More, Replies, Request, Strea
 def stream(engine: Engine, more: More) -> Replies:
     """Replies to the requests of `more`. Raises EngineUnavailable.
 
-    An engine that is no `Streamer` answers tick by tick: all that there is in one call, and then what follows from all
-    of its replies.
+    An engine that is no `Streamer` answers in ticks: all that there is in one call, then what follows from that.
     """
     return engine.stream(more) if isinstance(engine, Streamer) else ticks(engine, more)
 

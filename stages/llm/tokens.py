@@ -33,8 +33,7 @@ LETTERS = 20
 
 
 class ChatTokenizer:
-    """Chats to token ids, and ids to text, as the tokenizer of a model folder or hub name does it; loaded when it is
-    first needed.
+    """Chats to token ids, and ids to text, by the tokenizer of a model folder or hub name, loaded when first needed.
 
     Of an episode's prompt only the end is new at each turn, so the ids of what lies between two special tokens are
     kept. A text that holds control tokens is read as text (stages/llm/controls.py). [ours]
@@ -47,10 +46,8 @@ class ChatTokenizer:
     def forget(self) -> None:
         """Begin anew to keep ids."""
         self.kept_ids: dict[str, list[int]] = {}
-        self._harmless: tuple[set[str], set[str]] = (
-            set(),
-            set(),
-        )  # texts without control tokens: others', the assistant's
+        # texts without control tokens: others', the assistant's
+        self._harmless: tuple[set[str], set[str]] = (set(), set())
         self._n_kept = self._n_read = 0
 
     @cached_property
@@ -63,9 +60,7 @@ class ChatTokenizer:
         return self.encode_all([messages])[0]
 
     def encode_all(self, chats: Sequence[Sequence[Message]]) -> list[tuple[int, ...]]:
-        """Token ids of each chat, ready for the assistant's next reply. A fast tokenizer shares what is new out among
-        the machine's cores. Raises ChatRefused where the chat template does.
-        """
+        """Token ids of each chat, ready for the assistant's next reply, on several cores. Raises ChatRefused."""
         if max(self._n_kept, self._n_read // LETTERS) > KEPT_IDS:
             self.forget()
         harmless = [self._is_harmless(chat) for chat in chats]
@@ -142,15 +137,12 @@ class ChatTokenizer:
         """The text of token ids, without special ones."""
         if self._fast is None or self.tokenizer.clean_up_tokenization_spaces:
             return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
-        return str(
-            self._fast.decode(token_ids, skip_special_tokens=True)
-        )  # all that transformers then does, without a look at each id
+        # all that transformers then does, without a look at each id
+        return str(self._fast.decode(token_ids, skip_special_tokens=True))
 
     @cached_property
     def _fast(self) -> Any:
-        """The tokenizer in Rust, which neither cuts nor pads, as a tokenizer's file may ask for; None where there is
-        none.
-        """
+        """The tokenizer in Rust, told neither to cut nor to pad, whatever its file says; None where there is none."""
         fast = getattr(self.tokenizer, "backend_tokenizer", None)
         if fast is not None:
             fast.no_truncation()
@@ -167,12 +159,10 @@ class ChatTokenizer:
 
 
 def cutter(fast: Any) -> Callable[[str], list[str]] | None:
-    """A function that cuts a text before each special token, into pieces whose ids one after another are those of the
-    text; None where there is none.
+    """A function that cuts a text before each special token, into pieces whose ids in order are the text's; or None.
 
     Added tokens that are not normalized are looked for before all else, leftmost and longest first, and what lies
-    between them is never read together. Where one takes the white space before it, or must be a word, or is read as
-    text, this does not hold.
+    between them is never read together. Not so where one takes the white space before it, must be a word, or is text.
     """
     special = [token for token in fast.get_added_tokens_decoder().values() if not token.normalized]
     if not special or fast.encode_special_tokens or any(token.lstrip or token.single_word for token in special):
@@ -189,9 +179,7 @@ def cutter(fast: Any) -> Callable[[str], list[str]] | None:
 
 
 def stop_tokens(tokenizer: Any, generation: Any) -> tuple[int, ...]:
-    """Ids that end a reply: the tokenizer's end token, and `eos_token_id` of the model's generation config, an id or
-    several; sorted. Raises UsageError for one that is none.
-    """
+    """Ids that end a reply, of the tokenizer and the model's generation config, sorted. Raises UsageError."""
     of_model = list(generation) if isinstance(generation, (list, tuple)) else [generation]
     found = [one for one in (tokenizer.eos_token_id, *of_model) if one is not None]
     for one in found:
@@ -232,8 +220,7 @@ def check_loaded(requests: Sequence[Request], loaded: Collection[str]) -> None:
 
 
 def fit_context(requests: Sequence[Request], context: int | None) -> list[Request]:
-    """The requests, none of which can run past the model's context; a reply that is cut there ends like one at
-    max_tokens, with "length".
+    """The requests, cut to the model's context; a reply that ends there ends as at max_tokens, with "length".
 
     context: most tokens of a prompt and its reply together; None = not known, nothing is changed. Raises UsageError for
     a prompt that leaves no room for a single token; who has many prompts asks `has_room` first, so that one of them
@@ -247,6 +234,4 @@ def fit_context(requests: Sequence[Request], context: int | None) -> list[Reques
             raise UsageError(
                 f"a prompt of {len(request.prompt_ids)} tokens leaves no room for a reply in the model's context of {context}; {LONGER}"
             )
-    return [
-        replace(request, max_tokens=min(request.max_tokens, context - len(request.prompt_ids))) for request in requests
-    ]
+    return [replace(r, max_tokens=min(r.max_tokens, context - len(r.prompt_ids))) for r in requests]

@@ -1,10 +1,8 @@
-"""Engine over vLLM in this process: continuous batching, a prefix cache, and adapters side by side with the base in one
-batch.
+"""Engine over vLLM in this process: continuous batching, a prefix cache, adapters and the base in one batch.
 
     turnwise run demo --set model.engine=vllm          (pip install 'turnwise[vllm]')
 
-Token ids go in and come out, so vLLM runs without a tokenizer. Log-probs are the raw ones, of temperature 1 whatever
-was sampled at.
+Token ids go in and come out, so vLLM runs without a tokenizer. Log-probs are raw, of temperature 1.
 On a GPU the engine gives its memory back (`sleep`) while a stage trains, and takes it again at the next request. What a
 batch's other rows may change is rounding: a greedy reply changes where two tokens tie, a sampled one where a draw falls
 on the edge between two.
@@ -29,23 +27,12 @@ from stages.llm.hf import KEPT_ADAPTERS, check_adapter, model_hash
 from stages.llm.streams import in_order
 from stages.llm.tokens import ChatTokenizer, check_loaded, fit_context, stop_tokens
 
-RANKS = (
-    1,
-    8,
-    16,
-    32,
-    64,
-    128,
-    256,
-    320,
-    512,
-)  # that vLLM has kernels for; an adapter of a rank between them takes the room of the next
+# that vLLM has kernels for; an adapter of a rank between them takes the room of the next
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class VllmEngine(ChatTokenizer):
-    """`Engine` over one base model and its adapters. lora_rank: largest of them. gpu_memory: share of the GPU's memory,
-    weights included.
-    """
+    """`Engine` over a base model and its adapters. lora_rank: the largest. gpu_memory: share, weights included."""
 
     def __init__(self, path: str, *, dtype: str = "float32", lora_rank: int = 32, gpu_memory: float = 0.85) -> None:
         super().__init__(path)
@@ -60,9 +47,7 @@ class VllmEngine(ChatTokenizer):
         self._broken = ""  # how a step failed: what it left half done would come back as wrong tokens
 
     def load_adapter(self, name: str, path: Path) -> None:
-        """Without a restart. A name that is loaded from another folder is a new adapter to vLLM, with nothing of the
-        old one's in the prefix cache.
-        """
+        """Without a restart. Of a name that comes from another folder nothing old is in the prefix cache."""
         if name in self._loaded and self._loaded[name][0] == path:
             self._loaded[name] = self._loaded.pop(name)  # the newest again
             return
@@ -85,9 +70,7 @@ class VllmEngine(ChatTokenizer):
         self._loaded[name] = (path, request)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """One completion a request, in order, of any adapters at once. Ctrl-C drops what is under way and leaves the
-        engine usable.
-        """
+        """One completion a request, in order, of any adapters at once. After Ctrl-C the engine can be used on."""
         return in_order(self, requests)
 
     def stream(self, more: More) -> Replies:
@@ -123,8 +106,7 @@ class VllmEngine(ChatTokenizer):
         return checked
 
     def sleep(self) -> None:
-        """Give the GPU's memory back until the next call: weights wait in the machine's memory, the cache is dropped.
-        Nothing on a CPU.
+        """Give the GPU's memory back until the next call: weights wait in the machine's memory. Nothing on a CPU.
 
         Raises RuntimeError in the middle of a stream, whose requests would go on from a cache that is gone.
         """
@@ -200,9 +182,7 @@ class VllmEngine(ChatTokenizer):
 
 
 def start(path: str, *, dtype: str, lora_rank: int, gpu_memory: float) -> Any:
-    """A `vllm.LLM`. Raises UsageError where vLLM is not installed, or does not take the model or its share of the
-    memory.
-    """
+    """A `vllm.LLM`. Raises UsageError where vLLM is missing, or refuses the model or its share of the memory."""
     # In a process of its own the engine would get a terminal's Ctrl-C, too, and end.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it logs by the page, among our own progress

@@ -5,8 +5,7 @@
         turn without an
             observation, the last one ends with the end token and carries what the environment answered to the reply
 
-Source: Self-AC slides, the three agents. The third one, ToT, is ReAct on an environment whose state is a tree
-(envs/game24.py).
+Source: Self-AC slides, the three agents. The third, ToT, is ReAct on a tree (envs/game24.py).
 A factor is tokens of the reply as the engine produced them: nothing is encoded again. [ours]
 """
 
@@ -26,15 +25,12 @@ _BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 
 
 def read_reply(agent: Agent, text: str) -> tuple[str, str]:
-    """(thought, action) of a reply. Raises Malformed where it cannot be read; of a chain of thought all is action, and
-    nothing unreadable.
-    """
+    """(thought, action) of a reply; of a chain of thought all is action. Raises Malformed where it cannot be read."""
     return parse_react(text) if agent == "react" else ("", text.strip())
 
 
 def turns_of(agent: Agent, reply: Turn, decode: Callable[[Sequence[int]], str]) -> list[Turn]:
-    """The turns that a reply is recorded as: itself, or its factors. `reply` is the turn of the whole reply, as the
-    environment answered it.
+    """The turns that a reply is recorded as: itself, or its factors. `reply`: the whole one's turn, as it was answered.
 
     Factor k's prompt is the reply's with the factors before it; `index` counts on; `state_len` stays, for no message
     holds a part of a reply. All but the last have reward 0, no observation, and end nothing. A malformed reply stays
@@ -60,22 +56,19 @@ def turns_of(agent: Agent, reply: Turn, decode: Callable[[Sequence[int]], str]) 
 
 
 def cut_at_blank_lines(token_ids: Sequence[int], texts: Sequence[str]) -> list[tuple[int, int]]:
-    """(start, end) of every factor of a reply, end exclusive: together all of its tokens, in order. None of an empty
-    reply.
+    """(start, end) of every factor of a reply, end exclusive: all of its tokens, in order. None of an empty one.
 
     A factor ends with the token that completes a blank line behind something said, and with all tokens of white space
     directly after. So no factor says nothing, unless the reply does; what a token says behind a blank line of its own
     belongs to the factor that it ends.
-    texts: each token's own, "" for one that is not said, like the end token. Raises ValueError where there is not one
-    text a token.
+    texts: each token's own, "" for one that is not said, like the end token. Raises ValueError without one a token.
     """
     if len(texts) != len(token_ids):
         raise ValueError(f"wanted the text of each of {len(token_ids)} tokens, found {len(texts)}")
     starts = [0]
-    tail, complete = (
-        "",
-        False,
-    )  # the factor from its last character that is no white space on; whether it has its blank line
+    # the factor from its last character that is no white space on; whether it has its blank line
+    tail = ""
+    complete = False
     for i, text in enumerate(texts):
         if complete and text.strip():
             starts.append(i)

@@ -13,10 +13,11 @@ from typing import Generic, Self, TypeVar
 import numpy as np
 from pydantic import Field, model_validator
 
-from stages.frame.contract import Config, Reader
+from stages.frame.contract import Config, Context, Reader
+from stages.frame.types import MissingInput
 from stages.learn.priorities import importance_weights, priorities, sample_without_replacement
 from stages.play.drawing import Draw, by_episode
-from stages.play.transitions import Candidate, Drawable, Transition, in_full
+from stages.play.transitions import Candidate, Drawable, Transition, candidates, in_full, known_losses
 
 
 class DrawConfig(Config):
@@ -24,30 +25,17 @@ class DrawConfig(Config):
 
     transitions: int = Field(256, ge=1, description="Targets made an iteration. [ours]")
     replay_size: int = Field(20000, ge=1, description="Newest transitions that can be drawn. [ours]")
-    draw: Draw = Field(
-        "turn",
-        description="Transitions are drawn one by one, or by the episode, as many as that gives: its turns share what was said before, in generation and in training. [ours]",
-    )
-    alpha: float = Field(
-        0.6,
-        ge=0,
-        description="Priority p ~ (loss + eps)^alpha. [paper: prioritised by the critic's loss; exponent ours]",
-    )
+    draw: Draw = "turn"
+    """Transitions are drawn one by one, or by the episode, as many as that gives: its turns share what was said before, in generation and in training. [ours]"""
+    alpha: float = Field(0.6, ge=0)
+    """Priority p ~ (loss + eps)^alpha. [paper: prioritised by the critic's loss; exponent ours]"""
     eps: float = Field(0.01, gt=0, description="So that no transition is ever given up. [ours]")
-    beta: float = Field(
-        0.0, ge=0, le=1, description="Importance weights (N p)^-beta undo the preference; 0 = none. [ours]"
-    )
-    terminal_frac: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="Share of terminal transitions, by priority within each kind; 0 = as they are drawn. [ours]",
-    )
-    steps: int = Field(
-        1,
-        ge=1,
-        description="Real steps of the episode that are merged before a future is sampled; many = to its end, off-policy. [ours; paper: 1]",
-    )
+    beta: float = Field(0.0, ge=0, le=1)
+    """Importance weights (N p)^-beta undo the preference; 0 = none. [ours]"""
+    terminal_frac: float = Field(0.0, ge=0, le=1)
+    """Share of terminal transitions, by priority within each kind; 0 = as they are drawn. [ours]"""
+    steps: int = Field(1, ge=1)
+    """Real steps of the episode that are merged before a future is sampled; many = to its end, off-policy. [ours; paper: 1]"""
 
     @model_validator(mode="after")
     def _kinds_are_of_turns(self) -> Self:
@@ -118,9 +106,7 @@ def draw_episodes(
 
 
 def following(t: D, by_key: Mapping[tuple[str, int], D], steps: int) -> tuple[D, ...]:
-    """The transition and those that followed it in its episode, at most `steps`; fewer at its end or before an
-    unreadable reply.
-    """
+    """The transition and those behind it, at most `steps`; fewer at the end or before an unreadable reply."""
     chain = [t]
     while len(chain) < steps and not chain[-1].terminal and (after := by_key.get((t.key[0], chain[-1].key[1] + 1))):
         chain.append(after)
@@ -131,3 +117,15 @@ def read_in_full(replay: Reader, drawn: Sequence[Drawn[Candidate]]) -> list[tupl
     """The drawn chains with their texts, and their weights."""
     read = iter(in_full(replay, [t for one in drawn for t in one.chain]))
     return [(tuple(next(read) for _ in one.chain), one.weight) for one in drawn]
+
+
+def drawn_chains(context: Context, stage: str, critic: str) -> tuple[list[tuple[tuple[Transition, ...], float]], int]:
+    """The stage's draw by the losses of `critic`, and of how many transitions. Raises MissingInput where there is none."""
+    config, collects = context.config, context.inputs["collect"]
+    pool = usable(candidates(context.replay, collects, newest=config.replay_size))
+    if not pool:
+        raise MissingInput(
+            f"{stage} needs transitions from collect, found none in its {len(collects)} runs; collect more episodes"
+        )
+    losses = known_losses(context.replay, context.inputs.get(critic, ()))
+    return read_in_full(context.replay, draw(pool, losses, config, np.random.default_rng(context.seed))), len(pool)

@@ -73,8 +73,7 @@ def until_enough(
     order: Sequence[D], wanted: int, tries: int, ask: Callable[[Sequence[D], int], list[R]], done: Callable[[Sequence[R]], set[Key]],
     lost: Callable[[Sequence[R]], set[Key]],
 ) -> list[list[R]]:  # fmt: skip
-    """What `ask` made of the first `wanted` of `order`, then of as many further ones as are missing, and so on: one
-    list a try.
+    """What `ask` made of the first `wanted` of `order`, then of as many further ones as are missing: one list a try.
 
     ask: (transitions, number of the try from 0) -> results. done and lost, of all results so far: keys of transitions
     that brought what was wanted, and of those that never can. Where the order is used up, it goes on with those that

@@ -30,9 +30,8 @@ def environment(context: Context) -> Callable[[], Env]:
                 raise SimulatorError(
                     f"the model inside the environment was asked {len(ids)} tokens, which leaves no room in its {context.engine.context}"
                 )
-            reply = context.engine.generate(
-                [Request(ids, room, temperature, mix(context.seed, seed, ids), role="user")]
-            )[0]
+            request = Request(ids, room, temperature, mix(context.seed, seed, ids), role="user")
+            reply = context.engine.generate([request])[0]
             return thought_opened(context.engine.decode, ids) + reply.text
 
     elif task.oracle == "openai":
@@ -40,13 +39,9 @@ def environment(context: Context) -> Callable[[], Env]:
 
         key = "model.url" if model.url and not task.oracle_url else "task.oracle_url"
         ask = chat(
-            task.oracle_url or model.url,
-            task.oracle_model or model.path,
-            max_tokens=room,
-            timeout_s=task.oracle_timeout_s,
-            concurrency=task.oracle_concurrency,
-            key=key,
-        )
+            task.oracle_url or model.url, task.oracle_model or model.path, max_tokens=room,
+            timeout_s=task.oracle_timeout_s, concurrency=task.oracle_concurrency, key=key,
+        )  # fmt: skip
         if task.cassette:
             asked_of = {"model": task.oracle_model or model.path, "max_tokens": room}
             ask = recorded(ask, Path(task.cassette), asked_of, only=task.cassette_only)
@@ -59,18 +54,14 @@ def environment(context: Context) -> Callable[[], Env]:
 
 
 def read_action(context: Context, state: Sequence[Message], text: str) -> tuple[str, str]:
-    """(thought, action) of a ReAct reply in this state. Raises Malformed where it has none, or the task's environment
-    could not read it.
-    """
+    """(thought, action) of a ReAct reply in this state. Raises Malformed where it or the environment reads none."""
     found, task = parse_react(text), context.run.task
     envs.check_readable(task.env, task.options, state, without_thought(text))
     return found
 
 
 def _without_thoughts(ask: Ask) -> Ask:
-    """The same without a reasoning model's <think> part. It raises SimulatorError where that was cut short, since nothing
-    was answered then, and for an answer that is no valid Unicode.
-    """
+    """The same without <think>. It raises SimulatorError for an unfinished thought, and for no valid Unicode."""
 
     def answer(messages: Sequence[Message], *, temperature: float = 0.0, seed: int = 0) -> str:
         try:

@@ -21,8 +21,7 @@ def played_on(
     adapter: str | None,
     seed: int,
 ) -> list[list[Episode]]:
-    """n episodes for each (state, reply): the replies before the state again, then this one, then the policy of
-    `adapter` to the end.
+    """n episodes for each (state, reply): the replies before the state, this one, the policy of `adapter` to the end.
 
     Its state is reached by acting the episode's replies anew, so the environment must be deterministic, or be content
     with an estimate. Replies that were not generated here carry no token ids. Raises EngineUnavailable.

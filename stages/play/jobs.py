@@ -15,11 +15,9 @@ MOMENT_S = 0.1
 
 
 class Jobs(Generic[T]):
-    """A `with` block within which calls are started and their results fetched. workers: of them at once; 1 = each is
-    done when it is started.
+    """A `with` block in which calls are started and fetched. workers: at once; 1 = each is done when it is started.
 
-    Leaving the block drops calls that have not begun, and waits for nobody: by an error, Ctrl-C among them, results are
-    wanted no more.
+    Leaving the block drops calls that have not begun, and waits for nobody: after an error nobody wants results.
     """
 
     def __init__(self, workers: int) -> None:
@@ -46,8 +44,7 @@ class Jobs(Generic[T]):
         self._started.append(done)
 
     def fetch(self, patience: Wait) -> list[T]:
-        """Results that are there, in the order of their start; patience: of all calls, of some unless it takes too
-        long, or of those that have ended.
+        """Results in the order of their start; patience: of all calls, of some, or of those that have ended.
 
         Raises what a call raised.
         """
@@ -55,8 +52,6 @@ class Jobs(Generic[T]):
             whole = patience == "all"
             wait(self._started, None if whole else MOMENT_S, ALL_COMPLETED if whole else FIRST_COMPLETED)
         ended = {future for future in self._started if future.done()}
-        found, self._started = (
-            [each for each in self._started if each in ended],
-            [each for each in self._started if each not in ended],
-        )
+        found = [each for each in self._started if each in ended]
+        self._started = [each for each in self._started if each not in ended]
         return [future.result() for future in found]

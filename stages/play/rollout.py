@@ -1,5 +1,4 @@
-"""Many episodes at once: a reply is acted on as it ends, and its episode's next prompt joins the others in the engine;
-a finished one is replaced.
+"""Many episodes at once: a reply is acted on as it ends, and its episode's next prompt joins those in the engine.
 
 An episode's failure is sorted by whose it is (types.Outcome). What the policy cannot cause is tried again, kept and
 counted, and never becomes a reward. EngineUnavailable is nobody's episode, and BrokenEnvironment no failure but a mistake
@@ -120,8 +119,7 @@ def rollout(
     hopeless: Hopeless | None = None,
     done: Callable[[int], None] = lambda n: None,
 ) -> list[Episode]:
-    """One episode a scenario, in their order. `done(1)` is called as each one ends. Raises EngineUnavailable, and
-    BrokenEnvironment at once.
+    """One episode a scenario, in their order. `done(1)` as each one ends. Raises EngineUnavailable, BrokenEnvironment.
 
     forced: replies, one list a scenario, that are said before the policy takes over; their turns carry no token ids.
     hopeless: asked of an episode from its second reply on; one that is given up is truncated.
@@ -135,9 +133,7 @@ def rollout(
 
 @dataclass
 class _Rollout:
-    """What `rollout` was given, and where its episodes are: waiting for a slot, acting in `jobs`, asked of the engine,
-    finished.
-    """
+    """What `rollout` was given, and its episodes: waiting for a slot, acting, asked of the engine, finished."""
 
     engine: Engine
     make_env: Callable[[], Env]
@@ -165,9 +161,8 @@ class _Rollout:
         running = self.ready(patience)
         if not (running or self.asked or self.waiting or self.jobs):
             return None
-        asked = list(
-            zip(running, self.engine.encode_all([self.roles.policy(r.messages) for r in running]), strict=True)
-        )
+        prompts = self.engine.encode_all([self.roles.policy(r.messages) for r in running])
+        asked = list(zip(running, prompts, strict=True))
         asked = self.stop(asked, _too_long(asked, self.engine.context if asked else None))
         if self.hopeless is not None:
             asked = self.stop(asked, _given_up(asked, self.hopeless))
@@ -297,19 +292,9 @@ def _act(
     r.messages += [reply, *observation]
     seen = "\n".join(str(m["content"]) for m in observation)
     turn = Turn(
-        len(r.turns),
-        state_len,
-        ids,
-        completion,
-        thought,
-        action,
-        seen,
-        reward,
-        terminated,
-        truncated,
-        malformed,
+        len(r.turns), state_len, ids, completion, thought, action, seen, reward, terminated, truncated, malformed,
         seconds,
-    )
+    )  # fmt: skip
     r.turns += turns_of(s.agent, turn, decode)
     if failed:
         return Outcome.POLICY_FAILED, f"{r.malformed} unreadable replies"

@@ -10,9 +10,7 @@ from stages.llm.tokens import OUT_OF_CONTEXT
 
 
 def check_environment(episodes: Sequence[Episode]) -> None:
-    """Raises TurnwiseError where not one episode says anything about the policy, UsageError where the first prompt of
-    none left room for a reply.
-    """
+    """Raises TurnwiseError where no episode says anything of the policy, UsageError where no first prompt fits."""
     if not episodes:
         raise TurnwiseError("no episode was run: the environment has no scenario for this split and these task.options")
     if all(e.error.startswith(OUT_OF_CONTEXT) and not e.turns for e in episodes):
@@ -32,9 +30,7 @@ def env_steps(episodes: Sequence[Episode]) -> int:
 
 
 def summary(episodes: Sequence[Episode], stage: str) -> dict[str, float]:
-    """Counts and means over episodes; rates over those that the policy answers for. A reply is a step of the
-    environment, in however many turns.
-    """
+    """Counts, means and rates over episodes that the policy answers for. A reply is a step of the environment."""
     counts = Counter(e.outcome for e in episodes)
     ours = [e for e in episodes if e.outcome.trainable]
     turns = sum(len(e.turns) for e in ours)

@@ -104,9 +104,7 @@ def trainable_episodes(replay: Reader, run_ids: Sequence[str], columns: Sequence
 
 
 def candidates(replay: Reader, run_ids: Sequence[str], *, newest: int | None = None) -> list[Candidate]:
-    """What can be drawn: the transitions of all trainable episodes of these runs, oldest first; the `newest` ones where
-    a number is given.
-    """
+    """The transitions of all trainable episodes of these runs, oldest first; only the `newest`, where given."""
     pieces: list[list[Candidate]] = []
     found = 0
     for run_id in reversed(dict.fromkeys(run_ids)):  # from the newest on, as far as needed

@@ -1,5 +1,4 @@
-"""The published data of the tasks: where it lies, under which licence, and how it becomes what the environments read.
-Ours.
+"""The published data of the tasks: where it lies, its licence, and how it becomes what environments read. Ours.
 
 Modules:
 

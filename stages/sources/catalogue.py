@@ -41,8 +41,7 @@ class Published:
 class Made:
     """A file that an environment reads, made of published ones, whose bytes `convert` takes in this order.
 
-    rows: as published; lines of JSONL and of text, rows of CSV, entries of JSON. sha256: in this form, "" where it is
-    not known.
+    rows: as published; lines of JSONL and text, rows of CSV, entries of JSON. sha256: in this form, "" = not known.
     """
 
     name: str
@@ -99,9 +98,7 @@ _WIKI = Published(
 
 
 def _tau(domain: str, tools: Iterable[str], rows: Mapping[str, tuple[int, str]]) -> Iterator[Made]:
-    """A domain of tau-bench. rows: of each file, with its checksum. Tools stand in the order of their names, as in the
-    original list.
-    """
+    """A domain of tau-bench. rows: of each file, with its checksum. Tools stand in the order of their names."""
 
     def published(path: str) -> Published:
         commit = "59a200c6d575d595120f1cb70fea53cef0632f6b"
@@ -115,10 +112,8 @@ def _tau(domain: str, tools: Iterable[str], rows: Mapping[str, tuple[int, str]])
         if name == "tools.json":
             of, convert_by = tuple(published(f"tools/{tool}.py") for tool in sorted(tools)), convert.tau_tools
         elif kind == "jsonl":
-            of, convert_by = (
-                (published(f"{stem}.py"),),
-                partial(convert.tau_tasks, name=f"{domain}-{stem.removeprefix('tasks_')}"),
-            )
+            of = (published(f"{stem}.py"),)
+            convert_by = partial(convert.tau_tasks, name=f"{domain}-{stem.removeprefix('tasks_')}")
         else:
             of, convert_by = (published("wiki.md" if kind == "md" else f"data/{name}"),), convert.unchanged
         yield Made(f"{domain}/{name}", of, count, convert_by, sha256)

@@ -25,9 +25,7 @@ def json_lines(rows: Iterable[dict[str, Any]]) -> bytes:
 
 
 def math_train(raw: bytes) -> bytes:
-    """DeepScaleR's list of MATH problems as id, problem, answer, level, subject. Its level stands under `diffculty`; 0
-    = it has none.
-    """
+    """DeepScaleR's MATH problems as id, problem, answer, level (its `diffculty`; 0 = none), subject."""
     return json_lines(
         {
             "id": f"math-train-{number}",
@@ -49,11 +47,9 @@ def _level(value: Any) -> int:
 
 
 def things(raw: bytes) -> bytes:
-    """The THINGS concepts as id, object, senses: the sense in brackets is dropped, equal names are merged, 1,854 ->
-    1,823.
+    """The THINGS concepts as id, object, senses: senses in brackets dropped, equal names merged, 1,854 -> 1,823.
 
-    id: the place among the objects in the order of first appearance. senses: the original names that had a sense,
-    parted by '; '.
+    id: the place in the order of first appearance. senses: the original names that had a sense, parted by '; '.
     Source: evanthebouncy/20Q-selfplay, whose README counts the same 1,823.
     """
     senses: dict[str, list[str]] = {}
@@ -83,9 +79,7 @@ def lmrl_gym(raw: bytes) -> bytes:
 
 
 def tau_tasks(raw: bytes, *, name: str) -> bytes:
-    """A task list of tau-bench, which is a Python list of Task(...), as one task a line. The file is parsed, never run.
-    name: what its ids begin with.
-    """
+    """tau-bench's list of Task(...), parsed and never run, as one task a line. name: what its ids begin with."""
     for node in ast.parse(raw).body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.List):
             return json_lines(_tau_task(entry, f"{name}-{index}", index) for index, entry in enumerate(node.value.elts))
@@ -98,9 +92,7 @@ def _tau_task(entry: ast.expr, name: str, index: int) -> dict[str, Any]:
     if not isinstance(actions, ast.List):
         raise ValueError(f"task {index} has no list of actions")
     told = {key: ast.literal_eval(value) for key, value in given.items()}
-    done = [
-        {key: ast.literal_eval(value) for key, value in _keywords(action, "Action").items()} for action in actions.elts
-    ]
+    done = [{key: ast.literal_eval(value) for key, value in _keywords(one, "Action").items()} for one in actions.elts]
     return {
         "id": name,
         "index": index,
@@ -122,9 +114,7 @@ def _keywords(entry: ast.expr, name: str) -> dict[str, ast.expr]:
 
 
 def tau_tools(*raws: bytes) -> bytes:
-    """The definitions that the get_info() of tau-bench's tools return, one file a tool. The files are parsed, never
-    run.
-    """
+    """What get_info() of tau-bench's tools returns, one file a tool. The files are parsed, never run."""
     return (json.dumps([_tau_tool(raw) for raw in raws], indent=1, ensure_ascii=False) + "\n").encode()
 
 

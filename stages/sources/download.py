@@ -4,11 +4,11 @@ files. Ours.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
 from stages.frame.contract import Progress
+from stages.frame.sections import is_loopback
 from stages.frame.types import TurnwiseError, UsageError
 
 LARGEST = 64 << 20  # bytes of a file; the largest published one has 3 MB
@@ -29,7 +29,7 @@ def download(url: str, bar: Bar, *, timeout_s: float = 30.0, backoff_s: float = 
     from urllib3.util import Retry
 
     parts = urlsplit(url)
-    local = _is_loopback(parts.hostname or "")
+    local = is_loopback(parts.hostname or "")
     if parts.scheme != "https" and not (parts.scheme == "http" and local):
         raise UsageError(f"data: wanted an address with https, found {url!r}.")
     retry = Retry(_RETRIES, backoff_factor=backoff_s, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False)
@@ -68,10 +68,3 @@ def _reason(error: Exception) -> str:
     while (inner := error.__cause__ or error.__context__) is not None and isinstance(inner, Exception):
         error = inner
     return str(getattr(error, "strerror", None) or error or type(error).__name__)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -71,9 +71,7 @@ def fetch(task: TaskData, into: Path, get: Get, *, source: Path | None = None) -
 
 
 def state(task: TaskData, into: Path) -> str:
-    """What is in `into / task.name`: "absent", "present", or "changed" (a file is not the one of the manifest, or there
-    is none).
-    """
+    """What is in `into / task.name`: "absent", "present", or "changed" against its manifest."""
     folder = into / task.name
     return "absent" if not folder.exists() else "present" if _is_whole(folder) else "changed"
 
@@ -98,20 +96,12 @@ def _is_whole(folder: Path) -> bool:
             _sha256((folder / name).read_bytes()) == entry["sha256"]
             for name, entry in _manifest(folder)["files"].items()
         )
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        AttributeError,
-        TypeError,
-    ):  # a manifest that cannot be read vouches for nothing
-        return False
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return False  # a manifest that cannot be read vouches for nothing
 
 
 def _made(made: Made, folder: Path, get: Get, source: Path | None, published: dict[str, bytes]) -> dict[str, Any]:
-    """Write one file; its entry in the manifest. `published` keeps what was fetched, by address, for a file that two
-    are made of.
-    """
+    """Write one file; its entry in the manifest. `published` keeps what was fetched, by address."""
     ready = source / made.name if source is not None else None
     raws: list[bytes] = []
     if ready is not None and ready.is_file():
@@ -140,9 +130,7 @@ def _made(made: Made, folder: Path, get: Get, source: Path | None, published: di
 
 
 def _published(made: Made, of: Published, get: Get, source: Path | None) -> bytes:
-    """The published bytes: from their address, or from a folder, by their path in the repository or by their name
-    alone.
-    """
+    """The published bytes: from their address, or from a folder, by their path or by their name alone."""
     if source is None:
         raw, where = get(of.url), of.url
     else:
@@ -166,14 +154,8 @@ def _check_published(of: Published, raw: bytes, where: str) -> None:
 def _converted(made: Made, raws: list[bytes]) -> bytes:
     try:
         return made.convert(*raws)
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        SyntaxError,
-        csv.Error,
-    ) as error:  # what a parser says of content that it does not know
+    # what a parser says of content that it does not know
+    except (ValueError, KeyError, TypeError, AttributeError, SyntaxError, csv.Error) as error:
         raise TurnwiseError(
             f"{made.of[0].url} is not in the form that turnwise knows ({type(error).__name__}: {error})."
         ) from error

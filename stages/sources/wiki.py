@@ -44,9 +44,7 @@ def pages(raw: bytes) -> bytes:
 
 
 def questions(raw: bytes) -> bytes:
-    """Questions about the corpus as id, split, question, answer, start, support; a fixed hundred of them are the test
-    split.
-    """
+    """Questions as id, split, question, answer, start, support; a fixed hundred of them are the test split."""
     found = sorted(_questions(raw), key=lambda row: place(row["id"], 0))
     return json_lines(
         {"id": row["id"], "split": "test" if i < TEST_QUESTIONS else "train", **row} for i, row in enumerate(found)

@@ -18,8 +18,7 @@ Modules:
     contents    the code and files that a config names, as hashes for the fingerprint
     equal_work  equal work at once: one process works, the others wait for it
     notes       descriptions and links of stage runs, for MLflow's page
-    models      adapters as versions of registered models, through MLflow's client
-    registered  the registered models of a store: champion, candidates, what was decided
+    models      adapters as versions of registered models: champion, candidates, what was decided
     workspace   what a stage run needs, and what comes of it
     mlflow_db   MLflow's database: made whole or not at all, upgraded once
     mlflow_traces  episodes as traces of a run

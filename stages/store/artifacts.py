@@ -46,9 +46,7 @@ def save(folder: Path, local: Path, path: str) -> None:
 
 
 def write_json(folder: Path, path: str, value: Any) -> None:
-    """Write a value; the file changes whole or not at all, since a pipeline's summary is read while it runs and after
-    it died.
-    """
+    """Write a value; the file changes whole or not at all, since it may be read meanwhile."""
     with whole(folder / path) as file:
         file.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
@@ -107,9 +105,7 @@ def sha256(file: Path) -> str:
 
 
 def existing(folder: Path, path: str) -> Path:
-    """The artifact `path`. Raises Dropped where it is, or holds, what was dropped, else MissingInput where it is not,
-    Changed where it is not what was written.
-    """
+    """The artifact `path`. Raises Dropped, MissingInput, or Changed where it is not what was written."""
     local = folder / path
     if any(name == path or name.startswith(f"{path}/") for name in dropped(folder)):
         stage, run_id = folder.parts[-3:-1]
@@ -153,9 +149,7 @@ def _changed(folder: Path, name: str) -> Changed:
 
 
 def dropped(folder: Path) -> list[str]:
-    """Names of the files that were dropped, or were about to be when gc was killed. Raises Changed where the file that
-    names them cannot be read.
-    """
+    """Names of the files that gc dropped or was about to. Raises Changed where their list cannot be read."""
     note = folder / DROPPED
     found: list[str] = read_json(note) if note.is_file() else []
     return found

@@ -81,9 +81,7 @@ def own_parts(run: Any) -> dict[str, str]:
 
 
 def path_hash(path: str) -> str:
-    """sha256 of a file, or of all files of a folder with their names; "" where there is none or it cannot be read,
-    which its reader tells.
-    """
+    """sha256 of a file, or of all files of a folder with their names; "" where there is none to be read."""
     start = Path(path).absolute()
     files = sorted(file for file in start.rglob("*") if file.is_file()) if start.is_dir() else [start]
     try:

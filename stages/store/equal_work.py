@@ -1,7 +1,6 @@
 """Equal work at once: one process works, the others wait for it.
 
-A lock file per fingerprint, held through the operating system, which lets go of it when its holder ends, however it
-ends.
+A lock file per fingerprint, held through the operating system, which lets go of it however its holder ends.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ POLL_S = 0.2  # between two looks at a lock that another process holds
 
 @contextmanager
 def held(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock file `path`. Where another process holds it, it is waited for without an end, and `waiting` called
-    once.
+    """Hold the lock file `path`. Another process that holds it is waited for without an end, `waiting` called once.
 
     Two threads of a process wait for each other, too. Raises TurnwiseError where the disk is full.
     """
@@ -36,7 +34,6 @@ def held(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(
-            missing_ok=True
-        )  # while it is held: who waits sees that its file has no name any more, and makes it anew
+        # while it is held: who waits sees that its file has no name any more, and makes it anew
+        path.unlink(missing_ok=True)
         lock.release()

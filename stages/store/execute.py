@@ -1,5 +1,4 @@
-"""Runs one stage: reuse by fingerprint, or run it and leave its files, metrics and rows, in an order that a kill cannot
-spoil.
+"""Runs one stage, or reuses it: it leaves files, metrics and rows in an order that a kill cannot spoil.
 
     fingerprint -> finished run? reuse : start -> run -> artifacts, metrics -> rows (one transaction) -> finish
 
@@ -85,17 +84,7 @@ def execute(
         title = name or f"{stage.name} {iteration}"
         run_id = tracking.start(stage.name, title, {**own, **code_version(), **tags}, parent)
         with _ending(run_id, stage, workspace):
-            found = _run(
-                stage,
-                run_id,
-                run=run,
-                inputs=inputs,
-                iteration=iteration,
-                workspace=workspace,
-                parts=parts,
-                checkpoints=checkpoints,
-                progress=progress,
-            )
+            found = _run(stage, run_id, run, inputs, iteration, workspace, parts, checkpoints, progress)
         shutil.rmtree(checkpoints, ignore_errors=True)
         return found
 
@@ -110,23 +99,15 @@ def stage_fingerprint(
 def stage_ingredients(
     stage: Stage, *, run: Any, inputs: Mapping[str, Sequence[str]], iteration: int, workspace: Workspace
 ) -> dict[str, Any]:
-    """What that fingerprint is made of. Raises UsageError where the task lacks the prompt of a role that is needed, and
-    for an environment, or an option of it, that there is not.
-    """
+    """What that fingerprint is made of. Raises UsageError for a missing prompt, environment, or option of it."""
     inputs = {name: runs for name, runs in inputs.items() if runs}
     hashes = workspace.prompt_hashes(run) if stage.roles else {}
     check_roles(stage, inputs, hashes, where=run.roles.prompts if stage.roles else "")
+    shared = {name: getattr(run, name).model_dump(mode="json", exclude=WAYS) for name in stage.shared}
     return ingredients(
-        stage,
-        getattr(run, stage.name),
-        shared={name: getattr(run, name).model_dump(mode="json", exclude=WAYS) for name in stage.shared},
-        seed=run.seed,
-        iteration=iteration,
-        prompt_hashes=hashes,
-        model_hash=workspace.model_hash(run),
-        inputs=inputs,
-        contents=contents(stage, run),
-    )
+        stage, getattr(run, stage.name), shared=shared, seed=run.seed, iteration=iteration, prompt_hashes=hashes,
+        model_hash=workspace.model_hash(run), inputs=inputs, contents=contents(stage, run),
+    )  # fmt: skip
 
 
 def lineage_inputs(workspace: Workspace, run_id: str) -> dict[str, list[str]]:
@@ -146,8 +127,8 @@ def readers(workspace: Workspace, run_id: str, stage: str) -> list[str]:
 
 
 def _run(
-    stage: Stage, run_id: str, *, run: Any, inputs: Mapping[str, Sequence[str]], iteration: int, workspace: Workspace, parts: Mapping[str, Any],
-    checkpoints: Path, progress: Bar,
+    stage: Stage, run_id: str, run: Any, inputs: Mapping[str, Sequence[str]], iteration: int, workspace: Workspace,
+    parts: Mapping[str, Any], checkpoints: Path, progress: Bar,
 ) -> StageRun:  # fmt: skip
     tracking, workdir = workspace.tracking, workspace.workdir(run_id)
     workdir.mkdir(parents=True)
@@ -166,16 +147,9 @@ def _run(
     tracking.write_json(run_id, INGREDIENTS, parts)
     engine = Metered(workspace.engine(run))
     context = context_of(
-        stage,
-        run=run,
-        inputs=inputs,
-        iteration=iteration,
-        workspace=workspace,
-        engine=engine,
-        workdir=workdir,
-        checkpoints=checkpoints,
-        progress=progress,
-    )
+        stage, run=run, inputs=inputs, iteration=iteration, workspace=workspace, engine=engine, workdir=workdir,
+        checkpoints=checkpoints, progress=progress,
+    )  # fmt: skip
     started, cpu_started = time.perf_counter(), time.process_time()
     with apart():  # an environment is foreign code, and so are the libraries
         outputs = stage.run(context)

@@ -23,9 +23,7 @@ def process_tags() -> dict[str, str]:
 
 
 def is_dead(tags: Mapping[str, str]) -> bool:
-    """Whether the process of these `process_tags` is known to be gone; False for one of another host, of which nothing
-    is known.
-    """
+    """Whether the process of these `process_tags` is known to be gone; False for one of another host."""
     if tags.get("host") != socket.gethostname():
         return False
     pid, started = int(tags["pid"]), tags["process_start"]
@@ -60,9 +58,7 @@ def disk_told(path: Path) -> Iterator[None]:
 
 @contextmanager
 def whole(target: Path) -> Iterator[Path]:
-    """A name beside `target` to write to, which becomes it at the end: the file appears, or changes, whole or not at all.
-    Raises TurnwiseError on a full disk; other errors pass.
-    """
+    """A name beside `target` to write to, which becomes it at the end. Raises TurnwiseError on a full disk."""
     unfinished = target.with_name(f".{target.name}.part")
     try:
         with disk_told(target):
@@ -80,9 +76,7 @@ def first_line(error: BaseException, length: int = 120) -> str:
 
 
 def _start(pid: int) -> str:
-    """On Linux "boot id/clock ticks from boot to start": no clock that is stepped moves it. Elsewhere seconds since the
-    epoch. Raises ProcessLookupError.
-    """
+    """On Linux "boot id/ticks from boot to start", which no clock moves; else seconds. Raises ProcessLookupError."""
     if not BOOT_ID.exists():
         return repr(_epoch_start(pid))
     try:

@@ -41,9 +41,7 @@ def _client(db: Path) -> MlflowClient:
 
 
 def _create(db: Path) -> None:
-    """Make the store under another name first: MLflow's migrations are no transaction, and killed halfway leave a file
-    that never opens.
-    """
+    """Make the store under another name first: MLflow's migrations, killed halfway, leave a file that never opens."""
     from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
 
     unfinished = db.with_suffix(".part")

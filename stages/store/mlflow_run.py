@@ -1,5 +1,4 @@
-"""A run as a value, which leaves one tracking store and enters another under the same id: its rows, its inputs and the
-adapters that it loaded name runs by their ids.
+"""A run as a value, which leaves one tracking store and enters another under the same id, by which others name it.
 
 MLflow gives a new run an id of its own; so a row is put into its table of runs, and all else goes through its client.
 """
@@ -53,9 +52,7 @@ class Record(BaseModel):
 
 
 def read_record(client: MlflowClient, run_id: str, experiment: str) -> Record:
-    """All that the store knows of a run that has ended; of its process only that is left out by which a dead run is
-    told.
-    """
+    """All that the store knows of a run that has ended, but for what tells whether its process is dead."""
     from mlflow.store.tracking.dbmodels.models import SqlMetric
 
     run = client.get_run(run_id)

@@ -57,14 +57,9 @@ def _trace(client: MlflowClient, experiment_id: str, run_id: str, episode_id: st
 
 def _below(client: MlflowClient, parent: Any, span: Span) -> None:
     made = client.start_span(
-        span.name,
-        parent.trace_id,
-        parent.span_id,
-        span.kind,
-        dict(span.inputs),
-        dict(span.attributes),
+        span.name, parent.trace_id, parent.span_id, span.kind, dict(span.inputs), dict(span.attributes),
         _ns(span.start_s),
-    )
+    )  # fmt: skip
     for one in span.below:
         _below(client, made, one)
     client.end_span(parent.trace_id, made.span_id, dict(span.outputs), end_time_ns=_ns(span.end_s))

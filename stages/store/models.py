@@ -1,17 +1,22 @@
-"""Adapters as versions of registered models, through the MLflow client that `tracking` hands in.
+"""Adapters as versions of registered models: champion, candidates, what was decided of them; through MLflow's client.
 
-A version's source is an absolute path: in a moved project folder it has to be registered again, by the run that is
-repeated.
+A version's source is an absolute path: in a moved project folder the repeated run has to register it again.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+from stages.frame.signals import signals_held
+from stages.frame.types import UsageError
+from stages.store import sqlite
+from stages.store.runs import clip, clipped
+from stages.store.sqlite import STORE_LOCK_TIMEOUT_S, told
 
 CHAMPION, CANDIDATE = "champion", "candidate"  # aliases
 VERDICT = "verdict"  # tag of a version that was held against the champion
@@ -62,12 +67,10 @@ def name_alias(client: Any, version: Version, alias: str) -> None:
 def decide(
     client: Any, candidate: Version, against: int | None, verdict: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
-    """Keep the verdict on a candidate, and make it the champion where that says `promoted`. To be called by one process
-    at a time.
+    """Keep the verdict on a candidate, and make it the champion where that says `promoted`. By one process at a time.
 
     What was decided once stays so: that is returned, and a promotion that a kill cut off is done. against: number of the
-    champion that it was held against. verdict: None to ask what was decided. None where nothing was, and where another
-    one is champion by now.
+    champion that it was held against. verdict: None to ask. None where nothing was decided, and under another champion.
     """
     now = aliased(client, candidate.name, CHAMPION)
     number = now.number if now else None
@@ -98,3 +101,47 @@ def _safe(name: str) -> str:
 
 def _quoted(text: str) -> str:
     return f'"{text}"' if "'" in text else f"'{text}'"
+
+
+@dataclass(frozen=True)
+class RegisteredModels:
+    """db: MLflow's database. client: MLflow's, which is imported when it is first asked for."""
+
+    db: Path
+    client: Callable[[], Any]
+
+    def register(self, name: str, run_id: str, adapter: Path, *, figures: Mapping[str, Any], note: str = "") -> Version:
+        """A version of the model `name`: the adapter of that folder, found by the run `run_id`."""
+        with told(self.db), sqlite.exclusive(self.db, STORE_LOCK_TIMEOUT_S), signals_held():
+            return register(self.client(), name, str(adapter), run_id, clipped(figures), clip(note))
+
+    def champion(self, name: str) -> Version | None:
+        """The champion of the model, if there is one. Raises UsageError where no run of turnwise registered it."""
+        if not self.db.exists():
+            return None
+        with told(self.db):
+            found = aliased(self.client(), name, CHAMPION)
+        if found and not {"run", "pipeline", "iteration"} <= found.tags.keys():
+            raise UsageError(
+                f"The champion of {name}, version {found.number}, was not registered by a run; give the alias champion to another version."
+            )
+        return found
+
+    def candidate(self, version: Version) -> None:
+        """Name the version the candidate of its model."""
+        with told(self.db), signals_held():
+            name_alias(self.client(), version, CANDIDATE)
+
+    def decide(
+        self, candidate: Version, against: int | None, verdict: Mapping[str, Any] | None
+    ) -> dict[str, Any] | None:
+        """What is decided of a candidate, once: `decide`."""
+        with told(self.db), sqlite.exclusive(self.db, STORE_LOCK_TIMEOUT_S), signals_held():
+            return decide(self.client(), candidate, against, verdict)
+
+    def sources(self) -> set[str]:
+        """Ids of the runs whose adapter is a version of a model."""
+        if not self.db.exists():
+            return set()
+        with told(self.db):
+            return sources(self.client())

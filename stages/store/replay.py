@@ -2,8 +2,7 @@
 
 Append-only. Every row carries the id of the run that wrote it, and a run's rows appear in one transaction together
 with its row in `commits`; readers ask for the rows of given (finished) runs, so a dead run's rows are never seen.
-DuckDB lets one process write at a time: the file is opened late, closed early, and waited for with a bound
-(stages/store/duckdb_file.py).
+DuckDB lets one process write at a time: the file is opened late, closed early, and waited for (duckdb_file.py).
 """
 
 from __future__ import annotations
@@ -47,9 +46,7 @@ class Replay:
                 pass
 
     def commit(self, run_id: str, stage: str, tables: Mapping[str, Sequence[Row]]) -> None:
-        """Write all rows of a run and its row in `commits`, or nothing. Raises ValueError if the run has committed
-        before.
-        """
+        """Write all rows of a run and its row in `commits`, or nothing. Raises ValueError where it has before."""
         batches = {table: arrow(table, run_id, rows) for table, rows in tables.items() if rows}
         n_rows = json.dumps({table: len(rows) for table, rows in tables.items()})
         with self._open(write=True) as connection:
@@ -70,8 +67,7 @@ class Replay:
         """All rows that these runs wrote to `table`, whole, as a person looks at them: run by run as named, within a run
         in the order written. A stage reads by `read`.
 
-        where: an SQL condition on the columns. Raises MissingInput for a run that never committed (a run that committed
-        no row to this table is no error).
+        where: an SQL condition on the columns. Raises MissingInput for a run that never committed.
         """
         columns = columns_of(table)
         if not run_ids:
@@ -156,9 +152,7 @@ class Replay:
         return rows
 
     def verify(self, finished_run_ids: Sequence[str]) -> list[str]:
-        """Run ids that have rows but are not among the finished runs: left by a kill between the commit and the run's
-        end.
-        """
+        """Run ids with rows that are not among the finished runs: a kill came between the commit and the end."""
         if not self.path.exists():
             return []
         every = " union ".join(f"select run_id from {table}" for table in TABLES)
@@ -180,8 +174,7 @@ class Replay:
         return found
 
     def find_episode(self, prefix: str, is_finished: Callable[[str], bool] = lambda run_id: True) -> Row:
-        """The episode whose id starts with `prefix`; of several runs that wrote it, the newest that `is_finished`
-        accepts.
+        """The episode whose id starts with `prefix`, of the newest run with it that `is_finished` accepts.
 
         Raises UsageError where there is none, or where the prefix fits several ids.
         """

@@ -20,9 +20,7 @@ _URL_USER = re.compile(r"(\w://)[^/\s@]+@")
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run with its tags, its params as text, and the last value of each metric. started, ended: seconds since the
-    epoch; ended is None while it runs.
-    """
+    """A run: tags, params as text, the last value of each metric, times in seconds (None: it has not ended)."""
 
     run_id: str
     name: str
@@ -36,9 +34,7 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class ScenarioSet:
-    """All scenarios of a split, as a run's page names them. role: what the run does with them, such as "train"; digest:
-    a hash of their content.
-    """
+    """All scenarios of a split. role: what the run does with them, such as "train"; digest: hash of their content."""
 
     role: str
     name: str
@@ -82,9 +78,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Nested configs: the `section.key`s that differ, with the old and the new value; None where there is no such key. A
-    section without keys is no difference.
-    """
+    """The `section.key`s that differ, with the old and the new value (None: no such key). {} is no difference."""
     before, after = ({key: value for key, value in flat(values) if value != {}} for values in (old, new))
     return {key: (before.get(key), after.get(key)) for key in {**before, **after} if before.get(key) != after.get(key)}
 

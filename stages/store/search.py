@@ -56,9 +56,7 @@ def last_number(db: Path) -> int:
 
 
 def reading(db: Path, run_id: str, experiment: str) -> list[tuple[str, bool | None]]:
-    """Finished runs of the experiment, newest first, and whether their tag `inputs` names the run; None where it was too
-    long for a tag, or was never set.
-    """
+    """Finished runs of the experiment, newest first; whether `inputs` names the run, None where the tag cannot tell."""
     if not db.exists():
         return []
     query, values = _query("runs.run_uuid, inputs.value", experiment, "FINISHED", {}, "", _INPUTS)
@@ -99,15 +97,10 @@ def _load(raw: sqlite3.Connection, ids: Sequence[str]) -> list[Found]:
         own = tags.get(run_id, {})
         numbers = {key: math.nan if value is None else value for key, value in metrics.get(run_id, {}).items()}
         info = RunInfo(
-            run_id=run_id,
-            name=name or own.get("mlflow.runName", ""),
-            status=status,
-            started=started / 1000,
-            ended=None if ended is None else ended / 1000,
-            tags=shown(own),
-            metrics=numbers,
+            run_id=run_id, name=name or own.get("mlflow.runName", ""), status=status, started=started / 1000,
+            ended=None if ended is None else ended / 1000, tags=shown(own), metrics=numbers,
             params=params.get(run_id, {}),
-        )
+        )  # fmt: skip
         found.append((info, uri))
     return found
 

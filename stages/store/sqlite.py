@@ -15,9 +15,7 @@ STORE_LOCK_TIMEOUT_S = 600.0  # a first creation takes up to a minute on a busy 
 
 @contextmanager
 def exclusive(db: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the lock file beside `db` while the store is created, upgraded or first opened. Raises TurnwiseError past
-    the timeout.
-    """
+    """Hold the lock file beside `db`, to create, upgrade or first open it. Raises TurnwiseError past the timeout."""
     from filelock import FileLock, Timeout
 
     db.parent.mkdir(parents=True, exist_ok=True)
@@ -47,9 +45,7 @@ def copy(db: Path, to: Path) -> Path:
 
 @contextmanager
 def told(db: Path) -> Iterator[None]:
-    """Turn what SQLite says about the disk, the file or a lock, through any library, into a TurnwiseError; other errors
-    pass.
-    """
+    """Turn what SQLite says of disk, file or lock, through any library, into a TurnwiseError; others pass."""
     try:
         yield
     except TurnwiseError:

@@ -14,17 +14,13 @@ from stages.store.workspace import Bar, Workspace
 
 
 def stage_seed(seed: int, stage: str, iteration: int) -> int:
-    """Seed of a stage's Context, 32 bits: the same everywhere, unlike `hash`, and unrelated between stages and
-    iterations.
-    """
+    """Seed of a stage's Context, 32 bits: the same everywhere, unrelated between stages and iterations."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{stage}/{iteration}".encode()).digest()[:4], "big")
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The replay and the artifacts as one stage may see them: of its declared inputs only, for those alone are in its
-    fingerprint.
-    """
+    """Replay and artifacts as one stage may see them: of its declared inputs, which are in its fingerprint."""
 
     stage: str
     run_ids: frozenset[str]
@@ -60,16 +56,8 @@ def context_of(
 ) -> Context:  # fmt: skip
     """What the stage's function sees: of the stores its inputs alone."""
     readable = Inputs(stage.name, frozenset(each for runs in inputs.values() for each in runs), workspace)
+    seed = stage_seed(run.seed, stage.name, iteration)
     return Context(
-        config=getattr(run, stage.name),
-        run=run,
-        iteration=iteration,
-        seed=stage_seed(run.seed, stage.name, iteration),
-        inputs=inputs,
-        replay=readable,
-        engine=engine,
-        artifact=readable.artifact,
-        workdir=workdir,
-        checkpoints=checkpoints,
-        progress=progress,
-    )
+        config=getattr(run, stage.name), run=run, iteration=iteration, seed=seed, inputs=inputs, replay=readable, engine=engine,
+        artifact=readable.artifact, workdir=workdir, checkpoints=checkpoints, progress=progress,
+    )  # fmt: skip

@@ -18,93 +18,39 @@ from stages.store.machine import first_line, whole
 
 SCHEMA_VERSION = 2  # 2: certificates
 
+
+def _columns(text: str) -> dict[str, str]:
+    """Column -> type, from SQL as in `create table`, behind the id of the run that wrote the row."""
+    return dict(column.split() for column in f"run_id VARCHAR, {text}".split(", "))
+
+
 # Columns in the order of the table. JSON columns take any JSON value and give it back as Python objects.
 TABLES: Mapping[str, Mapping[str, str]] = {
-    "commits": {"run_id": "VARCHAR", "stage": "VARCHAR", "committed_at": "VARCHAR", "n_rows": "JSON"},
-    "episodes": {
-        "run_id": "VARCHAR",
-        "episode_id": "VARCHAR",
-        "iteration": "INTEGER",
-        "task": "VARCHAR",
-        "split": "VARCHAR",
-        "scenario_id": "VARCHAR",
-        "scenario": "JSON",
-        "adapter": "VARCHAR",
-        "outcome": "VARCHAR",
-        "total_reward": "DOUBLE",
-        "n_turns": "INTEGER",
-        "n_malformed": "INTEGER",
-        "attempts": "INTEGER",
-        "seconds": "DOUBLE",
-        "n_tokens": "INTEGER",
-        "error": "VARCHAR",
-        "messages": "JSON",
-    },
-    "turns": {
-        "run_id": "VARCHAR",
-        "episode_id": "VARCHAR",
-        "turn": "INTEGER",
-        "state_len": "INTEGER",
-        "prompt_ids": "INTEGER[]",
-        "action_ids": "INTEGER[]",
-        "log_probs": "DOUBLE[]",
-        "text": "VARCHAR",
-        "thought": "VARCHAR",
-        "action": "VARCHAR",
-        "observation": "VARCHAR",
-        "reward": "DOUBLE",
-        "terminated": "BOOLEAN",
-        "truncated": "BOOLEAN",
-        "malformed": "BOOLEAN",
-        "seconds": "DOUBLE",
-    },
-    "targets": {
-        "run_id": "VARCHAR",
-        "target_id": "VARCHAR",
-        "role": "VARCHAR",
-        "episode_id": "VARCHAR",
-        "turn": "INTEGER",
-        "terminal": "BOOLEAN",
-        "student_ids": "INTEGER[]",
-        "completion_ids": "INTEGER[]",
-        "teacher_ids": "INTEGER[]",
-        "student_prompt": "VARCHAR",
-        "teacher_prompt": "VARCHAR",
-        "raw": "VARCHAR",
-        "completion": "VARCHAR",
-        "weight": "DOUBLE",
-        "info": "JSON",
-    },
-    "judgements": {
-        "run_id": "VARCHAR",
-        "episode_id": "VARCHAR",
-        "turn": "INTEGER",
-        "state_len": "INTEGER",
-        "action": "VARCHAR",
-        "futures": "JSON",
-        "critique": "VARCHAR",
-        "verdict": "VARCHAR",
-        "refined": "VARCHAR",
-        "info": "JSON",
-    },
-    "priorities": {
-        "run_id": "VARCHAR",
-        "episode_id": "VARCHAR",
-        "turn": "INTEGER",
-        "loss": "DOUBLE",
-        "step": "INTEGER",
-    },
-    "certificates": {
-        "run_id": "VARCHAR",
-        "episode_id": "VARCHAR",
-        "turn": "INTEGER",
-        "extended": "BOOLEAN",
-        "position": "INTEGER",
-        "produced": "VARCHAR[]",
-        "rendered": "VARCHAR[]",
-        "gap_mean": "DOUBLE",
-        "gap_max": "DOUBLE",
-    },
+    "commits": _columns("stage VARCHAR, committed_at VARCHAR, n_rows JSON"),
+    "episodes": _columns(
+        "episode_id VARCHAR, iteration INTEGER, task VARCHAR, split VARCHAR, scenario_id VARCHAR, scenario JSON, "
+        "adapter VARCHAR, outcome VARCHAR, total_reward DOUBLE, n_turns INTEGER, n_malformed INTEGER, "
+        "attempts INTEGER, seconds DOUBLE, n_tokens INTEGER, error VARCHAR, messages JSON"
+    ),
+    "turns": _columns(
+        "episode_id VARCHAR, turn INTEGER, state_len INTEGER, prompt_ids INTEGER[], action_ids INTEGER[], "
+        "log_probs DOUBLE[], text VARCHAR, thought VARCHAR, action VARCHAR, observation VARCHAR, reward DOUBLE, "
+        "terminated BOOLEAN, truncated BOOLEAN, malformed BOOLEAN, seconds DOUBLE"
+    ),
+    "targets": _columns(
+        "target_id VARCHAR, role VARCHAR, episode_id VARCHAR, turn INTEGER, terminal BOOLEAN, student_ids INTEGER[], "
+        "completion_ids INTEGER[], teacher_ids INTEGER[], student_prompt VARCHAR, teacher_prompt VARCHAR, raw VARCHAR, "
+        "completion VARCHAR, weight DOUBLE, info JSON"
+    ),
+    "judgements": _columns(
+        "episode_id VARCHAR, turn INTEGER, state_len INTEGER, action VARCHAR, futures JSON, critique VARCHAR, "
+        "verdict VARCHAR, refined VARCHAR, info JSON"
+    ),
+    "priorities": _columns("episode_id VARCHAR, turn INTEGER, loss DOUBLE, step INTEGER"),
+    "certificates": _columns(
+        "episode_id VARCHAR, turn INTEGER, extended BOOLEAN, position INTEGER, produced VARCHAR[], rendered VARCHAR[], "
+        "gap_mean DOUBLE, gap_max DOUBLE"
+    ),
 }
 ARRAYS = {"INTEGER[]": "i", "DOUBLE[]": "d"}
 """Types that a stage reads as `array.array`, which is compared, iterated and tested for being empty as a list is, and whose elements are Python's own
@@ -130,9 +76,7 @@ def columns_of(table: str, names: Sequence[str] = ()) -> Mapping[str, str]:
 
 
 def schema_sql() -> str:
-    """Statements that make a new replay, or give an older one the tables that it lacks, in one transaction. They touch
-    no row that is there.
-    """
+    """Statements, one transaction, that make a replay, or give an older one the tables that it lacks."""
     known = {**TABLES, "schema_version": {"version": "INTEGER"}}
     tables = [
         f"create table if not exists {table} ({', '.join(f'{name} {kind}' for name, kind in columns.items())})"
@@ -176,15 +120,12 @@ def _column(values: list[Any], kind: str) -> Any:
         except (TypeError, OverflowError):  # Arrow takes what may be missing, and says of the rest what it is
             pass
     # Asked for integers at once, Arrow would cut 1.5 down to 1; its cast refuses.
-    return (
-        pa.array(values).cast(_arrow_type(kind)) if kind.startswith("INTEGER") else pa.array(values, _arrow_type(kind))
-    )
+    wanted = _arrow_type(kind)
+    return pa.array(values).cast(wanted) if kind.startswith("INTEGER") else pa.array(values, wanted)
 
 
 def _joined(values: Sequence[Sequence[Any]], letter: str, kind: Any) -> Any:
-    """Lists of numbers as one array and where each begins: a third of the time that Arrow takes for Python's lists, and
-    token ids are most of what is stored.
-    """
+    """Lists of numbers as one array and where each begins: a third of the time that Arrow takes for Python's lists."""
     import pyarrow as pa
 
     joined, edges = array(letter), array("i", [0])
@@ -229,9 +170,7 @@ def write_parquet(batch: Any, path: Path) -> Path:
 
 
 def read_parquet(path: Path, table: str) -> list[Row]:
-    """Rows of a file that `export_rows` wrote, without the run's id. Raises ValueError for a file that is none, and for
-    columns that are not those of the table.
-    """
+    """Rows of a file of `export_rows`, without the run's id. Raises ValueError for another file or other columns."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

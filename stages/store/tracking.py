@@ -25,7 +25,7 @@ from stages.store import artifacts, mlflow_traces, search, sqlite
 from stages.store.machine import is_dead, process_tags
 from stages.store.mlflow_db import connect, experiment_of
 from stages.store.mlflow_run import ReadSet, Record, put_record, put_row, put_sets, put_values, read_record
-from stages.store.registered import RegisteredModels
+from stages.store.models import RegisteredModels
 from stages.store.runs import NOTE, STANDS_FOR, RunInfo, ScenarioSet, clip, clipped, hidden, run_info
 from stages.store.sqlite import STORE_LOCK_TIMEOUT_S, told
 
@@ -38,9 +38,7 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
 class Tracking:
-    """The MLflow store in `root`. Nothing is opened or imported before the first use, and only what writes creates it:
-    a reader finds no runs.
-    """
+    """The MLflow store in `root`, opened, imported and created late: a reader of none finds no runs."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root).absolute()
@@ -79,9 +77,7 @@ class Tracking:
         _ = self._client
 
     def start(self, experiment: str, name: str, tags: Mapping[str, str], parent: str | None = None) -> str:
-        """Open a run and return its id. Host, pid and process start are added, so that `reap` can tell a dead run, and
-        its number.
-        """
+        """Open a run and return its id. Host, pid, process start and a number are added to its tags."""
         own = hidden(process_tags()) | ({"mlflow.parentRunId": parent} if parent else {})
         run_id = ""
         try:
@@ -130,9 +126,7 @@ class Tracking:
 
         now = int(time.time() * 1000)
         points = [Metric(key, float(value), now, step) for key, value in metrics.items()]
-        points += [
-            Metric(key, float(value), now, at) for key, values in curves.items() for at, value in enumerate(values)
-        ]
+        points += [Metric(k, float(value), now, at) for k, values in curves.items() for at, value in enumerate(values)]
         with self._writing() as client:
             put_values(client, run_id, points, [Param(key, value) for key, value in clipped(params).items()])
 
@@ -171,9 +165,7 @@ class Tracking:
         artifacts.write_json(self._folder(run_id), artifact_path, value)
 
     def artifact(self, run_id: str, path: str) -> Path:
-        """Where the run's artifact lies, or that of the run that stands in for it since its weights were dropped;
-        nothing is copied. Raises MissingInput, and Dropped where there is no such run.
-        """
+        """Where the artifact lies, of the run or of one that stands in for it. Raises MissingInput, Dropped."""
         try:
             return artifacts.existing(self._folder(run_id), path)
         except Dropped:
@@ -197,8 +189,7 @@ class Tracking:
 
     def adopt(self, record: Record, fill: Callable[[], None]) -> bool:
         """Put a run of another store here, under its own id; False where it is here already. fill: brings its artifacts
-        and rows, before the run ends as it did there: a kill in between leaves a run that nobody reads, and the same
-        call goes on.
+        and rows, before the run ends as it did there: a kill in between leaves a run that nobody reads.
         """
         try:
             if self.status(record.run_id) == record.status != "KILLED":
@@ -286,9 +277,7 @@ class Tracking:
         return search.run_ids(self.db, status="FINISHED")
 
     def reading(self, run_id: str, experiment: str) -> list[tuple[str, bool | None]]:
-        """Finished runs of the experiment, newest first, and whether this run was among their inputs; None where their
-        file of inputs alone says it.
-        """
+        """Finished runs of the experiment, newest first, and whether they read this run; None: their file says it."""
         return search.reading(self.db, run_id, experiment)
 
     def find(self, prefix: str) -> str:

@@ -12,8 +12,7 @@ PAGES = (".html", ".svg")
 
 
 def recover(workspace: Workspace) -> list[str]:
-    """Clean up after processes that died: their runs are marked KILLED, their scratch folders removed. Returns the run
-    ids.
+    """Clean up after processes that died: their runs are KILLED, their scratch folders removed. Returns the run ids.
 
     To be called once as a command starts; a run of a living process is left alone.
     """

@@ -1,5 +1,4 @@
-"""The joint loss of Self-AC: one pass through the shared transformer, targets and advantages from its values, and both
-losses.
+"""The joint loss of Self-AC: one pass through the shared transformer, targets and advantages by its values.
 
     L = alpha L_critic + (1 - alpha) L_actor
     L_critic = mean_n || V - stop_grad(target_n) ||^2,   L_actor = -mean_k min(rho_k A_k, clip(rho_k, 1 - c, 1 + c) A_k)
@@ -25,13 +24,7 @@ from stages.learn.credit import check_credit
 from stages.learn.episode_row import EpisodeIds, PackedRow, without_shadows
 from stages.learn.ledger import check_shares, ledger, step_targets
 from stages.learn.losses import Per, Ratio, chunked_kl, chunked_log_probs, turn_ppo_clip
-from stages.learn.returns import (
-    AdvantageKind,
-    advantages,
-    batch_deviation,
-    turn_mask,
-    value_loss,
-)
+from stages.learn.returns import AdvantageKind, advantages, batch_deviation, turn_mask, value_loss
 from stages.learn.tree import Tree
 from stages.learn.tree_attention import body_pass
 from stages.learn.tree_flex import FlexLayout, flex_layout_of
@@ -50,79 +43,54 @@ class SelfAcConfig(OptimConfig):
 
     epochs: int = Field(2, ge=1, description="Passes over the iteration's episodes. [ours]")
     batch: int = Field(32, ge=1, description="Episodes a step. [ours]")
-    row_tokens: int = Field(
-        4096, ge=1, description="Most tokens of one packed row; a step is as many rows as it needs. [ours]"
-    )
+    row_tokens: int = Field(4096, ge=1)
+    """Most tokens of one packed row; a step is as many rows as it needs. [ours]"""
     head_lr: float = Field(0.0, ge=0, description="Learning rate of the value head; 0 = that of the body, lr. [ours]")
-    keep_moments: bool = Field(
-        True, description="AdamW's moments go on from one iteration to the next, else they start at 0 each time. [ours]"
-    )
-    alpha: float = Field(
-        0.5, ge=0, le=1, description="Weight of the critic's loss against the actor's. [slides: alpha; number ours]"
-    )
-    gamma: float = Field(
-        1.0,
-        ge=0,
-        le=1,
-        description="Discount a turn; below 1 the actor's gradient is biased. [slides: gamma; number ours]",
-    )
+    keep_moments: bool = True
+    """AdamW's moments go on from one iteration to the next, else they start at 0 each time. [ours]"""
+    alpha: float = Field(0.5, ge=0, le=1)
+    """Weight of the critic's loss against the actor's. [slides: alpha; number ours]"""
+    gamma: float = Field(1.0, ge=0, le=1)
+    """Discount a turn; below 1 the actor's gradient is biased. [slides: gamma; number ours]"""
     td_steps: int = Field(5, ge=1, description="TD(1) to TD(n) are averaged. [slides: 5]")
-    advantage: AdvantageKind = Field(
-        "td_mean", description="td_mean, td1, gae, mc, or group: one number for a whole episode, as GRPO. [ours]"
-    )
+    advantage: AdvantageKind = "td_mean"
+    """td_mean, td1, gae, mc, or group: one number for a whole episode, as GRPO. [ours]"""
     gae_lambda: float = Field(0.95, ge=0, le=1, description="For advantage = gae. [ours]")
     advantage_scale: Literal["own", "batch"] = Field(
         "own",
         description="What advantages are divided by: own, those of `group` by the group's deviation, no others; or batch, all by their deviation over the "
         "iteration's turns. [ours]",
     )
-    known_end: bool = Field(
-        False, description="The known final reward instead of V_N in the targets of earlier states. [ours; slides: V_N]"
-    )
-    ratio: Ratio = Field(
-        "turn",
-        description="Ratio of a turn's probability, of its mean token's (turn_mean), or of each token's. [slides: turn]",
-    )
+    known_end: bool = False
+    """The known final reward instead of V_N in the targets of earlier states. [ours; slides: V_N]"""
+    ratio: Ratio = "turn"
+    """Ratio of a turn's probability, of its mean token's (turn_mean), or of each token's. [slides: turn]"""
     ratio_clip: float = Field(0.2, gt=0, lt=1, description="c of the clipped ratio. [slides: eps; number is PPO's]")
-    per: Per = Field(
-        "turn", description="The actor's sum is divided by turns, or by episodes, which is unbiased. [slides: turn]"
-    )
+    per: Per = "turn"
+    """The actor's sum is divided by turns, or by episodes, which is unbiased. [slides: turn]"""
     kl_coef: float = Field(
         0.0,
         ge=0,
         description="Advantage, in the unit that advantage_scale gives it, that a nat of divergence from the base policy costs; above 0 it keeps "
         "exploring. [ours; slides: 0]",
     )
-    separate: bool = Field(
-        False, description="An adapter each for actor and critic, and a pass each. [ours; slides: one for both]"
-    )
-    value_grad_scale: float = Field(
-        1.0, ge=0, description="Factor on the critic's gradient into the shared body; 0 = head only. [ours; slides: 1]"
-    )
-    warmup: int = Field(
-        0,
-        ge=0,
-        description="First iterations in which only the head learns, and the shared body stays as it is. [ours; slides: 0]",
-    )
-    soft_prompt: int = Field(
-        0, ge=0, le=4, description="Learned vectors in place of the critic prompt's text. [ours; slides: text]"
-    )
-    attention: Literal["sdpa", "flex"] = Field(
-        "sdpa",
-        description="Kernel of the packed row: torch's sdpa in a few calls, or FlexAttention, for long rows on a GPU. [ours]",
-    )
+    separate: bool = False
+    """An adapter each for actor and critic, and a pass each. [ours; slides: one for both]"""
+    value_grad_scale: float = Field(1.0, ge=0)
+    """Factor on the critic's gradient into the shared body; 0 = head only. [ours; slides: 1]"""
+    warmup: int = Field(0, ge=0)
+    """First iterations in which only the head learns, and the shared body stays as it is. [ours; slides: 0]"""
+    soft_prompt: int = Field(0, ge=0, le=4)
+    """Learned vectors in place of the critic prompt's text. [ours; slides: text]"""
+    attention: Literal["sdpa", "flex"] = "sdpa"
+    """Kernel of the packed row: torch's sdpa in a few calls, or FlexAttention, for long rows on a GPU. [ours]"""
     max_gap: float = Field(0.1, gt=0, description=MAX_GAP)
-    checkpoint_every: int = Field(
-        50, ge=0, description="Steps between two checkpoints, from which a killed stage goes on; 0 = none. [ours]"
-    )
-    broken: Literal["split", "error"] = Field(
-        "split",
-        description="An episode that breaks, its next state not beginning with a turn's tokens: a row for each piece, or stop. [ours]",
-    )
-    unusable: Literal["error", "drop"] = Field(
-        "error",
-        description="An episode that cannot be trained on (too long, no log-probs): stop, or drop and count it. [ours]",
-    )
+    checkpoint_every: int = Field(50, ge=0)
+    """Steps between two checkpoints, from which a killed stage goes on; 0 = none. [ours]"""
+    broken: Literal["split", "error"] = "split"
+    """An episode that breaks, its next state not beginning with a turn's tokens: a row for each piece, or stop. [ours]"""
+    unusable: Literal["error", "drop"] = "error"
+    """An episode that cannot be trained on (too long, no log-probs): stop, or drop and count it. [ours]"""
 
     @property
     def has_critic(self) -> bool:
@@ -132,16 +100,13 @@ class SelfAcConfig(OptimConfig):
 
 @dataclass(frozen=True)
 class Part:
-    """One packed row of a step, and what the whole step counts: all parts divide by the same numbers, so their losses
-    add up.
-    """
+    """One packed row of a step; all rows divide by the step's counts, so that their losses add up."""
 
     row: PackedRow
     episodes: tuple[EpisodeIds, ...]  # of the row, in order
     returns: tuple[float, ...]  # what the rewards of each add up to, as it was stored
-    relative_B: (
-        Tensor | None
-    )  # advantage of each episode relative to its group; None = by turn, from the values of the pass
+    # advantage of each episode relative to its group; None = by turn, from the values of the pass
+    relative_B: Tensor | None
     n_states: float  # states with a target in the step
     normaliser: float  # of the actor's sum
     first: bool  # of the stage's first step, which goes into the ledger
@@ -150,9 +115,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Pass:
-    """What one pass through the body gives to the losses. J turns and K action tokens of the row; gradients flow into
-    all but the advantages.
-    """
+    """What one pass gives to the losses, of J turns and K action tokens; no gradient into the advantages."""
 
     values_BM: Tensor
     advantages_J: Tensor
@@ -162,9 +125,7 @@ class Pass:
 
 
 def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig, *, value_grad_scale: float) -> Pass:
-    """One pass through the body, and the advantages that its values give. Raises LostCredit where a token would not get
-    its own turn's.
-    """
+    """One pass through the body, and its advantages. Raises LostCredit where a token would get another turn's."""
     row, layout = part.row, layout_for(config)
     if config.has_critic:
         states_KD, values_BM = critic_pass(model, head, row, config, value_grad_scale=value_grad_scale)
@@ -195,9 +156,7 @@ def layout_for(config: SelfAcConfig) -> Callable[[Tree], Layout | FlexLayout]:
 def critic_pass(
     model: Any, head: ValueHead, row: PackedRow, config: SelfAcConfig, *, value_grad_scale: float
 ) -> tuple[Tensor, Tensor]:
-    """States that predict the action tokens, (K, D), and V of every state, (B, M), by the adapter that the critic reads:
-    its own, where it has one, and then the factor is 1.
-    """
+    """States that predict the action tokens, (K, D), and V, (B, M), by the critic's own adapter, if it has one."""
     layout, scale = layout_for(config)(row.tree), 1.0 if config.separate else value_grad_scale
     acting = acting_as(model, CRITIC) if config.separate else nullcontext()
     with half(row.ids.device, config.autocast), acting:
@@ -275,9 +234,7 @@ def joint_loss(
 
 
 def page(found: Pass, part: Part, config: SelfAcConfig, actor_loss: float) -> dict[str, list[Any]]:
-    """The ledger of one row. Its shares are of the unweighted actor's loss, in the warm-up, too. Raises LostCredit if
-    they do not add up to it.
-    """
+    """The ledger of one row, by the unweighted actor's loss. Raises LostCredit if its shares do not add up to it."""
     targets = step_targets(
         part.row, found.values_BM, gamma=config.gamma, n_max=config.td_steps, known_end=config.known_end
     )

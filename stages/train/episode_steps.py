@@ -32,9 +32,7 @@ TURN = ("episode_id", "turn", "prompt_ids", "action_ids", "log_probs", "reward")
 
 @dataclass(frozen=True)
 class Trainable:
-    """Episodes as rows to be packed: the rows of each (one, unless it broke), what each row's rewards add up to by its
-    key, counts, and a certificate a turn.
-    """
+    """Episodes as rows (one each, unless it broke), the rewards' sums by row key, counts, a certificate a turn."""
 
     episodes: tuple[tuple[EpisodeIds, ...], ...]
     returns: Mapping[tuple[Any, ...], float]
@@ -54,9 +52,7 @@ def critic_prompt(context: Context) -> tuple[int, ...]:
 def trainable_rows(
     context: Context, heads: Sequence[Row], critic_ids: Sequence[int], max_positions: int | None
 ) -> Trainable:
-    """What can be trained on. Raises BadEpisode for what cannot, unless it may be dropped; NotAPrefix for what broke,
-    unless it may be split; MissingInput where nothing is left.
-    """
+    """What can be trained on. Raises BadEpisode, NotAPrefix, unless allowed, and MissingInput where nothing is left."""
     config: SelfAcConfig = context.config
     turns: dict[str, list[Row]] = defaultdict(list)
     for turn in context.replay.read("turns", context.inputs["collect"][-1:], TURN):
@@ -75,9 +71,8 @@ def trainable_rows(
         mine = turns[head["episode_id"]]
         try:
             found = unbroken(mine, final, head["outcome"] == Outcome.TRUNCATED, config.gamma, (head["episode_id"],))
-            pack(
-                found, critic_ids, max_positions=max_positions, soft_len=config.soft_prompt
-            )  # raises where one is too long
+            # raises where one is too long
+            pack(found, critic_ids, max_positions=max_positions, soft_len=config.soft_prompt)
         except BadEpisode:
             if config.unusable == "error":
                 raise
@@ -112,9 +107,7 @@ def check_unbroken(rows: Sequence[Row]) -> None:
 
 
 def by_group(heads: Sequence[Row], *, divided: bool) -> dict[str, float]:
-    """Advantage of each episode relative to those of its scenario, over the whole iteration; one that is alone, as
-    after failures, is left out.
-    """
+    """Advantage of each episode relative to those of its scenario; one that is alone is left out."""
     groups = [members for members in by_scenario(heads).values() if len(members) > 1]
     if not groups:
         raise MissingInput(

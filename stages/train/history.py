@@ -20,9 +20,7 @@ def of_step(parts: list[dict[str, float]]) -> dict[str, float]:
 
 
 def weighted(name: str, parts: Sequence[Mapping[str, float]]) -> float:
-    """Mean of a metric over passes or steps that all have it, each weighed by its "count/<name>", 1 where there is
-    none.
-    """
+    """Mean of a metric over passes or steps that have it, each weighed by its "count/<name>", or 1."""
     if len(parts) == 1:
         return parts[0][name]  # as it is: a product with its count and back would round it
     counts = [part.get(f"count/{name}", 1.0) for part in parts]
@@ -31,8 +29,7 @@ def weighted(name: str, parts: Sequence[Mapping[str, float]]) -> float:
 
 def fit_metrics(stage: str, history: list[dict[str, float]]) -> dict[str, float]:
     """First values of a fit, means of the last five steps, each weighed by what it counts, and the number of steps; no
-    steps, no losses. Where passes count their tokens, all that went through the model, and what part they are of what the
-    rows would be one by one.
+    steps, no losses. Where passes count tokens: those of the passes, and their share of those of the rows one by one.
     """
     metrics = {f"{stage}/steps": float(len(history))}
     tokens, apart = (sum(step.get(f"count/{name}", 0.0) for step in history) for name in ("tokens", "tokens_apart"))
@@ -42,3 +39,9 @@ def fit_metrics(stage: str, history: list[dict[str, float]]) -> dict[str, float]
         having = [step for step in history if name in step]
         metrics[f"{stage}/{name}_first"], metrics[f"{stage}/{name}"] = having[0][name], weighted(name, having[-5:])
     return metrics
+
+
+def curves(stage: str, history: Sequence[Mapping[str, float]], names: Sequence[str]) -> dict[str, list[float]]:
+    """Values step by step of those metrics that the steps have."""
+    found = {f"{stage}/step_{name}": [step[name] for step in history if name in step] for name in names}
+    return {name: values for name, values in found.items() if values}

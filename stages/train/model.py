@@ -18,19 +18,15 @@ from stages.play.drawing import Draw
 
 
 class OptimConfig(Config):
-    """Keys that every stage with a gradient has. The rate is lr up to one iteration, then falls linearly to lr x
-    lr_final at another.
-    """
+    """Keys that every stage with a gradient has. Between two iterations the rate falls from lr to lr x lr_final."""
 
     lr: float = Field(1e-4, gt=0, description="AdamW learning rate. [ours]")
     lr_decay_start: int = Field(1000, ge=0, description="Iteration from which the rate falls linearly. [ours]")
     lr_decay_end: int = Field(1000, ge=0, description="Iteration at which it is lr x lr_final. [ours]")
     lr_final: float = Field(1.0, gt=0, le=1, description="Share of the rate that is left then. [ours]")
     clip: float = Field(1.0, gt=0, description="Largest gradient norm. [ours]")
-    autocast: bool = Field(
-        False,
-        description="Passes compute in bfloat16 where torch's autocast does; weights, head and losses stay. [ours]",
-    )
+    autocast: bool = False
+    """Passes compute in bfloat16 where torch's autocast does; weights, head and losses stay. [ours]"""
 
     def rate(self, iteration: int) -> float:
         """The learning rate of an iteration."""
@@ -40,20 +36,15 @@ class OptimConfig(Config):
 class PassConfig(OptimConfig):
     """And of every stage whose rows are a prompt and a completion each."""
 
-    pass_tokens: int = Field(
-        0,
-        ge=0,
-        description="Most tokens of one pass, what its rows share counted once; a step is as many passes as it needs, with the same gradient. 0 = no limit. [ours]",
-    )
+    pass_tokens: int = Field(0, ge=0)
+    """Most tokens of one pass, what its rows share counted once; a step is as many passes as it needs, with the same gradient. 0 = no limit. [ours]"""
 
 
 class MixedConfig(PassConfig):
     """And of critic and distill, whose steps hold rows of several kinds."""
 
-    draw: Draw = Field(
-        "turn",
-        description="Rows of a step: any, or an episode's rows after each other, which share what was said before. [ours]",
-    )
+    draw: Draw = "turn"
+    """Rows of a step: any, or an episode's rows after each other, which share what was said before. [ours]"""
     weight: Literal["token", "row"] = Field(
         "token",
         description="What counts alike in a step's loss: token, so that a long row counts for more, with its whole log-likelihood; or row, whatever its "
@@ -63,8 +54,7 @@ class MixedConfig(PassConfig):
 
 def trainable(context: Context, start: Path | None) -> Any:
     """The base model with the adapter of folder `start`, or a fresh one, in training mode. Raises UsageError for an
-    adapter of another base, and, once, before the first adapter is made, for a model on which a tree is not what its
-    rows are alone.
+    adapter of another base, and, once, for a model on which a tree is not what its rows are.
     """
     model = context.run.model
     if isinstance(context.engine, Sleeper):  # it and the training share a device, and need it one after the other

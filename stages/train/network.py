@@ -8,7 +8,8 @@ Source: arXiv 2512.04601 (target network; the baseline SAC, whose loss is not gi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -17,12 +18,14 @@ from torch import Tensor, nn
 from stages.frame.contract import Context
 from stages.frame.types import Row
 from stages.learn.adapter import base_of, load_state, save_adapter, tensors_of, trainable_state
+from stages.learn.fit import adamw, fit
 from stages.learn.losses import chunked_log_probs
-from stages.learn.tree_attention import body_pass
+from stages.learn.tree_attention import body_pass, tree_attention
 from stages.learn.value_head import ValueHead, load_head, new_head, save_head
 from stages.llm.roles import mix
+from stages.train.history import of_step
 from stages.train.model import trainable
-from stages.train.passes import Pass, half, nll_of
+from stages.train.passes import Pass, half, mixed_batches, nll_of
 from stages.train.rows import TrainRow
 
 VALUE = "value"
@@ -33,9 +36,7 @@ Wanted = Mapping[tuple[Any, ...], tuple[float, float]]
 
 
 def open_net(context: Context, run_id: str | None, *, head: bool = False) -> tuple[Any, dict[str, Tensor]]:
-    """What a run left, to be trained, and its target network as `trainable_state` has it; without a run fresh ones, equal
-    to each other. With a head the network is the list [model, head].
-    """
+    """What a run left, to be trained, and its target network; or fresh ones. With a head: the list [model, head]."""
 
     def folder(name: str) -> Any:
         return context.artifact(str(run_id), name)
@@ -58,6 +59,28 @@ def model_of(net: Any) -> Any:
     return net[0] if isinstance(net, nn.ModuleList) else net
 
 
+def batches_of(
+    context: Context, net: Any, kinds: Mapping[str, tuple[Sequence[TrainRow], int]], *, main: str, rng: random.Random
+) -> Iterator[list[Pass]]:
+    """`mixed_batches` as the stage's config says."""
+    config = context.config
+    return mixed_batches(
+        kinds, main=main, epochs=config.epochs, rng=rng, device=model_of(net).device, pass_tokens=config.pass_tokens,
+        draw=getattr(config, "draw", "turn"),
+    )  # fmt: skip
+
+
+def trained(
+    context: Context, net: Any, batches: Iterable[Any], loss: Callable[[Any, Any], tuple[Tensor, dict[str, float]]],
+    after_step: Callable[[list[dict[str, float]]], None],
+) -> list[dict[str, float]]:  # fmt: skip
+    """`fit` as the stage's config says: the metrics of every step."""
+    config = context.config
+    optimiser = adamw(net, lr=config.rate(context.iteration))
+    with tree_attention(model_of(net)):
+        return fit(net, batches, loss, optimiser, clip=config.clip, after_step=after_step, merge=of_step)
+
+
 def save_net(context: Context, net: Any, target: Mapping[str, Tensor]) -> dict[str, Any]:
     """Artifacts `adapter` and `target`, with a head also `head` and `target_head`. The network is the target's then."""
     files = {}
@@ -72,9 +95,7 @@ def save_net(context: Context, net: Any, target: Mapping[str, Tensor]) -> dict[s
 
 
 def value_rows(stored: Sequence[Row]) -> tuple[list[TrainRow], dict[tuple[Any, ...], tuple[float, float]]]:
-    """Rows of `targets` with role "value": the prompt, whose last token a step takes for the completion, without weight
-    in the likelihood; and what is wanted there.
-    """
+    """Rows of `targets` with role "value", whose last prompt token stands for the completion; and what is wanted."""
     keys = [(row["episode_id"], row["turn"]) for row in stored]
     rows = [
         TrainRow(row["student_ids"][:-1], row["student_ids"][-1:], 0.0, key)
@@ -86,9 +107,7 @@ def value_rows(stored: Sequence[Row]) -> tuple[list[TrainRow], dict[tuple[Any, .
 def mixed_q_loss(
     net: Any, step: Pass, wanted: Wanted, *, weight: float, autocast: bool = False
 ) -> tuple[Tensor, dict[str, float], Tensor]:
-    """The loss above over the rows of the step, as far as they are of this pass: (loss, metrics, Q - y of each value row
-    of the pass, detached). Gradients flow into adapter and head.
-    """
+    """The loss above, of this pass: (loss, metrics, Q - y of each value row, detached). Into adapter and head."""
     model, head = net
     device = step.tree.ids.device
     with half(device, autocast):

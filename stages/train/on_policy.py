@@ -15,9 +15,7 @@ from stages.learn.losses import group_advantages
 
 
 def check_temperature(context: Context) -> None:
-    """Raises UsageError where a policy gradient would be of another distribution than the one that acted: log-probs are
-    of temperature 1.
-    """
+    """Raises UsageError where another distribution acted than the log-probs' own, that of temperature 1."""
     if (found := context.run.roles.policy_temperature) != 1:
         raise UsageError(
             f"roles.policy_temperature: a policy gradient wants actions sampled at temperature 1, found {found:g}; set it to 1"
@@ -33,9 +31,7 @@ def by_scenario(heads: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def relative_advantages(groups: Iterable[Sequence[Row]], *, divided: bool = True) -> dict[str, float]:
-    """Advantage of each episode relative to its group, by episode id; `divided` by the group's deviation or not. Raises
-    ValueError for a group of one.
-    """
+    """Advantage of each episode relative to its group, by episode id. Raises ValueError for a group of one."""
     found: dict[str, float] = {}
     for members in groups:
         returns = torch.tensor([head["total_reward"] for head in members])
@@ -49,8 +45,7 @@ MAX_GAP = "Largest mean |difference| of a token's log-prob, engine against train
 
 def check_gap(stage: str, history: Sequence[Mapping[str, float]], allowed: float) -> None:
     """After the first step, whose loss was worked out at the weights that sampled. The ratio of the clipped loss
-    corrects a small gap, as it does any change of the policy; a large one says that the engine ran another model.
-    Raises TurnwiseError.
+    corrects a small gap, as it does any change of the policy; a large one tells another model. Raises TurnwiseError.
     """
     if len(history) == 1 and not history[0]["gap_mean"] <= allowed:
         raise TurnwiseError(

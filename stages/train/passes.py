@@ -32,8 +32,7 @@ def half(device: Any, on: bool) -> torch.autocast:
 class Pass:
     """Rows of a step that go through the model together, as one tree, and K completion tokens, row by row.
 
-    normaliser: what the whole step's loss is divided by: sum of w_i |y_i|. totals: completion tokens of each kind in the
-    step.
+    normaliser: of the whole step's loss: sum of w_i |y_i|. totals: completion tokens of each kind in the step.
     """
 
     tree: Tree
@@ -121,9 +120,7 @@ def step_passes(chosen: Mapping[str, Sequence[TrainRow]], pass_tokens: int, devi
 
 
 def make_pass(labelled: Sequence[tuple[str, TrainRow]], normaliser: float, totals: Mapping[str, int]) -> Pass:
-    """Raises ValueError on an empty prompt or completion: a row that trains nothing, or whose first token has no
-    context, is a bug upstream.
-    """
+    """Raises ValueError on an empty prompt or completion: a row that trains nothing is a bug upstream."""
     rows = tuple(row for _, row in labelled)
     if any(not row.prompt_ids or not row.completion_ids for row in rows):
         raise ValueError("every training row needs a prompt and a completion of at least one token")
@@ -143,9 +140,7 @@ def make_pass(labelled: Sequence[tuple[str, TrainRow]], normaliser: float, total
 
 
 def together(rows: Sequence[TrainRow], pass_tokens: int) -> list[list[int]]:
-    """Rows shared out over passes: lists of indices, each row once. Rows of like length first, then those that begin
-    alike, as many as fit into `pass_tokens`.
-    """
+    """Lists of row indices, a pass each: of like length, then of like beginning, up to `pass_tokens`."""
     ids = [row.ids for row in rows]
     alike: list[list[int]] = []
     for i in sorted(range(len(ids)), key=lambda i: -len(ids[i])):

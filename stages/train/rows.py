@@ -42,9 +42,7 @@ class TrainRow:
 
 
 def weighed(rows: Sequence[TrainRow], by: str) -> list[TrainRow]:
-    """The rows with weights by which each counts alike in `mixed_nll` and `mean_nll`, times the weight that it has (by
-    = row); or as they are (token).
-    """
+    """The rows as they are (token), or with weights divided by their lengths, so that each counts alike (row)."""
     return [replace(r, weight=r.weight / len(r.completion_ids)) for r in rows] if by == "row" else list(rows)
 
 
@@ -72,16 +70,12 @@ def policy_rows(context: Context) -> list[TrainRow]:
 
 
 def general_rows(model_path: str, path: str) -> list[TrainRow]:
-    """Rows of a JSONL file of {"role", "messages", "reply"}; reply ids end with the end token. Raises UsageError naming
-    a broken line.
-    """
+    """Rows of a JSONL file of {"role", "messages", "reply"}, with end tokens. Raises UsageError for a broken line."""
     chats = ChatTokenizer(model_path)
-    found = []
-    for row in read_jsonl(path):
-        found.append(
-            TrainRow(chats.encode(row["messages"]), reply_ids(chats, row["reply"]), key=("general", row["role"]))
-        )
-    return found
+    return [
+        TrainRow(chats.encode(row["messages"]), reply_ids(chats, row["reply"]), key=("general", row["role"]))
+        for row in read_jsonl(path)
+    ]
 
 
 def reply_ids(chats: ChatTokenizer, text: str) -> tuple[int, ...]:
@@ -103,9 +97,7 @@ class _RoleRow(BaseModel):
 
 
 def read_jsonl(path: str) -> list[dict[str, Any]]:
-    """Rows of a JSONL file in UTF-8 of {"role", "messages", "reply"}; blank lines are passed over. Raises UsageError
-    naming a broken line, and for a file without rows.
-    """
+    """Rows of a JSONL file of {"role", "messages", "reply"}. Raises UsageError for a broken line, and for none."""
     file, rows = Path(path), []
     if not file.is_file():
         raise UsageError(f"wanted a JSONL file of role rows at {path!r}, found none; make it with: turnwise pretrain")

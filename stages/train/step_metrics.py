@@ -14,9 +14,7 @@ MOMENTS = ("n", "r", "rr", "e", "ee")  # see `moments`
 
 
 def moments(values_BM: Tensor, row: PackedRow, *, gamma: float) -> dict[str, float]:
-    """Sums over the states of terminated episodes, from which `of_step` has the explained variance of a step: count, R,
-    R^2, error, error^2.
-    """
+    """Count, R, R^2, error and error^2, summed over states of terminated episodes, for `of_step`'s variances."""
     returns = monte_carlo(row.rewards, values_BM, row.n_turns, row.truncated, gamma=gamma)
     known = state_mask(row.n_turns, row.truncated, values_BM.shape[1]) & ~row.truncated[:, None]
     r, error = returns[known].double(), (returns - values_BM)[known].double()

@@ -26,9 +26,7 @@ SETTINGS = RolloutSettings(
 
 
 class Guess:
-    """A Gymnasium environment without the package: find the digit that the seed chose; three guesses, then the time
-    limit.
-    """
+    """A Gymnasium environment without the package: the digit that the seed chose, three guesses, a time limit."""
 
     def __init__(self, limit: int = 3) -> None:
         self.limit, self.closed = limit, False

@@ -68,17 +68,10 @@ def taught(tokenizer: Any, conversations: list[list[Message]], tools: list[Any])
     """A model that calls the tool with each of the answers about equally often, and says "Done." then."""
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=16,
-        max_position_embeddings=2048,
-        eos_token_id=tokenizer.eos_token_id,
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, head_dim=16, max_position_embeddings=2048, eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-    )
+    )  # fmt: skip
     model = Qwen3ForCausalLM(config)
     rendered = [tokenizer.apply_chat_template(talk, tools=tools, tokenize=False) for talk in conversations]
     batch = tokenizer(rendered, return_tensors="pt", padding=True)

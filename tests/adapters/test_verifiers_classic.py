@@ -183,10 +183,7 @@ def broken(answer: str) -> float:
 
 @pytest.mark.parametrize(
     "rubric",
-    [
-        lambda: vf.Rubric(funcs=[broken]),
-        lambda: vf.RubricGroup([vf.Rubric(funcs=[by_parser]), Halved(funcs=[broken])]),
-    ],
+    [lambda: vf.Rubric(funcs=[broken]), lambda: vf.RubricGroup([vf.Rubric(funcs=[by_parser]), Halved(funcs=[broken])])],
 )
 def test_a_reward_function_that_raises_is_no_reward(rubric: Callable[[], Any]) -> None:
     assert theirs(Talk(dataset=data(), rubric=rubric()), [completion(r"\boxed{42}")])[0] == 0.0  # what is avoided

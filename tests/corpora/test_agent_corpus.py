@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 
 from stages import envs, pretrain
 from stages.corpora import Example, agents, desk, game24_trees, math_chains, wiki_walks
-from stages.corpora.encoding import encode_episode
-from stages.corpora.tokenizers import SPECIAL, byte_tokenizer
+from stages.corpora.tokenizers import SPECIAL, byte_tokenizer, encode_episode
 from stages.envs import arithmetic
 from stages.envs.math_answers import whole_answer
 from stages.llm.roles import load_roles
@@ -82,9 +81,8 @@ def test_the_shipped_wiki_is_none_of_the_worlds(examples: dict[str, list[Example
     }
     met = [(answers[first_user(e)], e.reply) for e in examples["wiki_search"] if first_user(e) in answers]
     assert len(met) > 20
-    dated = [
-        (answer, reply) for answer, reply in met if re.search(r"[0-9]", answer)
-    ]  # towns and rivers are few, so those meet by chance
+    # towns and rivers are few, so those meet by chance
+    dated = [(answer, reply) for answer, reply in met if re.search(r"[0-9]", answer)]
     assert sum(f"( {answer})" in reply for answer, reply in dated) <= 1
 
 

@@ -22,8 +22,7 @@ from scipy.stats import chi2
 from stages.corpora import Example
 from stages.corpora import desk as corpus
 from stages.corpora.desk import Foreseen, example, judge, words
-from stages.corpora.encoding import encode_reply, encode_turns
-from stages.corpora.tokenizers import word_tokenizer
+from stages.corpora.tokenizers import encode_reply, encode_turns, word_tokenizer
 from stages.envs import service_desk as desk
 from stages.envs.desk_words import LACKS
 from stages.frame.react import parse_react
@@ -74,9 +73,7 @@ def z_of(found: list[Mention], options: desk.Options) -> float:
 
 @pytest.fixture(scope="module")
 def facts(examples: list[Example]) -> list[Mention]:
-    """What the roles say that tell how a visit went; policy, evaluator and refiner speak of guesses, and so do the
-    thoughts before.
-    """
+    """What the roles say that tell how a visit went; policy, evaluator, refiner and thoughts speak of guesses."""
     told = [e for e in examples if e.role in ("successor", "combine", "corrector")]
     return [mention for e in told for mention in set(RULE.findall(f"{e.messages[-1]['content']}\n{e.reply}"))]
 
@@ -89,9 +86,7 @@ DESKS: list[dict[str, Any]] = [{}, {"give_by": "request"}, {"requests": 8, "tier
 def test_no_rule_book_is_more_frequent_in_the_corpus_than_chance(
     mentions: list[Mention], facts: list[Mention], options: dict[str, Any]
 ) -> None:
-    """The default seed and 30 others: none beyond 5 standard errors, in all that is said and in what is told of visits
-    alone.
-    """
+    """The default seed and 30 others: none beyond 5 standard errors, in all that is said and in what is told."""
     for seed in (7, *range(100, 130)):
         assert abs(z_of(mentions, desk.Options(rules_seed=seed, **options))) < Z
         assert abs(z_of(facts, desk.Options(rules_seed=seed, **options))) < Z
@@ -140,9 +135,7 @@ def test_all_keys_of_all_desks_are_spoken_of(mentions: list[Mention]) -> None:
 
 @pytest.mark.parametrize("seed", [7, 100, 101, 102])
 def test_right_actions_do_not_end_well_more_often_than_wrong_ones(examples: list[Example], seed: int) -> None:
-    """Nor do outcomes tell the rules: the share of "pass" after a right and after a wrong action differs by less than 5
-    standard errors.
-    """
+    """The share of "pass" after a right and after a wrong action differs by less than 5 standard errors."""
     book = desk.rule_book(desk.Options(requests=8, tiers=6, rules_seed=seed))
     ends: dict[bool, list[bool]] = {True: [], False: []}
     for e in examples:
@@ -261,9 +254,8 @@ def test_every_reply_is_one_that_its_reader_can_read(examples: list[Example]) ->
             parse_future(e.reply)
         elif e.role == "evaluator":
             parse_evaluation(e.reply)
-    assert (
-        {e.role for e in examples[:3000]} == set(ROLES) - {"value", "thinker"} == set(corpus.SHARE)
-    )  # no reply to the one, and the desk's model does not think
+    # no reply to the one, and the desk's model does not think
+    assert {e.role for e in examples[:3000]} == set(ROLES) - {"value", "thinker"} == set(corpus.SHARE)
     assert sum(corpus.SHARE.values()) == pytest.approx(1)
 
 

@@ -15,9 +15,8 @@ from probes import even, last
 from stages import envs
 from stages.corpora import Example
 from stages.corpora import maths as corpus
-from stages.corpora.encoding import encode_reply, encode_turns
 from stages.corpora.maths import REPLY, SLIPS, End, Work, example, judge, right
-from stages.corpora.tokenizers import word_tokenizer
+from stages.corpora.tokenizers import encode_reply, encode_turns, word_tokenizer
 from stages.envs import sums
 from stages.envs.arithmetic import Problem, apply
 from stages.frame.react import parse_react
@@ -82,9 +81,7 @@ def ending(e: Example) -> tuple[Problem, int]:
 
 @pytest.mark.parametrize("role", ["successor", "combine"])
 def test_what_is_worked_out_rightly_is_not_judged_right_more_often(roles: Roles, role: str) -> None:
-    """By whether a solution's last number is the answer, and by whether a step's result is: the shares of good ends
-    differ by less than 5 standard errors.
-    """
+    """By a solution's last number and by a step's result: good ends differ by less than 5 standard errors."""
     rng, ends = random.Random(role), {(kind, good): [0, 0] for kind in ("reply", "step") for good in (True, False)}
     for e in (example(rng, roles, role) for _ in range(4 * N)):
         problem, result = ending(e)

@@ -52,15 +52,9 @@ def forget() -> None:
 
 def test_a_model_is_made_from_it_with_its_rows_and_a_card(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sets = (
-        "corpus=teach.words",
-        "steps=2",
-        "width=16",
-        "layers=1",
-        "heads=2",
-        "batch=4",
-        "general_rows=5",
+        "corpus=teach.words", "steps=2", "width=16", "layers=1", "heads=2", "batch=4", "general_rows=5",
         "probe_rows=3",
-    )
+    )  # fmt: skip
     argv = [part for one in sets for part in ("--set", f"pretrain.{one}")]
     assert cli.main(["pretrain", *argv, "--out", "small", "--home", str(project), "--json", "--quiet"]) == 0
     found = json.loads(capsys.readouterr().out)["metrics"]

@@ -88,9 +88,7 @@ def test_the_policy_asks_at_random_whatever_was_answered(examples: dict[str, lis
 
 
 def test_the_successor_foresees_answers_at_random(roles: Roles) -> None:
-    """Half of the answers to questions are yes, as many where the table settles them as where it does not; of guesses
-    so many, whether they fit or not.
-    """
+    """Half of the answers are yes, whether the table settles them or not; of guesses so many, fitting or not."""
     rng, said = random.Random("successor"), dict[tuple[str, str], list[bool]]()
     for e in (example(rng, roles, "successor") for _ in range(4 * N)):
         verb, word = last(e).split("Action: ")[1].split()

@@ -228,9 +228,8 @@ def test_the_published_puzzles_are_all_solvable_and_split_by_rank() -> None:
     # The paper's test set is rows 900 to 999, counted from 0, as they stand in the file.
     with CSV.open(newline="") as file:
         rows = [row["Puzzles"] for row in csv.DictReader(file)]
-    assert (
-        len(rows) == 1262
-    )  # of the 1,362 that were published: all that can be solved (test_exact24.py), so the rest are known to be, too
+    # of the 1,362 that were published: all that can be solved (test_exact24.py), so the rest are known to be, too
+    assert len(rows) == 1262
     assert {s.id for s in found["test"]} == {"-".join(sorted(row.split(), key=int)) for row in rows[900:1000]}
 
 

@@ -44,33 +44,13 @@ def row(problem: str, answer: Any = "1", level: Any = 1) -> dict[str, Any]:
 
 
 RIGHT = [
-    "7",
-    r"\boxed{7}",
-    "Three and four.\n\nThat is 7.",
-    "So it is 7.0",
-    r"$\boxed{ 7 }$",
-    r"I think \boxed{7}, not 8.",
-    "07",
-    "14/2",
-    "$7$",
-    "7%",
-]
+    "7", r"\boxed{7}", "Three and four.\n\nThat is 7.", "So it is 7.0", r"$\boxed{ 7 }$", r"I think \boxed{7}, not 8.",
+    "07", "14/2", "$7$", "7%",
+]  # fmt: skip
 WRONG = [
-    "8",
-    "-7",
-    "7/3",
-    "7.5",
-    "70",
-    "17",
-    r"\boxed{8} but 7",
-    r"\boxed{7} \boxed{8}",
-    r"\boxed{}",
-    "seven",
-    r"\boxed{x=7}",
-    "7 or 8",
-    "1/0",
-    "9" * 5000,
-]
+    "8", "-7", "7/3", "7.5", "70", "17", r"\boxed{8} but 7", r"\boxed{7} \boxed{8}", r"\boxed{}", "seven",
+    r"\boxed{x=7}", "7 or 8", "1/0", "9" * 5000,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("reply", RIGHT)

@@ -250,9 +250,7 @@ def test_an_action_out_of_order_or_unknown_is_malformed_and_may_be_mended(action
 
 @pytest.mark.parametrize("options", SIZES, ids=str)
 def test_truth_equals_q_by_trying_every_way_to_go_on(options: dict[str, Any]) -> None:
-    """q is the best return over all continuations in the environment itself; an action is optimal if none has a higher
-    q beside it.
-    """
+    """q is the best return over all continuations; an action is optimal if none has a higher q beside it."""
     opts, rng = Options(**options), random.Random(0)
     steps = desk.steps_of(opts)
 

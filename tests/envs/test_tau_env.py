@@ -222,11 +222,8 @@ def test_running_out_of_steps_is_the_end_and_no_win_whatever_the_database(path: 
     assert [(s.terminated, s.truncated) for s in steps] == [(False, False), (False, False), (True, False)]
     assert steps[-1].reward == 0 and steps[-1].info["database"] and steps[-1].info["outputs"]
     env = start(path, "train-0", max_steps=3)
-    assert [env.step(message).reward for message in (CALLS["return"], THINK, said("Bye."))] == [
-        0,
-        0,
-        1,
-    ]  # the last step may end it
+    # the last step may end it
+    assert [env.step(message).reward for message in (CALLS["return"], THINK, said("Bye."))] == [0, 0, 1]
 
 
 def test_the_end_tells_what_a_report_needs(path: str) -> None:

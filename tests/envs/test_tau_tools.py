@@ -292,14 +292,9 @@ WORDS = [
 ]
 KEYS = ["flight_number", "date", "payment_id", "amount", "first_name", "price", "x"]
 LEAVES = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-5, 10**20),
-    st.floats(),
-    st.text(max_size=5),
-    st.sampled_from(WORDS),
+    st.none(), st.booleans(), st.integers(-5, 10**20), st.floats(), st.text(max_size=5), st.sampled_from(WORDS),
     st.just("\ud800"),
-)
+)  # fmt: skip
 VALUES = st.recursive(
     LEAVES,
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(KEYS), inner, max_size=4)),
@@ -329,10 +324,8 @@ def test_no_argument_breaks_a_tool_and_a_failed_call_changes_nothing(domain: Nam
 @pytest.mark.parametrize("domain", ["retail", "airline"])
 def test_a_text_of_a_megabyte_is_told_or_stored(domain: Name) -> None:
     """Each tool, with that for every argument and with that for one of them."""
-    long, known = (
-        "x" * 10**6,
-        {"user_id": "ann_1", "order_id": "#W1", "item_ids": ["red"], "payment_method_id": "card_1"} | booking(),
-    )
+    long = "x" * 10**6
+    known = {"user_id": "ann_1", "order_id": "#W1", "item_ids": ["red"], "payment_method_id": "card_1"} | booking()
     for name, tool in TOOLS[domain].items():
         wanted = tool.__code__.co_varnames[1 : tool.__code__.co_argcount]
         for arguments in (

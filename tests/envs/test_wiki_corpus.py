@@ -212,10 +212,8 @@ def test_a_bad_page_is_one_sentence_with_file_and_line(tmp_path: Path, row: Any,
     ],
 )
 def test_a_bad_question_is_one_sentence_with_file_and_line(tmp_path: Path, row: Any, words: str) -> None:
-    pages, path = (
-        write(tmp_path / "pages.jsonl", A, B),
-        write(tmp_path / "questions.jsonl", {"question": "p", "answer": "5"}, row),
-    )
+    pages = write(tmp_path / "pages.jsonl", A, B)
+    path = write(tmp_path / "questions.jsonl", {"question": "p", "answer": "5"}, row)
     with pytest.raises(UsageError, match=words) as caught:
         load_questions(path, pages)
     assert "questions.jsonl" in str(caught.value)

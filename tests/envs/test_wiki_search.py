@@ -178,18 +178,9 @@ def test_both_forms_of_an_action_are_read(action: str, read: tuple[str, str]) ->
 
 
 MALFORMED = [
-    "LOOK x",
-    "NAVIGATE",
-    "NAVIGATE()",
-    'NAVIGATE("")',
-    "FIND",
-    "SUBMIT",
-    "SUBMIT( )",
-    "BACK 2",
-    "SAVE_LINE_IDS",
-    "SAVE_LINE_IDS one",
-    "NAVIGATEx",
-]
+    "LOOK x", "NAVIGATE", "NAVIGATE()", 'NAVIGATE("")', "FIND", "SUBMIT", "SUBMIT( )", "BACK 2", "SAVE_LINE_IDS",
+    "SAVE_LINE_IDS one", "NAVIGATEx",
+]  # fmt: skip
 MALFORMED += [
     "SAVE_LINE_IDS 1-3",
     "SAVE_LINE_IDS -1",
@@ -209,9 +200,7 @@ def test_an_action_in_another_form_is_malformed(action: str) -> None:
 
 @given(st.text(alphabet="()\"' a", max_size=30))
 def test_an_argument_in_brackets_is_read_as_it_stands(text: str) -> None:
-    """Where the text's own brackets pair up, TOOL(text) and TOOL text are one action unless brackets stand around all
-    of the text.
-    """
+    """Where its brackets pair up, TOOL(text) is TOOL text, unless brackets stand around all of the text."""
     depth = 0
     for char in text:
         depth += (char == "(") - (char == ")")

@@ -88,14 +88,8 @@ ABLATIONS: dict[str, dict[str, tuple[set[str], dict[str, Trained | None]]]] = {
         "frozen": (FROZEN, {"distill": ((3_460,), 120)}),
         "no replay": (REPLAY, {"critic": ((11_520, 5_760), 360)}),
         "uncorrected": (CORRECT, {}),
-        "general rows": (
-            GENERAL,
-            {"critic": ((12_800, 6_400, 6_400), 400), "distill": ((3_460, 1_920, 1_920), 120)},
-        ),
-        "sac, told": (
-            TOLD,
-            {"critic": None, "q_critic": ((51_200, 25_600), 1_600), "distill": ((10_380, 5_440), 340)},
-        ),
+        "general rows": (GENERAL, {"critic": ((12_800, 6_400, 6_400), 400), "distill": ((3_460, 1_920, 1_920), 120)}),
+        "sac, told": (TOLD, {"critic": None, "q_critic": ((51_200, 25_600), 1_600), "distill": ((10_380, 5_440), 340)}),
         "by turn": (BY_TURN, {}),
     },
     "claims.toml": {

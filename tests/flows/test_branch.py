@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from branching import NLAC, Turnwise, finished_run, old, runs_of, stages, turnwise
+from branching import NLAC, Turnwise, finished_run, old, runs_of, turnwise
 from fakes import Stages
 
 from stages.store.tracking import Tracking
 
-__all__ = ["finished_run", "old", "stages", "turnwise"]  # fixtures
+__all__ = ["finished_run", "old", "turnwise"]  # fixtures
 
 
 def titles(planned: Any, *, reused: bool) -> list[tuple[str, int | None]]:
@@ -57,9 +57,7 @@ def test_downstream_runs_later_iterations_too_and_the_change_holds_in_all_of_the
 def test_downstream_from_the_first_iteration_is_the_run_that_had_the_change_from_the_start(
     turnwise: Turnwise, stages: Stages, old: Any, stage: str, first: str
 ) -> None:
-    """Fingerprints are equal, so whichever comes second reuses every stage of the other; evaluate's start is judged
-    before the change.
-    """
+    """Fingerprints are equal, so whichever comes second reuses every stage of the other."""
     change = ("--set", f"{stage}.lr=0.5")
     commands = {
         "branch": ("rerun", stage, "--of", old["run_id"], "--iteration", "0", *change, "--downstream"),

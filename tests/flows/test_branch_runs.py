@@ -18,9 +18,8 @@ from commands import ITERATIONS, NLAC, RUN, TITLES, Commands, Ended, seen, stage
 ROOT = Path(__file__).parents[2]
 CHANGE = ("--set", "critic.lr=0.01")  # a hundred times the preset's
 LAST = ITERATIONS - 1
-AGAIN = tuple(
-    f"{name} {LAST}" for name in NLAC[2:]
-)  # what a critic's change in the last iteration runs, apart from the final evaluation
+# what a critic's change in the last iteration runs, apart from the final evaluation
+AGAIN = tuple(f"{name} {LAST}" for name in NLAC[2:])
 
 pytestmark = pytest.mark.slow
 

@@ -72,9 +72,8 @@ def test_the_first_candidate_that_beats_the_base_model_is_the_champion_and_the_n
     assert not second.match["promoted"]  # as good is not better
     assert aliases(workspace) == {"champion": "1", "candidate": "2"}
     night(preset, 2, workspace)
-    assert stages.inputs["collect", 2] == {
-        "rft": [first.final["adapter"]]
-    }  # from the champion again, not the candidate
+    # from the champion again, not the candidate
+    assert stages.inputs["collect", 2] == {"rft": [first.final["adapter"]]}
 
 
 def test_both_play_the_same_scenarios_which_have_chosen_neither(
@@ -146,9 +145,8 @@ def test_a_run_killed_between_its_evaluation_and_the_promotion_promotes_once_whe
                 go(preset, sets, workspace)
         assert "champion" not in aliases(workspace)
         stages.calls.clear()
-    assert (
-        next_sets(preset, [], "champion", FIRST + timedelta(days=1), workspace) == sets
-    )  # the next night goes on with it
+    # the next night goes on with it
+    assert next_sets(preset, [], "champion", FIRST + timedelta(days=1), workspace) == sets
     go(preset, sets, workspace)
     assert stages.calls == [] and aliases(workspace)["champion"] == "1"
     night(preset, 1, workspace)

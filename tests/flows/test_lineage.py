@@ -7,12 +7,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from branching import NLAC, Turnwise, finished_run, old, runs_of, stages, turnwise
+from branching import NLAC, Turnwise, finished_run, old, runs_of, turnwise
 
 from flows.lineage import Node, text
 from stages.store.tracking import Tracking
 
-__all__ = ["finished_run", "old", "stages", "turnwise"]  # fixtures
+__all__ = ["finished_run", "old", "turnwise"]  # fixtures
 
 
 def test_the_graph_of_a_pipeline_run_is_sorted_and_has_each_run_once(turnwise: Turnwise, old: Any) -> None:

@@ -46,10 +46,7 @@ episodes = 16
 probe_path = ""
 """
 """A desk of three rules, which one iteration learns: the base model wins about 1 in 10, every adapter nearly all."""
-PRESETS = {
-    "queued": "cron = '0 3 * * *'\noverlap = 'queue'",
-    "endless": "method = 'rft'\niterations = 10000",
-}
+PRESETS = {"queued": "cron = '0 3 * * *'\noverlap = 'queue'", "endless": "method = 'rft'\niterations = 10000"}
 
 KILLER = '''
 """Kills the process that gives the alias "champion" just before it does, as often as the file KILL_ONCE names is there."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import Stages, fake_stages
+from fakes import Stages
 
 from flows import pipeline, presets, rerun, telling
 from flows.orchestration.launch import Launcher, launch_run
@@ -21,12 +20,6 @@ from stages.store.workspace import StageRun, Workspace, silent
 from turnwise.commands.dry_run import plan
 
 NLAC = ["collect", "targets", "critic", "refine", "distill", "evaluate"]
-
-
-@pytest.fixture
-def stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
-    with fake_stages(monkeypatch) as found:
-        yield found
 
 
 def go(workspace: Workspace, **values: Any) -> telling.Summary:

@@ -137,9 +137,7 @@ def test_general_rows_are_counted_and_that_they_are_missing_is_said(
 
 
 def test_grpo_is_planned_in_passes_and_its_adapter_in_16_bits() -> None:
-    """128 episodes of 13 turns in groups of 4, of which 1 - .3^4 - .7^4 are neither all won nor all lost; steps of 128
-    turns.
-    """
+    """128 episodes of 13 turns in groups of 4, of which 1 - .3^4 - .7^4 are mixed; steps of 128 turns."""
     stage = ["method=grpo", "grpo.batch=128", "grpo.epochs=1"]
     run = presets.load("tau_retail+grpo+qwen7b", stage)
     last = [work for work in workload(run, assumed(run, ["turns=13", "win=0.3"])) if work.stage == "grpo"][-1]
@@ -171,15 +169,8 @@ def test_tokens_of_a_critic_s_steps_are_those_of_trees_over_such_episodes(draw: 
     sets = [f"critic.draw={draw}", f"critic.pass_tokens={pass_tokens}", "critic.general_rows=0", "iterations=1"]
     run = presets.load("tau_retail+qwen7b", [*sets, "targets.transitions=1920", "collect.first_episodes=320"])
     told = {
-        "turns": 6,
-        "system": 300,
-        "first": 10,
-        "action": 12,
-        "observation": 20,
-        "act": 5,
-        "template": 30,
-        "future": 9,
-    }
+        "turns": 6, "system": 300, "first": 10, "action": 12, "observation": 20, "act": 5, "template": 30, "future": 9,
+    }  # fmt: skip
     size = assumed(run, [f"{name}={value}" for name, value in told.items()])
     (planned,) = (work for work in workload(run, size) if work.stage == "critic")
 
@@ -224,9 +215,8 @@ def test_chains_of_real_steps_are_merged_step_by_step() -> None:
     # 320 transitions, half of them terminal, a quarter each of the first and the second turn: a' and f' of half, 2
     # replies of each at depth 1.
     assert by_steps[1].prompts[0].n == pytest.approx(2 * 160 + 2 * 320)
-    assert by_steps[3].prompts[0].n == pytest.approx(
-        2 * (160 + 80 * 2 + 80 * 3)
-    )  # to the end of the visit: nothing is bootstrapped
+    # to the end of the visit: nothing is bootstrapped
+    assert by_steps[3].prompts[0].n == pytest.approx(2 * (160 + 80 * 2 + 80 * 3))
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

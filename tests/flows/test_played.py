@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_turnwise import TURNWISE, shell
-from fakes import Stages, fake_stages
 
 from flows import played, presets
 from flows.pipeline import Call
 from flows.registry import load_stage
 from stages.frame.types import UsageError
 from turnwise import cli
-
-
-@pytest.fixture
-def stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
-    with fake_stages(monkeypatch) as found:
-        yield found
 
 
 def turnwise(project: Path, *argv: str) -> tuple[int, str, str]:

@@ -97,9 +97,8 @@ def test_the_paper_s_presets_take_its_gradient_steps_with_its_settings(name: str
     for yes in (0.0, 0.5, 0.8, 1.0):
         assert sum(work.steps for work in workload(run, assumed(run, [f"yes={yes}"]))) == 30_720
     for stage in (run.critic, run.distill):
-        assert (
-            stage.general_rows > 0 and stage.general_path == "data/general.jsonl"
-        )  # the embedded model's rows are no general ones
+        # the embedded model's rows are no general ones
+        assert stage.general_rows > 0 and stage.general_path == "data/general.jsonl"
     assert (run.refine.futures, run.refine.refinements, run.targets.steps, run.refine.gate, run.distill.kl_coef) == (
         1,
         1,

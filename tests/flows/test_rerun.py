@@ -26,9 +26,7 @@ pytestmark = pytest.mark.slow
 
 @dataclass(frozen=True)
 class Stored:
-    """Everything in a folder: rows of each table over all runs, bytes of each artifact, status, tags and metrics of
-    each run.
-    """
+    """Everything in a folder: rows of each table, bytes of each artifact, status, tags and metrics of each run."""
 
     n_rows: dict[str, int]
     files: dict[Path, bytes]

@@ -37,9 +37,7 @@ def no_other_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def answers(home: Path | None = None, port: int = 0) -> Iterator[str]:
-    """The API address of something that answers as a healthy Prefect server does, of the project folder `home` where
-    one is given.
-    """
+    """The API address of something that answers as a healthy Prefect server, of the project folder `home`."""
 
     class Healthy(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -219,16 +217,9 @@ def test_runs_are_shown_by_a_server_that_ends_with_them_however_they_end(prefect
     found = json.loads((home / "found.json").read_text())
     assert found["flows"] == [["done seed 0", "Completed"], ["interrupt seed 0", "Crashed"], ["kill seed 0", "Crashed"]]
     stages = [
-        "collect 0",
-        "critic 0",
-        "distill 0",
-        "evaluate 0",
-        "evaluate base",
-        "evaluate final",
-        "evaluate start",
-        "refine 0",
-        "targets 0",
-    ]
+        "collect 0", "critic 0", "distill 0", "evaluate 0", "evaluate base", "evaluate final", "evaluate start",
+        "refine 0", "targets 0",
+    ]  # fmt: skip
     before = {"collect 0", "evaluate base", "evaluate start", "targets 0"}  # what the interrupted run had done
     assert [(name, state) for name, state, flow in found["tasks"] if flow == "done seed 0"] == [
         (name, "Cached" if name in before else "Completed") for name in stages

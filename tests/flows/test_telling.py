@@ -7,13 +7,13 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
 import pytest
-from fakes import Stages, fake_stages
+from fakes import Stages
 
 from flows import book, presets, registry, telling
 from flows.datasets import scenario_sets
@@ -25,12 +25,6 @@ from stages.store.workspace import Workspace
 from turnwise import cli
 
 LINK = re.compile(r"\]\(#/experiments/(\d+)/runs/(\w{32})\)")
-
-
-@pytest.fixture
-def stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
-    with fake_stages(monkeypatch) as found:
-        yield found
 
 
 @pytest.fixture
@@ -160,10 +154,7 @@ def test_the_win_rate_is_drawn_before_every_other_group(workspace: Workspace, st
     groups = {key.rpartition("/")[0] for key in metrics} | set(registry.STAGES) | {"audit"}
     assert min(groups) == book.CURVE
     assert "" not in groups  # MLflow draws these last
-    assert {key for key in metrics if key.startswith(f"{book.CURVE}/")} == {
-        "agent/win_rate",
-        "agent/win_rate_on_test",
-    }
+    assert {key for key in metrics if key.startswith(f"{book.CURVE}/")} == {"agent/win_rate", "agent/win_rate_on_test"}
     points = workspace.tracking._client.get_metric_history(
         workspace.tracking.runs("pipeline", 1)[0].run_id, "agent/win_rate_on_test"
     )
@@ -370,7 +361,4 @@ def test_a_duration_is_told_in_a_readers_unit(seconds: float | None, told: str) 
 
 def test_differences_name_keys_of_either_side() -> None:
     old: Mapping[str, Any] = {"a": {"b": 1, "c": {}}, "d": 2}
-    assert differences(old, {"a": {"b": 3, "c": {"x": 1}}, "d": 2}) == {
-        "a.b": (1, 3),
-        "a.c.x": (None, 1),
-    }
+    assert differences(old, {"a": {"b": 3, "c": {"x": 1}}, "d": 2}) == {"a.b": (1, 3), "a.c.x": (None, 1)}

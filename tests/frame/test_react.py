@@ -100,25 +100,13 @@ def test_what_is_wrong_with_the_tags_is_told(text: str, said: str) -> None:
 
 
 PIECES = [
-    "<think>",
-    "</think>",
-    "<action>",
-    "</action>",
-    "<Action>",
-    "</THINK>",
-    "go",
-    " Action: ",
-    "Thought: ",
-    "\n",
-    "<",
+    "<think>", "</think>", "<action>", "</action>", "<Action>", "</THINK>", "go", " Action: ", "Thought: ", "\n", "<",
     "x y",
-]
+]  # fmt: skip
 
 
 def by_walking(text: str) -> tuple[str, str] | None:
-    """The slow twin of the tags, character by character: (thought, action) of the last closed action outside of
-    thinking, None without one.
-    """
+    """The slow twin of the tags, by character: (thought, action) of the last closed action outside of thinking."""
     lower, at, start, inside, thought, outside = text.lower(), 0, 0, False, "", ""
     found: tuple[str, str] | None = None
     if "</think>" in lower and "<think>" not in lower[: lower.index("</think>")]:
@@ -188,9 +176,7 @@ def test_without_an_opening_tag_nothing_changes(text: str) -> None:
 
 @pytest.mark.parametrize("tag", ["<think>", "<action>", "</think>", "<think></think>", "Action: "])
 def test_a_reply_of_tags_alone_is_read_in_no_time(tag: str) -> None:
-    """A policy in trouble repeats a token up to its limit. Linear, 20,000 of them take some 10 ms; a pattern that looks
-    for each one's end, minutes.
-    """
+    """A policy in trouble repeats a token. Linear, 20,000 take 10 ms; a pattern that looks ahead takes minutes."""
     began = time.perf_counter()
     with pytest.raises(Malformed):
         parse_react(tag * 20_000)

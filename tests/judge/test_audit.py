@@ -57,9 +57,7 @@ def test_a_contrary_critic_is_the_perfect_one_upside_down(base: Path, tmp_path: 
 
 
 def test_the_audit_by_turn_finds_the_step_at_fault(base: Path, tmp_path: Path) -> None:
-    """A critic that is right but for the second step, where it blames everything; the policy is right there half of the
-    time.
-    """
+    """A critic that blames everything at the second step, where the policy is right half of the time."""
 
     class Unjust(Play):
         def future(self, prompt: str) -> str:
@@ -72,9 +70,8 @@ def test_the_audit_by_turn_finds_the_step_at_fault(base: Path, tmp_path: Path) -
     own = [row for row in rows["judgements"] if row["info"]["own"]]
     for k in range(3):
         here = [row["info"]["return"] for row in own if row["turn"] == k]
-        assert metrics[f"audit/turn{k}/own_right"] == pytest.approx(
-            sum(here) / len(here)
-        )  # an episode is right in all steps or in none
+        # an episode is right in all steps or in none
+        assert metrics[f"audit/turn{k}/own_right"] == pytest.approx(sum(here) / len(here))
     assert "audit/turn3/own_right" not in metrics
 
 
@@ -90,9 +87,7 @@ def test_what_the_critic_says_unreadably_is_counted_and_not_scored(base: Path, t
 
 
 def test_actions_that_the_desk_would_not_understand_are_not_judged_but_counted(base: Path, tmp_path: Path) -> None:
-    """The base answers every step with an action of the last one: two words, but out of order, so mostly no action of
-    the step.
-    """
+    """The base answers every step with an action of the last one, so mostly with no action of the step."""
 
     class Hasty(Play):
         def __call__(self, prompt: str, request: Request) -> str:

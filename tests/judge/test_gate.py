@@ -29,9 +29,7 @@ def test_gate_evaluate_keeps_what_the_critic_then_says_yes_to(base: Path, tmp_pa
 
 
 def test_refused_rows_are_not_capped_away(base: Path, tmp_path: Path) -> None:
-    """A critic that says No to everything, before and after: without these rows nothing would hold the policy where it
-    is.
-    """
+    """A critic that says No to everything: without these rows nothing would hold the policy where it is."""
     rows, _, metrics = run(bench_of(base, tmp_path, Seeing(better="wrong")), gate="evaluate", yes_frac_max=0.0)
     assert len(rows) == metrics["refine/refused"] == 20
 
@@ -87,9 +85,7 @@ def test_gates_leave_kept_actions_alone(base: Path, tmp_path: Path) -> None:
 
 
 class Rolling(Seeing):
-    """Fresh and refined actions as asked, everything after them by a policy that is right: only the action decides the
-    return.
-    """
+    """Fresh and refined actions as asked, then a policy that is right: only the action decides the return."""
 
     def __call__(self, prompt: str, request: Request) -> str:
         if models.role_of(prompt) == "policy" and self.rolling:

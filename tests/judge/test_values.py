@@ -46,9 +46,7 @@ def mostly_right(prompt: str, request: Request) -> str:
 
 
 def train(base: Path, folder: Path, **config: Any) -> models.Bench:
-    """A bench with a run of self_ac whose adapter and head do something, and a policy that wins about half of its
-    visits.
-    """
+    """A bench with a run of self_ac whose adapter and head do something, and a policy that wins half of its visits."""
     bench = models.Bench(base, folder, engine=models.Recorder(mostly_right))
     played = [make(bench, f"Ana{i}", n, float(i % 2)) for i, n in enumerate((3, 1, 2, 3))]
     bench.memory.keep("collect0", Outputs({}, episode_rows(played, 0)))
@@ -210,9 +208,8 @@ def test_the_first_of_n_episodes_is_the_only_one_of_one(bench: models.Bench) -> 
     values = {(row["episode_id"], row["turn"]): row["value"] for row in table}
     groups = [[rows_of_three["episodes"][i + 12 * n] for n in range(3)] for i in range(12)]
     assert all(len({e["scenario_id"] for e in group}) == 1 for group in groups)
-    chosen = [
-        max(group, key=lambda e: values[e["episode_id"], e["n_turns"] - 1]) for group in groups
-    ]  # max takes the first of equals
+    # max takes the first of equals
+    chosen = [max(group, key=lambda e: values[e["episode_id"], e["n_turns"] - 1]) for group in groups]
     assert three["best_of/scenarios"] == 12
     assert three["best_of/value_win_rate"] == pytest.approx(sum(e["total_reward"] >= 1 for e in chosen) / 12)
     assert three["best_of/random_win_rate"] == pytest.approx(

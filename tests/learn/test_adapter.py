@@ -85,9 +85,7 @@ def test_state_goes_out_and_back_and_is_a_copy() -> None:
 
 
 def test_ema_of_saved_adapters_equals_the_formula_by_hand(base: Path, tmp_path: Path) -> None:
-    """Target and source come from files, the average goes through the model to a file; the formula reads the files
-    alone.
-    """
+    """Target and source come from files; the average goes through the model to a file, the formula does not."""
     context = models.Bench(base, tmp_path).context(Config(), {})
     for seed, name in enumerate(("target", "source")):
         save_adapter(models.shake(trainable(context, None), seed), tmp_path / name, context.engine.model_hash)

@@ -34,9 +34,7 @@ def letters(ids: Any) -> str:
 
 
 def played(rng: random.Random) -> tuple[list[dict[str, Any]], list[int]]:
-    """An episode of 1 to 5 turns, each of whose next states is changed at a random place, or cut, in one of three
-    cases.
-    """
+    """An episode of 1 to 5 turns, whose next states are changed at random places, or cut, in one of three cases."""
     turns, state = [], [rng.randrange(9) for _ in range(rng.randint(1, 4))]
     for k in range(rng.randint(1, 5)):
         action = [rng.randrange(9) for _ in range(rng.randint(1, 4))]
@@ -59,10 +57,8 @@ def test_positions_are_those_of_a_walk_and_rows_are_cut_where_a_turn_is_not_carr
         found = certificates(turns, final, letters)
         assert [(row["episode_id"], row["turn"]) for row in found] == [("e", k) for k in range(len(turns))]
         for k, row in enumerate(found):
-            mine, after = (
-                turns[k]["prompt_ids"] + turns[k]["action_ids"],
-                final if k == len(turns) - 1 else turns[k + 1]["prompt_ids"],
-            )
+            mine = turns[k]["prompt_ids"] + turns[k]["action_ids"]
+            after = final if k == len(turns) - 1 else turns[k + 1]["prompt_ids"]
             wrong = [t for t, token in enumerate(mine) if t >= len(after) or after[t] != token]
             assert (row["extended"], row["position"]) == (not wrong, wrong[0] if wrong else None)
             assert (row["produced"] is None, row["rendered"] is None) == (not wrong, not wrong)
@@ -116,11 +112,9 @@ def test_a_reply_that_is_written_in_other_tokens_breaks_where_a_real_tokenizer_w
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
-    prompt, reply, rest = (
-        "<|user|>\nUse 4 6 1 1.\n<|assistant|>\n",
-        "6 * 4 = 24 (left: 24 1 1)",
-        "\n<|user|>\nGo on.\n<|assistant|>\n",
-    )
+    prompt = "<|user|>\nUse 4 6 1 1.\n<|assistant|>\n"
+    reply = "6 * 4 = 24 (left: 24 1 1)"
+    rest = "\n<|user|>\nGo on.\n<|assistant|>\n"
     spelled = [i for character in reply for i in encode(character)]
     assert tokenizer.decode(spelled) == reply
     (row,) = certificates([turn(0, encode(prompt), spelled)], encode(prompt + reply + rest), tokenizer.decode)

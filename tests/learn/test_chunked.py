@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from stages.learn import losses
-from stages.learn.batches import pad_rows
-from stages.learn.losses import chunked_kl, chunked_log_probs, completion_log_probs
+from stages.learn.losses import chunked_kl, chunked_log_probs, completion_log_probs, pad_rows
 
 K, D, V = 23, 8, 50
 CHUNKS = [1, 7, K, K + 1, 1000]
@@ -82,9 +81,7 @@ def test_no_more_than_a_chunk_goes_through_the_head_at_once_and_the_direct_way_g
 
 
 def test_between_the_passes_no_logits_are_held() -> None:
-    """Floats that autograd keeps for the backward pass: (K, V) and more directly, none of a vocabulary's width by
-    chunks.
-    """
+    """Floats that autograd keeps: (K, V) and more directly, none of a vocabulary's width by chunks."""
     states, head, ids = make()
     kept: list[tuple[int, ...]] = []
 

@@ -109,7 +109,7 @@ WRONG: dict[str, tuple[Change, str]] = {
         r"episode a, turn 0, token 2 \(id 12\): wanted the token of an action counted once, found it 2 times",
     ),
     "a token of a critic prompt": (
-        lambda r: replace(only(r, [0, 1, 2, 3, 4, 5, 6, 7, 7]), target_positions=torch.cat([r.target_positions, r.cp_end[:1]])),
+        lambda r: replace(only(r, [0, 1, 2, 3, 4, 5, 6, 7, 7]), target_positions=torch.cat([r.target_positions, r.value_positions[0, :1]])),
         r"episode a, outside of its turns, token 4 \(id 92\): wanted no credit outside of an action, found that of episode b, turn 1",
     ),
     "a place that the row does not have": (lambda r: replace(r, target_positions=r.target_positions + 99), "two places in a row of 37 tokens"),
@@ -119,11 +119,11 @@ WRONG: dict[str, tuple[Change, str]] = {
         r"episode a, turn 0, token 2 \(id 12\): wanted it predicted by the visible token before it, found entry 2",
     ),
     "predicted by the end of the critic prompt": (
-        lambda r: replace(r, source_positions=put(r.source_positions, (2, int(r.cp_end[1])))),
+        lambda r: replace(r, source_positions=put(r.source_positions, (2, int(r.value_positions[0, 1])))),
         r"episode a, turn 1, token 5 \(id 15\): wanted it predicted by the visible token before it, found entry 21",
     ),
     "predicted by a token of the critic prompt that has the right position": (
-        lambda r: replace(r, source_positions=put(r.source_positions, (1, int(r.cp_start[0])))),
+        lambda r: replace(r, source_positions=put(r.source_positions, (1, int(r.value_positions[0, 0]) - len(CRITIC) + 1))),
         r"episode a, turn 0, token 3 \(id 13\): wanted it predicted by the visible token before it, found entry 16",
     ),
     "predicted by the other episode": (

@@ -167,15 +167,13 @@ def test_an_action_token_comes_from_the_visible_token_before_it_and_belongs_to_i
             start, end = e.action_start[k], e.action_end[k]
             for t, log_prob in zip(range(start, end + 1), e.old_log_probs[k], strict=True):
                 wanted.append((z, log_prob))
-                target, source = (
-                    int(packed.target_positions[len(wanted) - 1]),
-                    int(packed.source_positions[len(wanted) - 1]),
-                )
+                target = int(packed.target_positions[len(wanted) - 1])
+                source = int(packed.source_positions[len(wanted) - 1])
                 assert tokens[target] == (b, 0, t, e.ids[t])
                 assert tokens[source] == (b, 0, t - 1, e.ids[t - 1])  # for t = start: before cp_k, and not cp_k's last
-            assert [tokens[int(x[z])][::2] for x in (packed.a_start, packed.a_end)] == [(b, start), (b, end)]
-            assert tokens[int(packed.cp_start[z])] == (b, k + 1, start, CRITIC[0])
-            assert tokens[int(packed.cp_end[z])] == (b, k + 1, start + len(CRITIC) - 1, CRITIC[-1])
+            last = int(packed.value_positions[b, k])
+            assert tokens[last - len(CRITIC) + 1] == (b, k + 1, start, CRITIC[0])
+            assert tokens[last] == (b, k + 1, start + len(CRITIC) - 1, CRITIC[-1])
             z += 1
     assert packed.turn_of_token.tolist() == [turn for turn, _ in wanted]
     assert packed.old_log_probs.tolist() == pytest.approx([p for _, p in wanted])

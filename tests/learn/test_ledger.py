@@ -60,14 +60,9 @@ def slow(given: dict[str, Any], ratio: Ratio) -> list[dict[str, Any]]:
         first = e.key[1] if len(e.key) > 1 else 0
         name = str(e.key[0])
         nothing = {
-            "reward": None,
-            "value": None,
-            "target_1": None,
-            "target_2": None,
-            "target_3": None,
-            "advantage": None,
+            "reward": None, "value": None, "target_1": None, "target_2": None, "target_3": None, "advantage": None,
             "ratio": None,
-        }
+        }  # fmt: skip
         nothing |= {"old_log_prob": None, "log_prob": None}
         outside = {**nothing, "turn": -1, "in_action": False, "clipped": False, "loss_share": 0.0}
         entries = [

@@ -18,18 +18,13 @@ import torch
 from torch import Tensor
 
 from stages.learn.adapter import new_adapter
-from stages.learn.batches import pad_rows
-from stages.learn.losses import completion_log_probs, completion_nll, group_advantages
+from stages.learn.losses import completion_log_probs, completion_nll, group_advantages, pad_rows
 from stages.train.passes import Pass, pass_kl, step_passes
 from stages.train.rows import TrainRow
 
 PROMPTS = [[5, 9, 3], [7], [11, 12, 13, 14, 2, 6], [4, 4]]
-COMPLETIONS = [
-    [8, 1],
-    [21, 22, 23, 24, 1],
-    [30],
-    [0, 39, 0],
-]  # a 0, which is also the padding id, is a token like any other
+# a 0, which is also the padding id, is a token like any other
+COMPLETIONS = [[8, 1], [21, 22, 23, 24, 1], [30], [0, 39, 0]]
 MAKERS = [models.tiny_llama, models.tiny_qwen2]
 
 

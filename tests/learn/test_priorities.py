@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 
 from stages.learn import priorities as rules
-from stages.learn.priorities import (
-    by_clocks,
-    few_of_many,
-    importance_weights,
-    priorities,
-    sample_without_replacement,
-)
+from stages.learn.priorities import by_clocks, few_of_many, importance_weights, priorities, sample_without_replacement
 
 Draw = Callable[[np.random.Generator, np.ndarray, int], np.ndarray]
 

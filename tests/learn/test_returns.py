@@ -92,9 +92,7 @@ def test_td_mean_targets_equal_the_mean_of_the_walks() -> None:
 
 
 def test_targets_of_a_table_made_by_hand() -> None:
-    """Two turns, gamma 1/2, V = 10, 20, 40, rewards 1, 2, and 4 at the end; truncated: 0 there, and V_2 = 40 stands for
-    it.
-    """
+    """Two turns, gamma 1/2, V = 10, 20, 40, rewards 1, 2, 4; truncated: 0 at the end, and V_2 stands for it."""
     rewards, values = torch.tensor([[1.0, 2, 4], [1, 2, 0]]), torch.tensor([[10.0, 20, 40], [10, 20, 40]])
     rows = (rewards, values, torch.tensor([2, 2]), torch.tensor([False, True]))
     assert td_targets(*rows, n=1, gamma=0.5).tolist() == [[11, 22, 4], [11, 22, 0]]
@@ -135,9 +133,7 @@ def test_masks_are_the_states_with_a_target_and_the_turns() -> None:
 
 @pytest.mark.parametrize("lam", [0.0, 0.5, 0.95, 1.0])
 def test_gae_equals_the_mean_of_targets_that_its_paper_writes(lam: float) -> None:
-    """(1 - lam) sum_n lam^(n-1) target_n(k) - V_k, eq. 16 of arXiv 1506.02438, the rest of the weights going to the
-    return.
-    """
+    """(1 - lam) sum_n lam^(n-1) target_n(k) - V_k, arXiv 1506.02438 eq. 16; the return has the rest of the weights."""
     tables, weights = [slow_table(ROWS, n) for n in range(1, 12)], [*((1 - lam) * lam**n for n in range(10)), lam**10]
     values = V.tolist()
     expected = [
@@ -249,9 +245,7 @@ def test_group_advantages_are_one_number_for_all_turns_of_an_episode() -> None:
 
 
 def test_in_an_episode_of_one_turn_all_say_what_it_earned_once_the_end_is_known() -> None:
-    """r_0 + gamma r_1 - V_0. Else V_1 stands for r_1 wherever a target looks one turn ahead: all of td1, a fifth of
-    td_mean, 1 - lam of gae.
-    """
+    """r_0 + gamma r_1 - V_0. Else V_1 is r_1 one turn ahead: all of td1, a fifth of td_mean, 1 - lam of gae."""
     rewards, values = torch.tensor([[0.5, 1.0]]).double(), torch.tensor([[0.2, 0.4]]).double()
     rows = (rewards, values, torch.tensor([1]), torch.tensor([False]))
     earned, guessed = 0.5 + GAMMA * 1.0 - 0.2, 0.5 + GAMMA * 0.4 - 0.2

@@ -98,9 +98,7 @@ def test_calibration_table_by_hand() -> None:
 
 
 def test_planted_leak_is_found_and_its_share_counted() -> None:
-    """One of two rows says words that only its privileged prompt holds: 0.5 of the rows, 2 of its 5 content words.
-    Corrected: 0.
-    """
+    """One of two rows says 2 privileged words of its 5: 0.5 of the rows. Corrected: 0."""
     known = ["The customer wants a refund for order 17.", "The customer asks for a mug."]
     privileged = ["Observation: the item was damaged. reward 1", "Observation: refused, reward 0"]
     leaking = ["Future: the item was damaged, refund order.", "Future: the customer gets the mug."]
@@ -122,9 +120,7 @@ def test_an_answer_of_one_word_and_a_number_can_leak() -> None:
 
 
 def test_a_planted_share_of_rows_is_measured_exactly() -> None:
-    """Secrets unknown to the student, planted in 30 of 200 rows: 0.15 with them, 0 against privileged texts of other
-    rows.
-    """
+    """Secrets planted in 30 of 200 rows: 0.15 with them, 0 against privileged texts of other rows."""
     secrets = [f"object{i}" for i in range(200)]
     targets = [f"the thing is {secrets[i]}" if i < 30 else "the thing is unknown" for i in range(200)]
     known = ["what is the thing"] * 200
@@ -149,9 +145,7 @@ def test_rows_without_words_and_without_rows() -> None:
 
 
 def clustered(rng: np.random.Generator, n_clusters: int = 32, n_rows: int = 3) -> tuple[np.ndarray, np.ndarray]:
-    """Turns of episodes: an episode has a rate of its own, 0.05 or 0.95, so its turns are mostly alike; the share is
-    .5.
-    """
+    """Turns of episodes: an episode's own rate is 0.05 or 0.95, so its turns are mostly alike; the share is .5."""
     rates = np.repeat(rng.choice([0.05, 0.95], n_clusters), n_rows)
     return (rng.random(rates.size) < rates).astype(float), np.repeat(np.arange(n_clusters), n_rows)
 
@@ -183,9 +177,8 @@ def test_share_interval_equals_a_loop_and_its_edges() -> None:
     alone = [i % 3 == 0 for i in range(30)]
     assert share_interval(alone, range(30)) == pytest.approx(wilson(10 * 29 / 30, 29))
     assert share_interval([1, 1, 1, 1], ["a", "a", "b", "b"]) == wilson(2, 2)
-    assert share_interval([1, 0, 1, 0], ["a", "a", "b", "b"]) == wilson(
-        2, 4
-    )  # each cluster tells the same: as good as its rows
+    # each cluster tells the same: as good as its rows
+    assert share_interval([1, 0, 1, 0], ["a", "a", "b", "b"]) == wilson(2, 4)
     assert share_interval([1, 0], ["a", "a"]) == wilson(0.5, 1)
     assert share_interval([], []) == (0.0, 1.0)
     with pytest.raises(ValueError, match="one cluster a row"):

@@ -29,9 +29,7 @@ def some(rng: random.Random, n: int) -> Ids:
 def episodes(
     n_turns: Sequence[int], seed: int = 0, *, system: int = 9, reply: int = 3, branch: tuple[int, ...] = (5, 2)
 ) -> list[Ids]:
-    """Rows as a step has them: of episodes with one system message, each turn's action, and after each state of it
-    branches of these lengths.
-    """
+    """Rows as a step has them: episodes with one system message, actions, and branches of these lengths."""
     rng = random.Random(seed)
     head, rows = some(rng, system), []
     for n in n_turns:

@@ -15,6 +15,7 @@ from torch import Tensor
 from stages.frame.types import UsageError
 from stages.learn import tree_layout
 from stages.learn.episode_row import EpisodeIds, pack
+from stages.learn.returns import turn_mask
 from stages.learn.tree_attention import NAME, body_pass, check_masks, tree_attention
 from stages.learn.tree_layout import layout_of
 from stages.learn.value_head import episode_pass
@@ -70,9 +71,9 @@ def test_the_first_action_token_is_predicted_from_before_the_critic_prompt_and_n
     model, episodes = with_adapter(), [make_episode(5, 0), make_episode(2, 1)]
     head, packed = make_head(model), pack(episodes, CRITIC, max_positions=None)
     wanted = shadows.separate(model, head, episodes, CRITIC).actions
-    first = torch.isin(packed.target_positions, packed.a_start)
+    first = torch.diff(packed.turn_of_token, prepend=torch.tensor([-1])) != 0
     trapped = packed.source_positions.clone()
-    trapped[first] = packed.cp_end
+    trapped[first] = packed.value_positions[turn_mask(packed.n_turns, packed.value_positions.shape[1])]
     actions, _ = episode_pass(model, head, packed)
     wrong, _ = episode_pass(model, head, replace(packed, source_positions=trapped))
     assert_close(actions, wanted)

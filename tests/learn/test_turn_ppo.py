@@ -145,14 +145,10 @@ def test_parts_divided_by_the_step_s_normaliser_add_up_to_the_whole_step(ratio: 
 def test_a_ratio_beyond_fp32_makes_no_nan_where_the_advantage_is_not_negative(
     ratio: Ratio, advantage: float, log_ratio: float, expected: float
 ) -> None:
-    """exp(89) is infinite: the clipped term is the smaller one, its gradient 0, and the other turn's is untouched. So
-    with a ratio of 0.
-    """
-    new, turns, advantages = (
-        torch.tensor([log_ratio - 1, -1.0], requires_grad=True),
-        torch.arange(2),
-        torch.tensor([advantage, 0.5]),
-    )
+    """exp(89) is infinite: the clipped term is smaller, its gradient 0, the other turn's untouched. So at 0."""
+    new = torch.tensor([log_ratio - 1, -1.0], requires_grad=True)
+    turns = torch.arange(2)
+    advantages = torch.tensor([advantage, 0.5])
     loss, metrics = turn_ppo_clip(new, -torch.ones(2), turns, advantages, clip=0.2, ratio=ratio, normaliser=1.0)
     assert float(loss.detach()) == pytest.approx(-expected * advantage - 0.5)
     assert torch.autograd.grad(loss, new)[0].tolist() == pytest.approx([0.0, -0.5])

@@ -135,16 +135,10 @@ GARBAGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda body: good(body, logprobs={"token_logprobs": [-1, 10**400, -1]}),
         "a log-prob is 10000000000000000000, above 0",
     ),
-    "minus infinity in other words": (
-        lambda body: json.dumps(good(body)).replace("-0.25", "-1e400"),
-        "not finite",
-    ),
+    "minus infinity in other words": (lambda body: json.dumps(good(body)).replace("-0.25", "-1e400"), "not finite"),
     "deep": (lambda body: "[" * 100_000 + "]" * 100_000, "no JSON"),
     "a number of 10,000 digits": (lambda body: '{"choices": ' + "1" * 10_000 + "}", "no JSON"),
-    "a long reason with colours": (
-        lambda body: good(body, finish_reason="\x1b[31m" + "x" * 10**6),
-        "finish reason '",
-    ),
+    "a long reason with colours": (lambda body: good(body, finish_reason="\x1b[31m" + "x" * 10**6), "finish reason '"),
     "aborted": (lambda body: good(body, finish_reason="abort"), "finish reason 'abort'"),
     "another prompt": (lambda body: good(body, prompt_token_ids=[1, *body["prompt"]]), "not the one that was sent"),
 }

@@ -122,9 +122,7 @@ def test_max_tokens_is_each_request_s_own(subject: Subject) -> None:
 
 
 def test_the_seed_decides_and_neither_order_nor_size_of_the_batch(subject: Subject) -> None:
-    """Up to rounding: a draw on the edge between two tokens, or a tie of greedy ones, may fall the other way; none of
-    these does.
-    """
+    """Up to rounding: a draw on an edge, or a greedy tie, may fall the other way; none of these does."""
     asked = requests(subject)
     found = subject.engine.generate(asked)
     assert same(subject.engine.generate(asked), found)
@@ -210,9 +208,7 @@ def test_a_name_that_is_loaded_from_another_folder_is_the_new_adapter(model: Sub
 
 
 def test_more_adapters_than_are_kept_can_be_loaded_one_after_the_other(model: Subject, adapters: list[Path]) -> None:
-    """Beside them in a batch the base stays the base, however many are loaded; what a stage asks for again outlives
-    what was loaded since.
-    """
+    """Beside any of them the base stays the base; what is asked for again outlives what was loaded since."""
     for i, path in enumerate(adapters):
         model.engine.load_adapter(f"many{i}", path)
         model.engine.load_adapter("many0", adapters[0])
@@ -335,9 +331,8 @@ def test_ctrl_c_stops_at_once_and_leaves_the_engine_usable(
         Request((*model.chat(500 + i), *model.chat(700 + i)), 20, 2.0, i, "kept" if i % 2 else None)
         for i in range(1000)
     ]
-    before_signal = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # ignored where the tests themselves run in the background
+    # ignored where the tests themselves run in the background
+    before_signal = signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
     # To the main thread, as a terminal's does: given to any other one, it would not wake this one up.
     pressed = threading.Timer(delay_s, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai_stub import Answer, Stub, engine, good, request, stub_engine
+from openai_stub import Answer, Stub, adapter_folder, engine, good, request, stub_engine
 
 from stages.frame.types import Completion, EngineUnavailable, Request, UsageError
 from stages.llm.openai import OpenAIEngine, chat
@@ -97,13 +97,6 @@ def test_how_long_an_endpoint_is_waited_for_is_config(stub: Stub) -> None:
 def test_url_without_a_path_means_v1(stub: Stub) -> None:
     stub_engine(stub.url.removesuffix("/v1")).generate([request()])
     assert stub.asked[0][0] == "/v1/completions"
-
-
-def adapter_folder(path: Path) -> Path:
-    path.mkdir()
-    (path / "adapter_config.json").write_text("{}")
-    (path / "adapter_model.safetensors").write_bytes(b"")
-    return path
 
 
 def test_adapter_is_loaded_once_and_is_the_model_s_name(stub: Stub, tmp_path: Path) -> None:

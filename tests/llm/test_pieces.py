@@ -31,9 +31,8 @@ def test_the_longest_piece_of_at_least_four_words_that_is_not_known(text: str, p
 
 def test_a_piece_that_is_known_as_a_whole_is_none_and_one_longer_is() -> None:
     assert leaked_piece(SECRET, [SECRET], SECRET, words=1) == ""
-    assert (
-        leaked_piece("on Monday so it cannot", [SECRET], KNOWN, words=4) == "monday so it cannot"
-    )  # "on Monday, so it" is known
+    # "on Monday, so it" is known
+    assert leaked_piece("on Monday so it cannot", [SECRET], KNOWN, words=4) == "monday so it cannot"
     with pytest.raises(ValueError, match="words must be"):
         leaked_piece("x", ["x"], "", words=0)
 

@@ -162,9 +162,8 @@ def test_one_s_own_prompts_are_a_path_from_the_project_folder_and_in_the_fingerp
     before = made()
     (folder / "mine" / "combine.md").write_text("{observation} {reward} {future} {action} {thought}!")
     after = made()
-    assert {stage for stage in before if before[stage] != after[stage]} == {
-        "targets"
-    }  # collect prompts the policy alone
+    # collect prompts the policy alone
+    assert {stage for stage in before if before[stage] != after[stage]} == {"targets"}
     (folder / "mine" / "combine.md").write_text(load_roles("service_desk").templates["combine"])
     assert made() == before
 
@@ -302,10 +301,8 @@ def test_evaluations_that_cannot_be_read(text: str) -> None:
 
 
 def test_check_student_raises_on_a_planted_leak_and_on_nothing_else() -> None:
-    student, known = (
-        "Predict.\nAna wants refund. photo done.\nAction: close phone",
-        "Predict.\nAna wants refund. photo done.\nclose phone",
-    )
+    student = "Predict.\nAna wants refund. photo done.\nAction: close phone"
+    known = "Predict.\nAna wants refund. photo done.\nclose phone"
     check_student(student, known, ["Mia audits: fail.", ""])
     check_student(student, known, ["photo done."])  # the observation stood in the state before
     for leak in ("Mia audits: fail.", "Optimality: No.", "Future: then pass."):

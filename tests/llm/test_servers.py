@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai_stub import Answer, Stub, good, stub_engine
+from openai_stub import Answer, Stub, adapter_folder, good, stub_engine
 
 from flows import presets
 from stages.frame.types import Completion, EngineUnavailable, Request, UsageError
@@ -54,13 +54,6 @@ def fine(path: str, body: dict[str, Any]) -> Answer:
 
 def down(path: str, body: dict[str, Any]) -> Answer:
     return 503, {"error": {"message": "out of order"}}
-
-
-def adapter_folder(path: Path) -> Path:
-    path.mkdir()
-    (path / "adapter_config.json").write_text("{}")
-    (path / "adapter_model.safetensors").write_bytes(b"")
-    return path
 
 
 def test_requests_are_shared_and_the_slower_server_gets_fewer(stubs: list[Stub]) -> None:

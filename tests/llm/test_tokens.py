@@ -46,19 +46,9 @@ KINDS: dict[str, dict[str, Any]] = {
 HOW = ("plain", "lstrip", "rstrip", "single_word", "normalized", "read as text")
 CASES = [(kind, how) for kind in KINDS for how in HOW] + [("Qwen", "plain")]
 PIECES = (
-    *SPECIAL,
-    *TEXT.split(),
-    *" \n<é🙂ﬁ",
-    "|>",
-    "<|",
-    "lamp",
-    "Lamps",
-    "  ",
-    "<unk>",
-    "<|im_end|>",
-    "<|im_start|>",
+    *SPECIAL, *TEXT.split(), *" \n<é🙂ﬁ", "|>", "<|", "lamp", "Lamps", "  ", "<unk>", "<|im_end|>", "<|im_start|>",
     "<think>",
-)
+)  # fmt: skip
 
 
 def of(tokenizer: Any) -> ChatTokenizer:

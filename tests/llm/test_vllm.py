@@ -174,9 +174,8 @@ def test_the_engine_does_not_sleep_in_the_middle_of_a_stream(faked: tuple[VllmEn
 
 @pytest.fixture
 def ctrl_c() -> Iterator[None]:
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # ignored where the tests themselves run in the background
+    # ignored where the tests themselves run in the background
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
@@ -312,9 +311,7 @@ def test_a_greedy_iteration_of_nlac_is_that_of_transformers(
 def test_an_iteration_of_self_ac_starts_from_the_log_probs_of_the_trainer(
     turnwise: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its draws are vLLM's own, so what must agree is what they are divided by: before the first step the ratio of each
-    token is 1.
-    """
+    """Its draws are vLLM's own: what must agree is that each token's ratio is 1 before the first step."""
     small = sets(evaluate_every=1, collect__first_episodes=16, self_ac__epochs=1, evaluate__episodes=8)
     for engine in ("hf", "vllm"):
         _, summary = turnwise(engine, capsys, "desk+self_ac", *small)

@@ -37,16 +37,9 @@ from turnwise.commands.show import transcript
 
 ROLES = Roles("toy", {"policy": ""})
 COT = RolloutSettings(
-    adapter=None,
-    temperature=1.0,
-    max_tokens=400,
-    max_turns=4,
-    malformed_allowance=1,
-    slots=8,
-    attempts=3,
-    seed=5,
+    adapter=None, temperature=1.0, max_tokens=400, max_turns=4, malformed_allowance=1, slots=8, attempts=3, seed=5,
     agent="cot",
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -87,24 +80,9 @@ def test_a_text_is_wanted_for_each_token() -> None:
 
 
 VOCABULARY = [
-    "",
-    "\n",
-    "\n\n",
-    " ",
-    "\t",
-    "\r\n",
-    "a",
-    " b",
-    "c.\n\n",
-    "\n\nd",
-    "e\n",
-    "\nf",
-    "g\n\nh",
-    "i \n j",
-    "\n \n",
-    "k\n\n\n",
-    "\ufffd",
-]
+    "", "\n", "\n\n", " ", "\t", "\r\n", "a", " b", "c.\n\n", "\n\nd", "e\n", "\nf", "g\n\nh", "i \n j", "\n \n",
+    "k\n\n\n", "\ufffd",
+]  # fmt: skip
 
 
 def by_prefixes(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[tuple[int, int]]:
@@ -242,9 +220,7 @@ def test_three_thoughts_become_a_row_of_three_actions_that_touch() -> None:
 
 
 def test_the_last_state_holds_the_verdict_only_where_the_reply_is_rendered_as_it_was_produced() -> None:
-    """A template that drops the white space around a reply renders other ids: then the row ends with what was produced,
-    and nothing else is lost.
-    """
+    """A template that drops white space renders other ids: then the row ends with what was produced."""
     episode, engine = solve()
     whole = row_of(episode, engine.encode(episode.messages))
     assert "Right." in engine.decode(whole.ids)
@@ -292,9 +268,7 @@ def test_thoughts_in_byte_pairs_are_cut_in_no_character_and_the_row_goes_on_to_t
 
 
 def chains(bench: models.Bench) -> list[Episode]:
-    """Four episodes of one problem: two right ones of 3 and 2 thoughts, two wrong ones of 2 and 1. Kept as run
-    collect0.
-    """
+    """Four episodes of one problem: right ones of 3 and 2 thoughts, wrong ones of 2 and 1. Kept as run collect0."""
     replies = iter([CHAIN, "Guess.\n\n\\boxed{8}", "It is\n\n\\boxed{7}", "\\boxed{9}"])
     bench.engine = models.Recorder(lambda prompt, request: next(replies))
     episodes = rollout(bench.engine, envs.make_env("math", {}), [SUM] * 4, ROLES, COT)
@@ -367,8 +341,7 @@ def test_transitions_of_a_chain_are_its_factors(bench: models.Bench) -> None:
 
 def test_nlac_refuses_a_chain_of_thought_before_anything_runs() -> None:
     with pytest.raises(
-        UsageError,
-        match=r"task.agent: method nlac wants react, found 'cot'; set it, or another method",
+        UsageError, match=r"task.agent: method nlac wants react, found 'cot'; set it, or another method"
     ):
         presets.load("tiny", ["task.agent=cot"])
     for method in ("self_ac", "grpo", "rft"):

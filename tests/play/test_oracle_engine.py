@@ -50,10 +50,7 @@ def test_an_oracle_on_the_run_s_engine_answers_as_the_base_and_leaves_no_row(bas
 
 @pytest.mark.parametrize(
     ("oracle_url", "url", "key"),
-    [
-        ("localhost:8001", "http://127.0.0.1:1/v1", "task.oracle_url"),
-        ("", "localhost:8000", "model.url"),
-    ],
+    [("localhost:8001", "http://127.0.0.1:1/v1", "task.oracle_url"), ("", "localhost:8000", "model.url")],
 )
 def test_an_oracle_s_wrong_address_is_told_by_the_key_that_holds_it(oracle_url: str, url: str, key: str) -> None:
     with pytest.raises(UsageError, match=rf"^{re.escape(key)}: wanted a base URL"):

@@ -15,16 +15,7 @@ import pytest
 from rollout_play import MIXED, ROLES, SETTINGS, Toy, scenario, speak, toy, without_time
 
 from stages.frame.sections import RolesConfig, TaskConfig
-from stages.frame.types import (
-    EngineUnavailable,
-    Episode,
-    Message,
-    Outcome,
-    Request,
-    Scenario,
-    Step,
-    TurnwiseError,
-)
+from stages.frame.types import EngineUnavailable, Episode, Message, Outcome, Request, Scenario, Step, TurnwiseError
 from stages.llm.roles import Roles
 from stages.llm.scripted import ScriptedEngine
 from stages.play.rollout import GIVEN_UP, rollout, rollout_settings
@@ -228,9 +219,7 @@ def test_ids_and_log_probs_recorded_are_those_produced() -> None:
 
 
 class Slow(Toy):
-    """Each step and reset waits until three environments wait, or half a minute is over: alone it would never end in
-    time.
-    """
+    """Each step and reset waits until three environments wait, or half a minute is over."""
 
     meeting = threading.Barrier(3)
 
@@ -320,9 +309,7 @@ def test_a_hopeless_episode_is_given_up_from_its_second_reply_on_and_the_others_
 
 
 def test_summary_counts_and_takes_rates_over_what_the_policy_answers_for() -> None:
-    """By hand: a, b, c, d, e, g count (f failed by its environment): wins a, e, g; turns 3 + 1 + 2 + 4 + 1 + 2;
-    malformed 2.
-    """
+    """By hand: a, b, c, d, e, g count (f failed): wins a, e, g; turns 3 + 1 + 2 + 4 + 1 + 2; malformed 2."""
     episodes = rollout(ScriptedEngine(speak), toy(), MIXED, ROLES, SETTINGS)
     found = summary(episodes, "x")
     assert found["x/episodes"] == 7
@@ -340,9 +327,7 @@ def test_summary_counts_and_takes_rates_over_what_the_policy_answers_for() -> No
 
 
 def test_a_chain_of_thought_counts_once_towards_max_turns_and_once_as_a_step() -> None:
-    """Three replies of two factors, then cut; and one reply, then an unreadable one, then a win: 3 + 3 replies, 6 + 5
-    turns.
-    """
+    """Three replies of two factors, then cut; and one, an unreadable one, a win: 3 + 3 replies, 6 + 5 turns."""
     engine = ScriptedEngine(lambda prompt, request: "Hm.\n\nGo on.")
     episodes = rollout(
         engine,

@@ -78,9 +78,7 @@ def test_hopeless_and_too_long_end_the_same_episodes_of_a_stream(workers: int) -
 
 
 def test_an_environment_that_waits_holds_up_no_other_episode() -> None:
-    """The first customer answers once all of the other episode is over; asked in ticks, it would wait half a minute for
-    that.
-    """
+    """The first customer answers once the other episode is over; in ticks it would wait half a minute."""
     over = threading.Event()
 
     class Polite(Toy):

@@ -70,9 +70,7 @@ def test_a_thought_is_opened_by_the_template_only_at_the_end_of_the_prompt() -> 
     ],
 )
 def test_ids_and_log_probs_go_with_the_text(opened: str, text: str, kept: str) -> None:
-    """Where the prompt opened the thought, its end tag stays: prompt and completion are then an empty thought and a
-    reply.
-    """
+    """Where the prompt opened the thought, its end tag stays: prompt and completion have an empty thought."""
     ids = (*text.encode(), END_ID)
     reply = Completion(text, ids, tuple(map(float, range(len(ids)))), "stop")
     found = spoken(reply, opened, ScriptedEngine().decode)
@@ -175,9 +173,7 @@ def rewritten_rows(bench: Bench) -> list[dict[str, Any]]:
 
 
 def test_a_rewritten_action_has_a_new_thought_that_knows_what_the_policy_knows(bench: Bench) -> None:
-    """The row is one reply as the engine produced it; it was asked with the policy's prompt and the reply to arrive at,
-    and nothing of the critic's.
-    """
+    """The row is one reply as produced; asked with the policy's prompt and the reply, and nothing of the critic's."""
     engine = bench.engine
     assert isinstance(engine, Thinker)
     before = len(engine.requests)

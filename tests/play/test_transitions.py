@@ -18,11 +18,9 @@ from stages.play.transitions import Transition, episode_rows, transitions
 from stages.store.replay import Replay
 
 ENGINE = ScriptedEngine()
-CHECK, GIVE, CLOSE = (
-    ("Thought: x Action: check photo", "photo done."),
-    ("Action: give cash", "cash done."),
-    ("Action: close phone", "phone done. fail."),
-)
+CHECK = ("Thought: x Action: check photo", "photo done.")
+GIVE = ("Action: give cash", "cash done.")
+CLOSE = ("Action: close phone", "phone done. fail.")
 EPISODES = [
     models.make_episode(ENGINE, "won", [CHECK, GIVE, CLOSE], Outcome.SCORED, reward=1.0),
     models.make_episode(ENGINE, "cut", [CHECK, GIVE], Outcome.TRUNCATED),

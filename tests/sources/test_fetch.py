@@ -20,14 +20,10 @@ from stages.sources.catalogue import TASKS
 from stages.sources.convert import tau_tasks, tau_tools
 from stages.sources.download import download
 from stages.sources.fetch import MANIFEST, fetch, state, task_data
+from stages.store.workspace import silent
 from turnwise import cli
 
 GITHUB = "https://raw.githubusercontent.com"
-
-
-class NoBar:
-    def advance(self, n: int = 1) -> None:
-        pass
 
 
 def puzzles(n: int = 1362) -> bytes:
@@ -61,7 +57,7 @@ def server() -> Iterator[FileServer]:
 def get(server: FileServer) -> Callable[[str], bytes]:
     def get(url: str) -> bytes:
         assert url.startswith(f"{GITHUB}/")
-        return download(url.replace(GITHUB, server.url), lambda what, total: NoBar(), backoff_s=0.001)
+        return download(url.replace(GITHUB, server.url), silent, backoff_s=0.001)
 
     return get
 
@@ -172,10 +168,7 @@ def test_a_folder_gives_ready_files_or_published_ones_and_no_network_is_asked(tm
     files = fetch(task_data("twenty_questions"), tmp_path / "out", offline, source=mine)["files"]
     assert {
         name: (entry["rows"], entry["check"], "sha256" in entry["sources"][0]) for name, entry in files.items()
-    } == {
-        "things_objects.csv": (1, "read", False),
-        "lmrl_gym_objects.jsonl": (2, "read", True),
-    }
+    } == {"things_objects.csv": (1, "read", False), "lmrl_gym_objects.jsonl": (2, "read", True)}
     options = {
         "objects": str(tmp_path / "out" / "twenty_questions" / "lmrl_gym_objects.jsonl"),
         "test": 1.0,
@@ -279,9 +272,7 @@ def test_the_real_data_is_taken_from_a_folder(tmp_path: Path, name: str, folder:
 def test_pages_and_questions_are_made_of_the_published_passages(
     server: FileServer, get: Callable[[str], bytes], tmp_path: Path
 ) -> None:
-    """The published bytes can be made again from the pages: same checksum. What is made of them are the very pages, and
-    the same 438 questions.
-    """
+    """The published bytes can be made again from the pages: the very pages and 438 questions come of them."""
     pages = [json.loads(line) for line in (DATA / "wiki" / "pages.jsonl").read_text().splitlines()]
     server.files[place("wiki_search", "pages.jsonl")] = json.dumps(
         [{"title": p["title"], "text": p["text"]} for p in pages], indent=4
@@ -352,9 +343,7 @@ def test_a_task_list_in_another_form_is_refused(content: bytes) -> None:
 
 @needs(DATA)
 def test_the_conversions_give_the_real_files_back() -> None:
-    """From what is known of the published form, rebuilt from the files: LMRL-Gym's and MATH's come out with the same
-    bytes, THINGS with the same rows.
-    """
+    """From the known published form, rebuilt: LMRL-Gym's and MATH's have the same bytes, THINGS the same rows."""
     folder = DATA / "twenty_questions"
     made = {file.name: file for task in TASKS.values() for file in task.files}
     words: dict[str, list[str]] = {}

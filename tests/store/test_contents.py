@@ -88,9 +88,8 @@ def test_every_environment_is_hashed_with_the_modules_that_it_imports(monkeypatc
     hashes = {name: code(envs.module_name(name)) for name in envs.environments()}
     assert len(set(hashes.values())) == len(hashes) > 5
     unparse = ast.unparse
-    monkeypatch.setattr(
-        ast, "unparse", lambda tree: unparse(tree).replace("def deal(", "def dealt(")
-    )  # as if splits.py had been edited
+    # as if splits.py had been edited
+    monkeypatch.setattr(ast, "unparse", lambda tree: unparse(tree).replace("def deal(", "def dealt("))
     changed = {name for name in hashes if code(envs.module_name(name)) != hashes[name]}
     code_hash.cache_clear()
     assert {"game24", "math", "twenty_questions", "wiki_search"} <= changed

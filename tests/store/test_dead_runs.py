@@ -48,9 +48,7 @@ linux = pytest.mark.skipif(
 
 @linux
 def test_a_clock_that_is_stepped_kills_no_living_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """psutil derives a start time from the boot time, which the kernel derives from the clock: a step of the clock
-    moves both.
-    """
+    """psutil derives a start from the boot time, and that from the clock: a step of the clock moves both."""
     tags = machine.process_tags()
     booted = psutil._pslinux.boot_time()
     monkeypatch.setattr("psutil._pslinux.boot_time", lambda: booted + 3600)

@@ -70,9 +70,8 @@ def test_a_changed_middle_stage_reuses_what_lies_above_it(workspace: Workspace) 
     second = run_chain(workspace, ToyRun(double=ToyConfig(scale=3.0)))
     assert [each.reused for each in second] == [True, False, False]
     assert second[0].run_id == first[0].run_id
-    assert second[2].metrics["total/loss"] == pytest.approx(
-        3 * first[2].metrics["total/loss"], rel=1e-12
-    )  # one rounding a row
+    # one rounding a row
+    assert second[2].metrics["total/loss"] == pytest.approx(3 * first[2].metrics["total/loss"], rel=1e-12)
 
 
 def test_what_a_run_leaves_in_the_store(workspace: Workspace) -> None:
@@ -296,9 +295,7 @@ def test_the_engine_is_made_only_for_a_stage_that_runs(workspace: Workspace) -> 
 
 
 def test_the_order_is_artifacts_metrics_rows_end(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On this order rests that a kill at any moment is harmless: whatever ends a run well has all its leavings behind
-    it.
-    """
+    """A kill is harmless by this order: whatever ends a run well has all its leavings behind it."""
     calls: list[str] = []
     for owner, name in ((Tracking, "save"), (Tracking, "record"), (Replay, "commit"), (Tracking, "finish")):
 

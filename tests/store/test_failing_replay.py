@@ -25,9 +25,8 @@ from stages.store.tables import arrow
 
 def test_an_error_inside_the_transaction_leaves_no_row(replay: Replay, monkeypatch: pytest.MonkeyPatch) -> None:
     replay.commit("r1", "critic", {"priorities": [priority_row(1)]})
-    monkeypatch.setattr(
-        "stages.store.replay.json.dumps", lambda value: "no JSON"
-    )  # the last statement before the commit fails
+    # the last statement before the commit fails
+    monkeypatch.setattr("stages.store.replay.json.dumps", lambda value: "no JSON")
     with pytest.raises(duckdb.Error):
         replay.commit("r2", "critic", {"priorities": [priority_row(1)]})
     assert replay.count("priorities", ["r1", "r2"]) == replay.count("commits", ["r1", "r2"]) == 1

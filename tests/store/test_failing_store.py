@@ -50,9 +50,8 @@ def test_a_creation_that_was_killed_halfway_is_begun_again(
         ):
             source.backup(target)
 
-    monkeypatch.setattr(
-        "mlflow.store.db.utils._initialize_tables", initialise
-    )  # the real one takes seconds, and runs above
+    # the real one takes seconds, and runs above
+    monkeypatch.setattr("mlflow.store.db.utils._initialize_tables", initialise)
     tracking = Tracking(tmp_path)
     tracking.initialise()
     assert tracking.runs("critic", 1) == []

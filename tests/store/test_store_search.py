@@ -71,10 +71,7 @@ def comparable(infos: list[RunInfo]) -> list[Any]:
         *(
             (
                 {"status": "FINISHED", "experiment": "collect", "tags": {"fingerprint": f"f{i}"}},
-                {
-                    "wanted": f"attributes.status = 'FINISHED' and tags.fingerprint = 'f{i}'",
-                    "experiment": "collect",
-                },
+                {"wanted": f"attributes.status = 'FINISHED' and tags.fingerprint = 'f{i}'", "experiment": "collect"},
             )
             for i in range(6)
         ),

@@ -81,9 +81,8 @@ def test_runs_stay_in_order_when_the_clock_is_set_back(tracking: Tracking, monke
     now = int(time.time() * 1000)
     monkeypatch.setattr("mlflow.tracking._tracking_service.client.get_current_time_millis", lambda: now - day_ms)
     after, last = (tracking.start("critic", name, {"fingerprint": "f1"}) for name in ("after", "last"))
-    assert (
-        tracking._client.get_run(after).info.start_time < tracking._client.get_run(before).info.start_time
-    )  # the clock was set back
+    # the clock was set back
+    assert tracking._client.get_run(after).info.start_time < tracking._client.get_run(before).info.start_time
     for run_id in (before, after):
         tracking.finish(run_id)
     assert tracking.finished("f1") == tracking.finished("f1", "critic") == after
@@ -118,11 +117,8 @@ def test_artifacts_lie_where_they_can_be_read_without_a_copy(tracking: Tracking,
     again = Tracking(tracking.root)
     assert (again.artifact(run_id, "adapter") / "deep" / "weights.bin").read_bytes() == b"123"
     assert again.artifact(run_id, "plots/again.bin").read_bytes() == b"123"
-    assert sorted(file.path for file in again._client.list_artifacts(run_id)) == [
-        "adapter",
-        "inputs.json",
-        "plots",
-    ]  # MLflow's page sees them
+    # MLflow's page sees them
+    assert sorted(file.path for file in again._client.list_artifacts(run_id)) == ["adapter", "inputs.json", "plots"]
     with pytest.raises(
         MissingInput, match=rf"artifact target of distill run {run_id} was wanted.*turnwise rerun distill --of {run_id}"
     ):
@@ -171,9 +167,8 @@ def test_what_mlflow_would_cut_silently_is_cut_with_a_hash(tracking: Tracking) -
 
 
 def test_a_run_is_found_by_the_start_of_its_id(tracking: Tracking) -> None:
-    made = [
-        tracking.start(experiment, "x", {}) for experiment in ["critic", "collect"] * 9
-    ]  # two of 18 share their first digit
+    # two of 18 share their first digit
+    made = [tracking.start(experiment, "x", {}) for experiment in ["critic", "collect"] * 9]
     for run_id in made:
         assert tracking.find(run_id[:12]) == tracking.find(run_id) == run_id
     shared = next(digit for digit in "0123456789abcdef" if sum(run_id.startswith(digit) for run_id in made) > 1)

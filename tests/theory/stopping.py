@@ -39,9 +39,7 @@ LOGITS = torch.tensor([[-0.3, 0.4], [0.2, -0.1], [0.5, -0.4]], dtype=torch.float
 
 @dataclass(frozen=True)
 class Episodes:
-    """states, actions (I, H), rewards, nodes (I, M), padded with 0; n_turns (I,); chance (I,): all chances but the
-    policy's, multiplied.
-    """
+    """states, actions (I, H), rewards, nodes (I, M), padded with 0; n_turns (I,); chance (I,): but the policy's."""
 
     states: Tensor
     actions: Tensor
@@ -227,9 +225,7 @@ def turn_normalised_gradient(episodes: Episodes, gradients: Tensor, size: int) -
 
 
 def sampled_group_gradient(episodes: Episodes, size: int, n: int, seed: int) -> Tensor:
-    """Mean direction of group advantages over n sampled groups of `size`, normalised by episodes, (S, 2). The
-    advantages are written out.
-    """
+    """Mean direction of group advantages over n sampled groups of `size`, by episodes, (S, 2), written out."""
     scores = episode_gradients(episodes, torch.ones(len(episodes.n_turns), H + 1, dtype=torch.float64))
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.multinomial(probabilities(episodes, LOGITS), n * size, replacement=True, generator=generator).reshape(

@@ -34,9 +34,8 @@ SEEDS = [0, 1, 2]
 FAMILIES = ["own", "shared"]
 ROUNDS = 30
 MOST_LOST = 0.17  # max over x of x Phi(-x)
-Reads = Callable[
-    [np.random.Generator, Floats, Floats], Floats
-]  # (rng, Q, variance of the return) -> what the critic says
+# (rng, Q, variance of the return) -> what the critic says
+Reads = Callable[[np.random.Generator, Floats, Floats], Floats]
 
 
 def exact_critic(rng: np.random.Generator, q: Floats, variance: Floats) -> Floats:
@@ -157,11 +156,9 @@ def test_an_exact_successor_read_through_one_future_does_not_reach_the_optimum()
             expectation: 0
         shared    k = 1: 3.3 [0.8, 2.8, 6.6]   k = 16: 0.97 [0, 0.6, 2.4]    k = 1, gate 8: 1.1, 64: 0.27
     Each better than k = 1 by more than 3 standard errors."""
-    one, many, gated = (
-        _gaps(50, sampled_futures(1), 0),
-        _gaps(50, sampled_futures(16), 0),
-        _gaps(50, sampled_futures(1), 8),
-    )
+    one = _gaps(50, sampled_futures(1), 0)
+    many = _gaps(50, sampled_futures(16), 0)
+    gated = _gaps(50, sampled_futures(1), 8)
     assert _z(many) > 3
     assert _z(one - many) > 3
     assert _z(one - gated) > 3

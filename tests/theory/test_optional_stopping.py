@@ -68,9 +68,7 @@ def ahead(error: Tensor, k: int, s: int, action: int, n: int) -> float:
 
 
 def along(weight: Tensor) -> Tensor:
-    """sum_k E[weight(k, s_k, a_k) dlog pi(a_k | s_k) / dlogits] by the chance of being in s after k turns. weight: (H,
-    S, 2).
-    """
+    """sum_k E[weight(k, s_k, a_k) dlog pi(a_k | s_k) / dlogits] by being in s after k turns. weight: (H, S, 2)."""
     here, total = torch.eye(S, dtype=torch.float64)[0], torch.zeros_like(LOGITS)
     for k in range(H):
         both = here[:, None] * POLICY * weight[k]
@@ -80,9 +78,7 @@ def along(weight: Tensor) -> Tensor:
 
 
 def bootstrap_bias(kind: AdvantageKind, error: Tensor) -> Tensor:
-    """What values that are off by `error` (X,) add to the gradient: in target_n only the value n turns ahead depends on
-    the action.
-    """
+    """What values off by `error` (X,) add to the gradient: only the one n turns ahead depends on the action."""
     shares = {"td1": [1.0], "td_mean": [0.2] * 5, "gae": [(1 - LAM) * LAM**n for n in range(H + 1)]}[kind]
     by_n = [
         [[[share * ahead(error, k, s, a, n) for a in (STOP, GO)] for s in range(S)] for k in range(H)]
@@ -92,9 +88,7 @@ def bootstrap_bias(kind: AdvantageKind, error: Tensor) -> Tensor:
 
 
 def test_the_episodes_are_all_that_can_happen_and_their_gradient_is_the_backward_recursion_s() -> None:
-    """53 episodes of 1 to 3 turns, chances that sum to 1; J and its gradient by V of the first node, for gamma 1 and
-    0.9.
-    """
+    """53 episodes of 1 to 3 turns; J and its gradient by V of the first node, gamma 1 and 0.9."""
     chance = probabilities(EPISODES, LOGITS)
     assert (len(chance), sorted(set(EPISODES.n_turns.tolist()))) == (53, [1, 2, 3])
     assert float(chance.sum()) == pytest.approx(1.0, abs=1e-12)

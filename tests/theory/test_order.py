@@ -160,9 +160,8 @@ def test_the_rate_of_yes_over_sampled_futures_orders_most_pairs(family: str, see
     returns = Sampler(worlds).returns(rng, choice, world, state, action).reshape(n * s, a, 320)
     yes = np.ones((n * s, a))
     for row, drawn in enumerate(returns):
-        below = [
-            np.searchsorted(np.sort(other), drawn) / 320 for other in drawn
-        ]  # share of each action's returns below each return
+        # share of each action's returns below each return
+        below = [np.searchsorted(np.sort(other), drawn) / 320 for other in drawn]
         yes[row] = [np.mean(below[(x + 1) % 3][x] * below[(x + 2) % 3][x]) for x in range(3)]
     in_order = 1 - _misordered(yes.reshape(n, s, a), q).mean((1, 2))
     assert in_order.mean() - 5 / 6 > 5 * _standard_error(in_order)

@@ -33,9 +33,7 @@ def _critic(worlds: Worlds, policy: Floats, psi: Floats, backups: int) -> Floats
 
 
 def _refine(worlds: Worlds, psi: Floats, choice: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-    """(refined actions, verdicts): "yes", and the action kept, where no other reads better; else the one that reads
-    best.
-    """
+    """(refined actions, verdicts): "yes", and the action kept, where none reads better; else the best reading."""
     reads = np.einsum("wsae,we->wsa", psi, worlds.w)
     own = np.take_along_axis(reads, choice[..., None], -1)[..., 0]
     yes = own >= reads.max(-1) - 1e-9

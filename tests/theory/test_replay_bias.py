@@ -153,9 +153,7 @@ def test_sampled_replays_show_the_bias_that_was_computed(seed: int) -> None:
 
 
 def _fixed_probability(truth: float, alpha: float, eps: float) -> float:
-    """Where learning from prioritised rows without weights ends: q / (1 - q) = odds(truth) (l(q) / l(1 - q))^alpha, l =
-    eps - log.
-    """
+    """Prioritised rows without weights end at q / (1 - q) = odds(truth) (l(q) / l(1 - q))^alpha, l = eps - log."""
     low, high = 1e-9, 1 - 1e-9
     for _ in range(100):
         q = (low + high) / 2

@@ -111,9 +111,7 @@ def test_the_backup_contracts_by_gamma_and_no_faster(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_futures_contract_by_gamma_in_total_variation(seed: int) -> None:
-    """The same on distributions: at most gamma for random critics, exactly gamma for two that always say different
-    things.
-    """
+    """At most gamma for random critics, exactly gamma for two that always say different things."""
     worlds = random_worlds(seed, 50)
     policy = random_policies(seed + 10, worlds)
     n, s, a, e = worlds.phi.shape

@@ -95,10 +95,8 @@ def test_steps_are_of_like_size() -> None:
 
 
 def test_per_episode_counts_a_broken_episode_once_and_keeps_its_rows_in_one_step() -> None:
-    broken, whole = (
-        unbroken(BROKEN, [5, 6, 9, 8, 4, 3, 2], False, 1.0, ("e",)),
-        unbroken([row([5], [6], 1.0)], [5, 6], False, 1.0, ("f",)),
-    )
+    broken = unbroken(BROKEN, [5, 6, 9, 8, 4, 3, 2], False, 1.0, ("e",))
+    whole = unbroken([row([5], [6], 1.0)], [5, 6], False, 1.0, ("f",))
     told = {e.key: sum(e.rewards) for e in (*broken, *whole)}
     found = Trainable((tuple(broken), tuple(whole)), told, None, {})
     config = SelfAcConfig(batch=2, epochs=1, per="episode", row_tokens=1)

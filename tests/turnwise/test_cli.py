@@ -6,12 +6,12 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import Stages, fake_stages
+from fakes import Stages
 
 from benchmarks.timed import timed
 from flows import report
@@ -20,12 +20,6 @@ from turnwise import cli
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "mlflow", "prefect", "duckdb", "pydantic", "requests", "rich")
 Turnwise = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
-    with fake_stages(monkeypatch) as found:
-        yield found
 
 
 @pytest.fixture

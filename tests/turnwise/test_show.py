@@ -98,9 +98,7 @@ def test_an_episode_without_turns_can_be_shown() -> None:
 
 @dataclass(frozen=True)
 class Trained:
-    """A project folder with a run of self_ac over two episodes, of two turns and of one, and the pipeline run that it
-    belongs to.
-    """
+    """A project folder with a run of self_ac over two episodes, of two turns and of one, and its pipeline run."""
 
     home: Path
     pipeline: str
@@ -170,11 +168,8 @@ def test_the_full_rows_are_those_of_the_episode_alone(trained: Trained, capsys: 
     assert [entry["position"] for entry in entries] == list(range(len(entries)))
     assert [entry["token_id"] for entry in entries if entry["in_action"]] == list(turn.completion.token_ids)
     assert all(entry["advantage"] is None and entry["loss_share"] == 0 for entry in entries if not entry["in_action"])
-    assert (entries[-1]["token_id"], entries[-1]["turn"], entries[-1]["target_1"]) == (
-        -1,
-        1,
-        None,
-    )  # cut short: its end has no target
+    # cut short: its end has no target
+    assert (entries[-1]["token_id"], entries[-1]["turn"], entries[-1]["target_1"]) == (-1, 1, None)
 
 
 def test_a_ledger_that_cannot_be_shown_is_one_sentence(trained: Trained, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,11 +29,9 @@ class Shown:
     """A project folder with a collect run of two episodes, and the runs that trained on them."""
 
     def __init__(self, home: Path) -> None:
-        self.tracking, self.replay, self.engine = (
-            Tracking(home / "mlflow"),
-            Replay(home / "data" / "turnwise.duckdb"),
-            ScriptedEngine(),
-        )
+        self.tracking = Tracking(home / "mlflow")
+        self.replay = Replay(home / "data" / "turnwise.duckdb")
+        self.engine = ScriptedEngine()
         self.episodes = {
             name: models.make_episode(self.engine, name, TURNS, Outcome.SCORED, reward=1.0) for name in ("ben", "cid")
         }

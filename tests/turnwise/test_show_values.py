@@ -21,9 +21,7 @@ from turnwise import cli
 
 @pytest.fixture
 def shown(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project folder with an evaluation of two episodes, of which the values were read, and a collect run of one, of
-    which they were not.
-    """
+    """A project folder with an evaluation of two episodes with values, and a collect run of one without."""
     monkeypatch.chdir(home)
     engine, tracking = ScriptedEngine(), Tracking(home / "mlflow")
     check, close = ("Action: check photo", "photo done."), ("Action: close phone", "Mia audits: pass.")

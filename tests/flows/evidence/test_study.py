@@ -209,9 +209,7 @@ class References(HTMLParser):
         self.styles += data if "url(" in data or "@import" in data else ""
 
 
-def test_the_report_is_one_file_that_refers_to_nothing_outside_and_says_what_was_done(
-    ended: tuple[Path, Any],
-) -> None:
+def test_the_report_is_one_file_that_refers_to_nothing_outside_and_says_what_was_done(ended: tuple[Path, Any]) -> None:
     home, found = ended
     out = home / "out"
     assert sorted(path.name for path in out.iterdir()) == sorted((*FILES, CURVES))

@@ -64,10 +64,8 @@ def test_merged_model_and_head_give_the_logits_and_values_of_base_adapter_and_he
         files
     )
     merged = AutoModelForCausalLM.from_pretrained(home / "out").eval()
-    tokenizer, told = (
-        AutoTokenizer.from_pretrained(home / "out"),
-        json.loads((home / "out" / "head" / "critic.json").read_text()),
-    )
+    tokenizer = AutoTokenizer.from_pretrained(home / "out")
+    told = json.loads((home / "out" / "head" / "critic.json").read_text())
     assert (told["run_id"], told["gamma"], bool(told["prompt_ids"])) == (run_id, 0.9, soft == 0)
     states = [[3, 5, 7, 9, 11], [4, 6]]
     with torch.no_grad():

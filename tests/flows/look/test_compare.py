@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from branching import Turnwise, finished_run, old, runs_of, stages, turnwise
+from branching import Turnwise, finished_run, old, runs_of, turnwise
 
-__all__ = ["finished_run", "old", "stages", "turnwise"]  # fixtures
+__all__ = ["finished_run", "old", "turnwise"]  # fixtures
 
 
 def test_pipeline_runs_stand_side_by_side_with_what_differs_and_their_curves(

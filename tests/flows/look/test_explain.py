@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from branching import Turnwise, finished_run, old, runs_of, stages, turnwise
+from branching import Turnwise, finished_run, old, runs_of, turnwise
 from hypothesis import given
 from hypothesis import strategies as some
 
@@ -18,7 +18,7 @@ from stages.frame.contract import fingerprint
 from stages.store.execute import INGREDIENTS
 from stages.store.tracking import Tracking
 
-__all__ = ["finished_run", "old", "stages", "turnwise"]  # fixtures
+__all__ = ["finished_run", "old", "turnwise"]  # fixtures
 
 JSON = some.recursive(
     some.none() | some.booleans() | some.integers(0, 2) | some.sampled_from([0.0, 1.0, "", "a"]),
