@@ -7,8 +7,9 @@ all of them or `size` of them;
 names are matched on word boundaries; running out of questions is the rule of the game, hence terminated, not truncated;
 a reply with several questions asks only the first. With `ask`, an LLM answers instead of the rule. An unreadable reply
 uses up no question.
-LMRL-Gym's own game is reward = "question" with its 158 objects (docs/reference/environments.md).
+LMRL-Gym's own game is reward = "question" with its 158 objects (docs/tasks.md).
 """
+# That page is docs/reference/environments.md now. The text above stays: it is in the fingerprints of stored runs.
 
 from __future__ import annotations
 
