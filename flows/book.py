@@ -1,4 +1,4 @@
-"""The parent run of a pipeline: what it says of itself, its curves, and the summary that a killed run is shown and rerun from."""
+"""The parent run of a pipeline: its description, its curves and its summary. A killed run is shown and rerun from the summary."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ EXPERIMENT = "pipeline"
 SUMMARY = "summary.json"  # artifact of the parent run: what `--json` prints
 PICTURE = "lineage.svg"
 CURVE = "agent"
-"""Before the slash in the names of the two curves that a reader wants first. MLflow groups charts by what stands before a metric's last slash, in the order
-of the alphabet, and within a group likewise; the names of stages come later."""
+"""The prefix of the two curves that a reader wants first. MLflow groups charts by the text before a metric's last slash
+and sorts them alphabetically. Stage names come later.
+"""
 TOTALS = (
     "stages_s",
     "cpu_s",
@@ -45,13 +46,13 @@ def outcome(evaluated: StageRun) -> dict[str, Any]:
 
 
 def model_name(run: RunConfig, workspace: Workspace) -> str:
-    """Name of the preset's registered model; the one of before where that has a champion, whose line goes on."""
+    """Name of the preset's registered model. An earlier name stays if its model has a champion."""
     champion = workspace.tracking.models.champion
     return next((old for old in parts.before(run.preset) if champion(old)), run.preset or EXPERIMENT)
 
 
 def open_book(run: RunConfig, workspace: Workspace, asked: Asked) -> Book:
-    """Start the parent run, which tells from now on what it is."""
+    """Start the parent run with its name, tags and description."""
     from stages.store.contents import own_parts
     from stages.store.notes import code_version
 
@@ -77,7 +78,7 @@ def open_book(run: RunConfig, workspace: Workspace, asked: Asked) -> Book:
 
 
 class Book:
-    """The parent run's curves and its summary, kept up to date so that a killed run can be shown and rerun from."""
+    """The parent run's curves and its summary. They stay up to date, so a killed run can be shown and rerun."""
 
     def __init__(
         self, run: RunConfig, workspace: Workspace, asked: Asked, commit: Mapping[str, str], summary: Summary
@@ -118,16 +119,14 @@ class Book:
             )
 
     def decided(self, verdict: Mapping[str, Any]) -> None:
-        """What became of the final adapter against the champion, in the summary, as metrics and as a tag."""
+        """Record the final adapter's result against the champion: in the summary, as metrics and as a tag."""
         self.put(match=verdict)
         numbers = {f"match/{key}": float(value) for key, value in verdict.items() if value is not None}
         self._tracking.log(self.summary.run_id, numbers, self.summary.final["iteration"] + 1)
         self._tracking.tag(self.summary.run_id, "champion", telling.match_text(verdict))
 
     def add(self, row: Iteration) -> None:
-        """An iteration's metrics at step iteration + 1, with running totals, so that win rates can be drawn against
-        cost.
-        """
+        """Log an iteration's metrics at step iteration + 1. Running totals allow charts of win rate against cost."""
         plain = {
             "iteration": row.iteration,
             **outcome_of(row),
@@ -166,8 +165,7 @@ class Book:
             self._tracking.finish(run_id)
         except BaseException as error:
             status: Status = "FAILED" if isinstance(error, Exception) else "KILLED"
-            # The disk that stopped a stage may stop this too: then the run stays RUNNING until its process is found
-            # gone.
+            # A full disk may stop this, too. Then the run stays RUNNING until its process is found gone.
             with suppress(TurnwiseError, OSError):
                 self.put(status=status)
                 self._tracking.seal(run_id)

@@ -1,11 +1,11 @@
-"""A pipeline run that leaves another one at a stage of an iteration, so that a changed stage can show what it is worth.
+"""A pipeline run that leaves another one at a stage of an iteration. It shows what a changed stage is worth.
 
     turnwise rerun critic --of RUN --set critic.lr=1e-4 --through evaluate
     turnwise rerun critic --of RUN --set critic.lr=1e-4 --iteration 0 --downstream
 
-The stage runs before it are the old run's own, referenced and not made again, whatever the code has become since. From
-there on stages are run as in any pipeline, or reused where a finished run has the fingerprint. A change holds for the
-stage that is named, in every iteration from there on; each other stage keeps the config that it had in the old run.
+Earlier stage runs are the old run's own. They are not made again, even if the code has changed. From there on stages
+run as in any pipeline, or are reused by their fingerprint. A change holds for the named stage in every iteration from
+there on. Each other stage keeps its config of the old run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIGURES = ("win_rate", "win_low", "win_high")
 
 @dataclass(frozen=True)
 class Branch:
-    """Where a pipeline run leaves an old one, and what is different from there on."""
+    """Where a pipeline run leaves an old one, and what differs from there on."""
 
     of: str  # the old pipeline run
     stage: str
@@ -51,7 +51,7 @@ class Branch:
     ]  # of the named stage's config: `section.key` -> the old value and the new one
 
     def asked(self, sets: Sequence[str]) -> Asked:
-        """How the new run was asked for, and what links it to the old one."""
+        """How the new run was asked for, and its links to the old one."""
         extent = ["--downstream"] if "downstream" in self._extent else ["--through", self.through]
         start = ["turnwise", "rerun", self.stage, "--of", self.of[:8], "--iteration", str(self.iteration)]
         command = shlex.join([*start, *extent, *(part for item in sets for part in ("--set", item))])
@@ -65,7 +65,7 @@ class Branch:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What it was started with, as the command line has it, without --set."""
+        """Its command-line arguments, without --set."""
         return {"stage": self.stage, "of": self.of, "iteration": self.iteration, **self._extent}
 
     @property
@@ -73,7 +73,7 @@ class Branch:
         return {"downstream": True} if self.run.iterations > self.iteration + 1 else {"through": self.through}
 
     def step(self, inner: Step, workspace: Workspace) -> Step:
-        """What was done before the branch is answered with the old run's stage runs; the rest is run by `inner`, each
+        """A step that returns the old run's stage runs for everything before the branch. `inner` runs the rest, each
         stage with its config.
         """
         from stages.store.execute import stored_run
@@ -90,7 +90,7 @@ class Branch:
         return step
 
     def _kept(self) -> dict[tuple[str, int, str], str]:
-        """(part, iteration, stage) -> the old run's stage run, of all that came before the branch."""
+        """(part, iteration, stage) -> the old run's stage run, for all before the branch."""
         names = (*METHODS[self.run.method], LAST)
         before = {
             ("iteration", i, name): row[name]
@@ -118,10 +118,10 @@ def prepare(
 ) -> Branch:
     """Find the stored runs and read back their configs.
 
-    of: a pipeline run (branched at its last iteration that has the stage, or at `iteration`), a stage run of one, or a
-    rerun of that: then the changes of the rerun are taken over. through: the last stage to be run, in the iteration of
-    the branch; None: all that follows, later iterations included. Raises UsageError as `rerun.prepare` does, or where
-    `through` does not follow.
+    of: a pipeline run, a stage run of one, or a rerun of that, whose changes are taken over. A pipeline run is left at
+    `iteration`, or at the last one that has the stage. through: the last stage to run, in that iteration. None runs all
+    that follows, later iterations included. Raises UsageError as `rerun.prepare` does, or where `through` does not
+    follow.
     """
     again = rerun.prepare(stage, of, workspace, sets=sets, iteration=iteration)
     at = again.call.iteration
@@ -144,10 +144,10 @@ def prepare(
 
 
 def compare(branch: Branch, summary: Summary, workspace: Workspace) -> list[dict[str, Any]]:
-    """What the old and the new run came to: `what`, `old` and `new`, figures by name, empty where a run has none.
+    """Results of the old and the new run: `what`, `old` and `new`, figures by name, empty where a run has none.
 
-    The win rate of each iteration from the branch on, and of the final adapters on the test split; of a branch that
-    ends before `evaluate`, the metrics of its last stage.
+    These are the win rates of each iteration from the branch on, and of the final adapters on the test split. A branch
+    that ends before `evaluate` gives the metrics of its last stage.
     """
     runs = {
         "old": rerun.stored_summary(workspace, branch.of),
@@ -182,9 +182,7 @@ def _metrics_of(branch: Branch, run: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _pipeline_of(of: str, run_id: str, workspace: Workspace) -> tuple[str, str]:
-    """The pipeline run that `of` names or that its stage run belongs to, and the stage run in it that `run_id` is, or
-    is a rerun of.
-    """
+    """The pipeline run that `of` names or belongs to; and that pipeline's stage run, which `run_id` is or repeats."""
     tracking = workspace.tracking
     if tracking.experiment(named := tracking.find(of)) == EXPERIMENT:
         return named, run_id

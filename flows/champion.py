@@ -1,11 +1,11 @@
-"""The champion of a preset: the adapter that its scheduled runs go on from, and that only a better one replaces. Ours.
+"""The champion of a preset: its scheduled runs continue from this adapter. Only a better one replaces it. Ours.
 
     turnwise run my/nightly.toml --set each_run=champion
 
-It is the version with the alias `champion` of the registered model that is named like the preset. A run goes on after
-the champion's iteration with a seed of its own. Its best adapter is the `candidate`: both play the same scenarios with
-the same seeds, which chose neither of them, and the candidate is promoted where the interval of the difference lies
-wholly above 0. Where there is no champion yet, the base model stands in its place.
+It is the version with the alias `champion` of the preset's registered model. A run continues after the champion's
+iteration with its own seed. Its best adapter is the `candidate`. Both play the same scenarios with the same seeds;
+these chose neither of them. The candidate is promoted if the interval of the difference lies wholly above 0. Without a
+champion, the base model takes its place.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from stages.store.workspace import StageRun, Workspace
 
 SAME: Any = {"method": True, "sweeps": True, "task": {"env"}, "model": {"path"}}
-"""Keys that must be those of the run that is gone on from."""
+"""Keys that must equal those of the earlier run."""
 RESAMPLES = 10_000
 
 
 def goes_on(inner: Step, run: RunConfig, workspace: Workspace) -> Step:
-    """`inner`, but for iterations before the run's own: they are answered with the stage runs of the one it goes on
-    from. Raises UsageError where the two do not fit.
+    """`inner`, except for iterations before the run's own: these return the earlier run's stage runs. Raises UsageError
+    where the two runs do not fit.
     """
     if not run.goes_on_from:
         return inner
@@ -52,25 +52,25 @@ def goes_on(inner: Step, run: RunConfig, workspace: Workspace) -> Step:
 
 
 def _kept(run: RunConfig, workspace: Workspace) -> dict[tuple[int, str], str]:
-    """(iteration, stage) -> the stage run, of the iterations before the run's own."""
+    """(iteration, stage) -> the stage run, for iterations before the run's own."""
     old = workspace.tracking.find(run.goes_on_from.partition(":")[0])
     stored = presets.resolve(workspace.tracking.read_json(old, "config.json"))
     theirs, own = (one.model_dump(mode="json", include=SAME) for one in (stored, run))
     if changed := differences(theirs, own):
         key, (before, now) = next(iter(changed.items()))
         raise UsageError(
-            f"goes_on_from: run {old[:8]} has {key} = {before}, and this one {now}; set it alike, or give the preset another name, which begins without a champion."
+            f"goes_on_from: run {old[:8]} has {key} = {before}, but this one has {now}. Set the same value, or rename the preset: a new name begins without a champion."
         )
     if run.first_iteration % run.sweeps:
         raise UsageError(
-            f"goes_on_from: wanted a number of iterations that {run.sweeps} sweeps divide, found {run.first_iteration}; set iterations to a multiple of sweeps."
+            f"goes_on_from: {run.first_iteration} iterations are no multiple of {run.sweeps} sweeps. Set iterations to a multiple of sweeps."
         )
     rows = [
         row for row in rerun.stored_summary(workspace, old)["iterations"] if 0 <= row["iteration"] < run.first_iteration
     ]
     if len(rows) < run.first_iteration or run.iterations < run.first_iteration:
         raise UsageError(
-            f"goes_on_from: wanted the first {run.first_iteration} of {run.iterations} iterations from run {old[:8]}, which finished {len(rows)}; name an earlier iteration, or set more iterations."
+            f"goes_on_from: wanted the first {run.first_iteration} of {run.iterations} iterations from run {old[:8]}, but it finished {len(rows)}. Name an earlier iteration, or set more iterations."
         )
     return {(row["iteration"], stage): str(run_id) for row in rows for stage, run_id in row["runs"].items()}
 
@@ -98,8 +98,8 @@ def judge(run: RunConfig, workspace: Workspace) -> Judge:
 
 
 def _match(run: RunConfig, version: Version | None, part: str, iteration: int, workspace: Workspace) -> Call:
-    """Scenarios and seeds come of the run's seed and the iteration, so they are those of the other side; none of them has
-    chosen an adapter.
+    """The run's seed and the iteration fix scenarios and seeds, so both sides have the same. None of them chose an
+    adapter.
     """
     inputs = {workspace.tracking.experiment(version.tags["run"]): [version.tags["run"]]} if version else {}
     changed = presets.change(run, LAST, episodes=run.match_episodes).model_copy(
@@ -109,7 +109,7 @@ def _match(run: RunConfig, version: Version | None, part: str, iteration: int, w
 
 
 def _won_by_scenario(run_id: str, workspace: Workspace) -> dict[str, float]:
-    """Share of a scenario's episodes that were won, of those that the policy answers for."""
+    """Share of a scenario's episodes that were won. Only episodes that the policy answers for count."""
     won: dict[str, list[bool]] = {}
     for row in workspace.replay.read("episodes", [run_id], ["scenario_id", "outcome", "total_reward"]):
         if Outcome(row["outcome"]).trainable:
@@ -118,7 +118,7 @@ def _won_by_scenario(run_id: str, workspace: Workspace) -> dict[str, float]:
 
 
 def compared(champion: Mapping[str, float], candidate: Mapping[str, float]) -> dict[str, Any]:
-    """Win rates on the scenarios that both played, their difference with its 95 % interval, and whether that promotes.
+    """Win rates on the scenarios that both played, their difference with its 95 % interval, and whether it promotes.
 
     The interval is a percentile bootstrap over scenarios (scipy). Fewer than 2 scenarios promote nothing.
     """

@@ -1,6 +1,4 @@
-"""What data a run reads: the task's splits, each as a set with its size and a hash of its content, and whether it is
-there.
-"""
+"""The data that a run reads: the task's splits, each with its size and a hash of its content; and whether it exists."""
 
 from __future__ import annotations
 
@@ -27,8 +25,8 @@ def splits(run: RunConfig) -> dict[str, dict[str, Any]]:
 
 
 def scenario_sets(run: RunConfig) -> list[ScenarioSet]:
-    """The set of each split, whole: a run draws from it by its seed. So the digest tells of the data alone. Raises
-    UsageError where data is not there.
+    """The whole set of each split; a run draws from it by its seed. So the digest depends only on the data. Raises
+    UsageError where data is missing.
     """
     config: Any = run
     roles = {"test": "test", config.evaluate.split: "validation", config.collect.split: "train"}
@@ -49,8 +47,8 @@ def _scenario_set(env: str, split: str, options: dict[str, Any], role: str) -> S
 
 
 def check_data(run: RunConfig) -> None:
-    """Raises UsageError where the task's data is not there, for any split that the run needs, or the general rows: else
-    it would be told after a model was loaded, or hours later.
+    """Raises UsageError where data of a split or the general rows are missing. Otherwise the run would fail after it
+    loaded a model, or hours later.
     """
     for told in missing_rows(run):
         raise UsageError(told)
@@ -58,13 +56,13 @@ def check_data(run: RunConfig) -> None:
 
 
 def check_splits(run: RunConfig) -> None:
-    """Raises UsageError where the task's data is not there, for any split that the run needs."""
+    """Raises UsageError where the task's data is missing for a split that the run needs."""
     for split, options in splits(run).items():
         envs.scenarios(run.task.env, options, split, 1, run.seed)
 
 
 def missing_rows(run: RunConfig) -> list[str]:
-    """One sentence for each stage of the run whose general rows are not there."""
+    """One message for each stage of the run whose general rows are missing."""
     found = []
     for stage in METHODS[run.method]:
         config = getattr(run, stage)
@@ -72,7 +70,7 @@ def missing_rows(run: RunConfig) -> list[str]:
             bring(config.general_path)
         if getattr(config, "general_rows", 0) and not Path(config.general_path).is_file():
             found.append(
-                f"{stage}.general_path: wanted a JSONL file of general instruction rows at {config.general_path!r}, found none; put one there, lines of "
-                f'{{"role", "messages", "reply"}}, or mix none: --set {stage}.general_rows=0.'
+                f"{stage}.general_path: wanted a JSONL file of general instruction rows at {config.general_path!r}, found none. Put one there, with lines of "
+                f'{{"role", "messages", "reply"}}. Or mix none: --set {stage}.general_rows=0'
             )
     return found

@@ -1,4 +1,4 @@
-"""Which stage runs made a run: the graph of inputs, each run once, as values, as text and as a drawing. Ours."""
+"""The stage runs that made a run: the graph of inputs, each run once, as values, text and drawing. Ours."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def runs_of(summary: Mapping[str, Any]) -> list[str]:
 def lineage(run_ids: Sequence[str], workspace: Workspace, *, pipeline: str = "") -> list[Node]:
     """These stage runs and all that they were made from, at any depth, sorted.
 
-    pipeline: the run that made most of them, if any: what it made is looked up at once. Raises MissingInput for a run
-    that there is not.
+    pipeline: the run that made most of them, if any; its runs are looked up at once. Raises MissingInput for an unknown
+    run.
     """
     from stages.store.execute import lineage_inputs
 
@@ -77,9 +77,9 @@ def _node(info: RunInfo, inputs: Mapping[str, Sequence[str]]) -> Node:
 
 
 def text(nodes: Sequence[Node], of: str = "") -> list[str]:
-    """A line a run, with what it reads by title: all inputs of an iteration stand above it.
+    """A line a run, with the titles of its inputs. Inputs stand above the runs that read them.
 
-    of: the pipeline run that is shown; what another one made is marked.
+    of: the pipeline run that is shown. Runs that another one made are marked.
     """
     by_id, lines = {node.run_id: node for node in nodes}, list[str]()
     for _, group in groupby(nodes, key=lambda node: node.column):
@@ -102,8 +102,8 @@ def _reads(name: str, nodes: Sequence[Node]) -> str:
 
 
 def svg(nodes: Sequence[Node]) -> str:
-    """The graph as a drawing: a column an iteration, a row a stage, and a line from the newest run of each upstream
-    stage, for all of them would hide each other. The id of a run is shown where the mouse rests on it.
+    """The graph as a drawing: a column an iteration, a row a stage. Lines come only from the newest run of each
+    upstream stage; more would hide each other. The mouse shows the id of a run.
     """
     columns = list(dict.fromkeys(node.column for node in nodes))
     stages = sorted({node.stage for node in nodes}, key=lambda name: [*STAGES, name].index(name))

@@ -1,8 +1,7 @@
-"""Locks that end with their process, however it ended: a file that the system holds for it, with a line that says who.
+"""Locks that end with their process, however it ends: a locked file, with a line that names the holder.
 
-One GPU serves one pipeline of a machine at a time: a run takes the lock of its device before it loads a model, and
-keeps it until its process ends. There is no lock for a CPU, whose cores are shared anyway; there `turnwise serve
---limit` counts alone.
+One pipeline per GPU: a run locks its device before it loads a model, and holds the lock until its process ends. A CPU
+has no lock, because its cores are shared anyway. There only `turnwise serve --limit` counts.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _held: dict[Path, int] = {}  # open files: the system gives a lock back when its
 
 
 def lock(path: Path, who: str) -> str:
-    """Hold `path` until this process ends. Returns "" where it is held now, or the line of the process that holds it."""
+    """Hold `path` until this process ends. Returns "" on success, else the line of the process that holds it."""
     if path in _held:
         return ""
     file = _open(path)
@@ -37,12 +36,12 @@ def lock(path: Path, who: str) -> str:
 
 
 def hold_device(device: str, who: str) -> None:
-    """Hold a device of this machine until this process ends; waits, and says for whom, while another process holds it."""
+    """Hold a device of this machine until this process ends. While another process holds it, wait and say for whom."""
     path, told = Path(tempfile.gettempdir()) / f"turnwise-{device}.lock", ""
     while holder := lock(path, who):
         if holder != told:
             print(
-                f"Waiting for {device}, which has one run at a time; it is held by {holder}.",
+                f"Waiting for {device}: one run at a time. It is held by {holder}.",
                 file=sys.stderr,
                 flush=True,
             )
@@ -51,9 +50,7 @@ def hold_device(device: str, who: str) -> None:
 
 
 def device() -> str:
-    """Name of the GPU that a run of this process would use, the same for every process of the machine; "" where there
-    is none.
-    """
+    """Name of the GPU that this process would use, "" without a GPU. All processes of the machine see the same name."""
     import torch
 
     if not torch.cuda.is_available():
@@ -62,8 +59,8 @@ def device() -> str:
 
 
 def _open(path: Path) -> int:
-    # Opened as it is where it is there: in a shared folder for temporary files Linux refuses to "create" the file of
-    # another user.
+    # An existing file is opened without O_CREAT: in a shared temporary folder Linux refuses to "create" another user's
+    # file.
     with suppress(FileNotFoundError):
         return os.open(path, os.O_RDWR)
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

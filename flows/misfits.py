@@ -1,4 +1,4 @@
-"""What does not fit a config, told in one sentence: the key, what was found, and what would be right."""
+"""Says in one sentence what does not fit a config: the key, the value found, and a right one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHOWN = 80  # letters of a name or value that is quoted in an error
 
 
 def sentence(error: ValidationError, root: type[BaseModel]) -> str:
-    """The first problem in one sentence, an unknown key before a wrong value: it often is the reason for the latter.
+    """The first problem in one sentence. An unknown key comes before a wrong value, because it is often the cause.
     root: the config that did not fit.
     """
     first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
@@ -33,13 +33,13 @@ def sentence(error: ValidationError, root: type[BaseModel]) -> str:
 
 
 def quoted(text: str) -> str:
-    """The beginning of what a user wrote, as an error quotes it: without what may be a URL's password."""
+    """The beginning of a user's text, for a quote in an error. A URL's password is left out."""
     return re.sub(r"//.*@", "//***@", text, flags=re.DOTALL)[:SHOWN]
 
 
 def _meant(word: str, section: type[BaseModel]) -> str:
-    """How the sentence ends: with the keys whose description says the words of this one (learning_rate: lr), the
-    nearest one, or all of them.
+    """The end of the sentence: keys whose description has these words (learning_rate: lr), the nearest key, or all
+    keys.
     """
     words = word.lower().split("_")
     said = [
@@ -54,7 +54,7 @@ def _meant(word: str, section: type[BaseModel]) -> str:
 
 
 def _section(path: Sequence[str], root: type[BaseModel]) -> type[BaseModel]:
-    """The config that a path of keys leads to; a name that the user gave, as of a table of sections, is gone past."""
+    """The config that a path of keys leads to. Names that are no key, as of a table of sections, are skipped."""
     model = root
     for name in path:
         if name not in model.model_fields:

@@ -1,13 +1,13 @@
-"""What a preset is made of: a task, a method and a model, one TOML each in `presets/`, put together by their names.
+"""A preset is made of a task, a method and a model. Each is one TOML in `presets/`; their names make the preset's name.
 
-    turnwise run desk                       # the method nlac and the task's own small model, where none is named
-    turnwise run tau_retail+grpo+qwen7b     # in any order, since each name is in one of the three folders
+    turnwise run desk                       # by default the method nlac and the task's own small model
+    turnwise run tau_retail+grpo+qwen7b     # in any order
 
 Order: task < model < method. Sections of a part's file with two names of their own:
-    [small], [large]                    what holds with the task's own model, or with a model that is named
-    [small.on.TASK], [large.on.TASK]    of a method's file: what was tuned for it on a task, and holds for what extends the task
-A part or such a section may extend a part of its kind. `default_method` of a task stands in the place of nlac, `tested` of a
-method names what it is tuned or tested on. Light: a shell that completes a name imports this.
+    [small], [large]                    values for the task's own model, or for a named model
+    [small.on.TASK], [large.on.TASK]    of a method's file: values tuned on a task, also for tasks that extend it
+A part or such a section may extend a part of its kind. A task's `default_method` replaces nlac. A method's `tested`
+names the tasks that it is tuned or tested on. This module imports little: shell completion loads it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ METHOD = "nlac"
 SHORT = {"demo": "desk"}
 """Short name -> the task that it is."""
 UNTIL = "0.3"
-"""The release that knows no name of before any more."""
+"""The release that drops the earlier names."""
 SHOWN = 80  # letters of a name that is quoted in an error
 
 
 @dataclass(frozen=True)
 class Combination:
-    """A task, a method and a model; "" for the task's own model. name: without what is the default, and what a run remembers."""
+    """A task, a method and a model; "" is the task's own model. name: leaves out defaults; runs store it."""
 
     name: str
     task: str
@@ -60,20 +60,20 @@ def names_of_before() -> dict[str, str]:
 
 
 def tested() -> list[str]:
-    """The combinations that are tuned or tested, sorted: what is meant by all presets."""
+    """The combinations that are tuned or tested, sorted. "All presets" means these."""
     each = ((method, task) for method in files("method") for task in _read("method", method).get("tested", ()))
     return sorted(_find(f"{task}+{method}").name for method, task in each)
 
 
 def find(name: str) -> Combination:
-    """What a name stands for; one of before is told of on stderr. Raises UsageError with the nearest right part."""
+    """The combination of a name. An earlier name prints a note on stderr. Raises UsageError with the nearest known part."""
     if name in names_of_before():
         _tell_once(name, names_of_before()[name])
     return _find(names_of_before().get(name, name))
 
 
 def current(name: str) -> str:
-    """The name of today, for whatever compares names that were stored; that of a file of one's own as it is."""
+    """The current name of a stored name. The name of your own file stays as it is."""
     try:
         return _find(names_of_before().get(name, name)).name
     except UsageError:
@@ -99,16 +99,16 @@ def _find(name: str) -> Combination:
     shown = _shown(name)
     for kind, found in parts.items():
         if len(found) > 1:
-            raise UsageError(f"Preset {shown!r} names two {kind}s, {found[0]} and {found[1]}; leave one of them out.")
+            raise UsageError(f"Preset {shown!r} names two {kind}s, {found[0]} and {found[1]}. Leave one of them out.")
     if not parts["task"]:
-        raise UsageError(f"Preset {shown!r} names no task; put one before it, as in {_example(words)}.")
+        raise UsageError(f"Preset {shown!r} names no task. Put one before it, as in {_example(words)}.")
     (task,) = parts["task"]
     default = _default_method(task)
     method, model = next(iter(parts["method"]), default), next(iter(parts["model"]), "")
     told = "+".join(part for part in (task, method if method != default else "", model) if part)
     if not model and "path" not in _task(task, "small").get("model", {}):
         first = next(iter(files("model")))
-        raise UsageError(f"Preset {shown!r}: the task {task} has no model of its own; name one, as in {told}+{first}.")
+        raise UsageError(f"Preset {shown!r}: the task {task} has no model of its own. Name one, as in {told}+{first}.")
     return Combination(told, task, method, model)
 
 
@@ -122,7 +122,7 @@ def _unknown(name: str, word: str) -> str:
     from stages.envs import nearest  # here, since it imports more than a completion should
 
     if word.startswith("_"):
-        return f"There is no preset {_shown(word)!r}: such files are gone; extend a combination, such as tau_retail+qwen7b."
+        return f"There is no preset {_shown(word)!r}: such files are gone. Extend a combination, such as tau_retail+qwen7b."
     meant = nearest(_shown(word), [*SHORT, *kinds()])
     what = f"no preset {_shown(word)!r}" if word == name else f"no task, method or model {_shown(word)!r}"
     return f"There is {what}{meant} See: turnwise presets"
@@ -165,7 +165,7 @@ def _task(name: str, size: str) -> dict[str, Any]:
 
 
 def _method(name: str, size: str, tasks: Sequence[str]) -> dict[str, Any]:
-    """A method's values on a task, of which `tasks` are the names, the general ones first."""
+    """A method's values on a task. tasks: the task's name after the names of those that it extends."""
     found = _read("method", name)
     found.pop("tested", None)
     whole, sized = _of_size(found, size)
@@ -199,7 +199,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
 
 def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested values over others, which stay where there are none above."""
+    """Nested values over others. A value below stays where there is none above."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)

@@ -3,9 +3,9 @@
     turnwise run demo
 
 base -> (collect -> ... -> adapter -> evaluate) x iterations -> final: the adapter with the best validation win rate
-(the earliest of equals), on the test split. Plain functions: how a stage is run is a `Step` handed in, so that the same
-chain serves plain runs, Prefect (`orchestrate.py`) and the plan that `--dry-run` prints. The parent run in MLflow's
-experiment `pipeline` has the curves: step 0 is the base model, step n the state after n iterations.
+(the earliest of equals), on the test split. The functions take a `Step`, which runs a stage. So the same chain serves
+plain runs, Prefect (`orchestration/flow.py`) and the plan of `--dry-run`. The parent run in MLflow's experiment
+`pipeline` has the curves: step 0 is the base model, step n the state after n iterations.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Call:
         return f"{self.stage.name} {self.iteration if self.part in ('iteration', 'rerun') else self.part}"
 
     def fingerprint(self, workspace: Workspace) -> str:
-        """By which a finished run is found in its place. Raises UsageError as `stage_fingerprint`."""
+        """The fingerprint; a finished run that has it is reused. Raises UsageError as `stage_fingerprint` does."""
         from stages.store.execute import stage_fingerprint
 
         return stage_fingerprint(
@@ -58,10 +58,10 @@ Step = Callable[[Call], "StageRun"]
 
 
 Watcher = Callable[[Iteration], None]
-"""Is told of every iteration when it is done, of the base model first (iteration -1)."""
+"""Is called after every iteration, first for the base model (iteration -1)."""
 
 Judge = Callable[[Step, "Version", Iteration], Mapping[str, Any]]
-"""What becomes of the final adapter, as its registered version and its iteration; a summary's `match`."""
+"""Decides about the final adapter, given as its registered version and its iteration. Returns a summary's `match`."""
 
 
 def plain_step(
@@ -74,8 +74,8 @@ def plain_step(
     of: str = "",
     say: Callable[[str], None] = lambda text: None,
 ) -> Step:
-    """Run stages right here, as runs below the pipeline run `parent` where there is one, with `tags` on each. of: whose
-    they are, for their names. say: is told who is waited for.
+    """Run stages in this process, below the pipeline run `parent` if given, with `tags` on each. of: names their
+    pipeline in their names. say: is called with what the stage waits for.
     """
     from stages.store.execute import execute
 
@@ -98,7 +98,7 @@ def plain_step(
 
 
 def evaluate_base(run: RunConfig, step: Step) -> tuple[StageRun, StageRun]:
-    """The base model, before anything is learned: on the test split, and on the split of the curve as its start."""
+    """Evaluate the base model on the test split, and on the split of the curve as its start."""
     stage = load_stage("evaluate")
     base = step(Call(stage, presets.change(run, "evaluate", split="test"), {}, -1, "base"))
     return base, step(Call(stage, run, {}, -1, "start"))
@@ -132,8 +132,8 @@ def evaluate_final(run: RunConfig, step: Step, best: Iteration) -> StageRun:
 
 
 def stages_of(iteration: int, run: RunConfig, through: str = LAST) -> tuple[str, ...]:
-    """The stages of an iteration, in order. Of `run.sweeps` iterations the first one plays and the last one improves the
-    policy and is evaluated; in all of them the critic learns.
+    """The stages of an iteration, in order. Of `run.sweeps` iterations the first one plays; the last one improves the
+    policy and is evaluated. The critic learns in all of them.
     """
     last, place = iteration == run.iterations - 1, iteration % run.sweeps
     names = [
@@ -168,11 +168,11 @@ def run_pipeline(
     through: str = LAST,
     judge: Judge | None = None,
 ) -> Summary:
-    """The whole run. make_step: from the id of the parent run to how stages are run. asked: how it was asked for.
+    """The whole run. make_step: from the id of the parent run to its `Step`. asked: how the run was asked for.
     through: the last stage of the last iteration. judge: decides about the final adapter.
 
-    Finished stages are reused, so after a kill the same call goes on from the last one that finished. Raises what a
-    stage raises; the parent run is then marked FAILED, or KILLED on Ctrl-C, with what had been done by then.
+    Finished stages are reused: after a kill the same call goes on from the last one that finished. Raises what a stage
+    raises. The parent run is then FAILED, or KILLED on Ctrl-C, and keeps what was done by then.
     """
     book = open_book(run, workspace, asked or Asked())
     run_id = book.summary.run_id

@@ -1,10 +1,9 @@
-"""A run that learns from the episodes that another one played: the same stored data for every method that can use it. Ours.
+"""A run that learns from another run's episodes: the same stored data for every method that can use it. Ours.
 
     turnwise run desk+rft --set episodes_of=RUN
 
-Its collect is answered, iteration by iteration, with the other run's; nothing is copied, and nothing is played but for
-evaluation. Data that no method chose for itself tell what learning makes of it; what a method would have played next they
-do not tell.
+In each iteration it takes the other run's collect. Nothing is copied, and only evaluation plays episodes. This shows
+what a method learns from given data. It does not show what the method would have played next.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SAME = {"task": None, "model": {"path"}, "roles": {"prompts", "policy_temperatur
 
 
 def step(inner: Step, run: RunConfig, workspace: Workspace) -> Step:
-    """`inner`, but for collect where the run learns from another one's episodes. Raises UsageError where these do not fit."""
+    """`inner`, except for collect: it returns the other run's collect. Raises UsageError where the episodes do not fit."""
     if not run.episodes_of:
         return inner
     from stages.store.execute import stored_run
@@ -54,12 +53,12 @@ def _collects(run: RunConfig, workspace: Workspace) -> dict[int, str]:
     if changed := differences(theirs, own):
         key, (old, new) = next(iter(changed.items()))
         raise UsageError(
-            f"episodes_of: run {other[:8]} was played with {key} = {old}, and this one has {new}; set it alike."
+            f"episodes_of: run {other[:8]} was played with {key} = {old}, but this one has {new}. Set the same value."
         )
     rows = rerun.stored_summary(workspace, other)["iterations"]
     found = {row["iteration"]: row["runs"]["collect"] for row in rows if "collect" in row["runs"]}
     if len(rows) - 1 < run.iterations or stored.sweeps != run.sweeps:
         raise UsageError(
-            f"episodes_of: run {other[:8]} has episodes of {len(rows) - 1} iterations with {stored.sweeps} sweeps, wanted {run.iterations} with {run.sweeps}; set iterations and sweeps."
+            f"episodes_of: run {other[:8]} has episodes of {len(rows) - 1} iterations with {stored.sweeps} sweeps, but wanted {run.iterations} with {run.sweeps}. Set iterations and sweeps."
         )
     return found

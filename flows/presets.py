@@ -1,9 +1,10 @@
-"""Presets are whole runs: a task, a method and a model (`flows/parts.py`), or a TOML of one's own, which holds only what differs.
+"""A preset is a whole run: a task, a method and a model (`flows/parts.py`), or your own TOML, which holds only what
+differs.
 
     turnwise run demo --set critic.lr=1e-4 --set roles.frozen=adapter
 
-Order: default < the preset that it `extends`, less what it `drops` < TOML < --set. A key that nobody knows is an error that names the nearest
-right one.
+Order: default < the preset that it `extends`, less what it `drops` < TOML < --set. An unknown key is an error that
+names the nearest known key.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from stages.llm.roles import load_roles
 
 EachRun = Literal["new_seed", "further", "force", "champion"]
 SCHEDULING = ("cron", "timezone", "overlap", "catch_up", "timeout_h", "each_run", "match_episodes")
-"""Keys that say when a preset runs and what becomes of it, and that no result of a stage depends on."""
+"""Keys that say when and how a preset is served. No result of a stage depends on them."""
 WANTS = (
     *(
         (method, "task.agent", "react") for method in ("nlac", "hindsight", "nlql", "nlrl", "sac")
@@ -39,7 +40,7 @@ WANTS = (
     ("nlrl", "pick.futures_of", "rollouts"),
     ("sac", "pick.by", "value"),
 )
-"""(method, key, the one value of it that the method works with), of keys that other methods use otherwise."""
+"""(method, key, the one value that the method works with). Other methods use other values of these keys."""
 
 
 ON_POLICY = ("self_ac", "grpo")
@@ -47,7 +48,7 @@ ON_POLICY = ("self_ac", "grpo")
 
 
 class RunConfig(Config):
-    """A whole run. The class that `run_config` returns has one more section a stage, named like it: its own Config."""
+    """A whole run. The class that `run_config` returns also has one section for each stage: that stage's Config."""
 
     preset: str = Field("", description="Name of the preset that the run was made from. [ours]")
     seed: int = Field(0, ge=0, description="Mixed with stage name and iteration into every stage's seed. [ours]")
@@ -55,53 +56,53 @@ class RunConfig(Config):
         4,
         ge=0,
         le=10_000,
-        description="Rounds of collecting and learning; more of them continue a finished run. [ours]",
+        description="Rounds of collecting and learning. A higher number continues a finished run. [ours]",
     )
     method: Literal["nlac", "hindsight", "self_ac", "nlql", "nlrl", "sac", "rft", "grpo"] = Field(
         "nlac", description="Which stages an iteration runs: NLAC, Self-AC or a baseline. [ours]"
     )
     episodes_of: str = Field(
         "",
-        description="Pipeline run whose episodes are learned from, in place of own ones; for methods that can learn from stored ones. [ours]",
+        description="Learn from this pipeline run's episodes instead of own ones. Not for on-policy methods. [ours]",
     )
     sweeps: int = Field(
         1,
         ge=1,
-        description="Iterations for one round of collecting and improving the policy; in each of them targets are made and the critic is trained, so that "
-        "values flow back so many states a round. [ours; paper: every step makes its own targets]",
+        description="Iterations in one round. Each iteration makes targets and trains the critic; a round collects and improves the policy once. So "
+        "values flow back this many states a round. [ours; paper: every step makes its own targets]",
     )
     evaluate_every: int = Field(
         1,
         ge=1,
-        description="Iterations between two evaluations, or rounds of `sweeps`; the last one is always evaluated. [ours]",
+        description="Iterations (with `sweeps`: rounds) between two evaluations. The last one is always evaluated. [ours]",
     )
     goes_on_from: str = Field(
         "",
         pattern=r"^([0-9a-f]+:\d+)?$",
-        description="Pipeline run and its iteration, like 3f9c0a1b:3, after which this one goes on, with a seed of its own. [ours]",
+        description="Continue after this iteration of another pipeline run, with a new seed. Example: 3f9c0a1b:3. [ours]",
     )
     cron: str = Field(
-        "", description="When `turnwise serve` starts the preset, like '0 3 * * *'; empty = by hand only. [ours]"
+        "", description="When `turnwise serve` starts the preset, like '0 3 * * *'. Empty: only by hand. [ours]"
     )
     timezone: str = Field("UTC", description="Time zone of `cron`, by its name, like Europe/Berlin. [ours]")
     overlap: Literal["cancel", "queue"] = Field(
         "cancel",
-        description="A run that falls due while another one of the preset goes on: cancelled, or run after it. [ours]",
+        description="What happens to a run that is due while another run of the preset is going: cancel it, or queue it. [ours]",
     )
     catch_up: bool = Field(
         False,
-        description="Make up, as `turnwise serve` starts, for the last run that fell due while nothing served it. [ours]",
+        description="When `turnwise serve` starts, make up for the last run that was missed. [ours]",
     )
     timeout_h: float = Field(
-        0.0, ge=0, description="Hours after which a deployment's run is stopped, as by Ctrl-C; 0 = never. [ours]"
+        0.0, ge=0, description="Stop a deployment's run after this many hours, as by Ctrl-C. 0: never. [ours]"
     )
     each_run: EachRun = Field(
         "new_seed",
-        description="What each run of its deployment is: new_seed (the time it was due, in Unix seconds), further (`iterations` more of the same run), "
-        "force (everything once more) or champion (`iterations` more from the champion on, whose place it takes where it is better). [ours]",
+        description="What each scheduled run does. new_seed: its due time in Unix seconds is the seed. further: `iterations` more of the same run. "
+        "force: everything once more. champion: `iterations` more from the champion; a better adapter takes its place. [ours]",
     )
     match_episodes: int = Field(
-        400, ge=2, description="Scenarios on which a run with each_run champion is held against the champion. [ours]"
+        400, ge=2, description="Scenarios on which a run with each_run=champion is compared with the champion. [ours]"
     )
     task: TaskConfig = Field(default_factory=TaskConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
@@ -109,7 +110,7 @@ class RunConfig(Config):
 
     @property
     def first_iteration(self) -> int:
-        """Of its own iterations; those before are another run's."""
+        """The first of its own iterations. Earlier ones belong to another run."""
         return int(self.goes_on_from.partition(":")[2]) + 1 if self.goes_on_from else 0
 
 
@@ -130,7 +131,7 @@ def names() -> list[str]:
 
 
 def name_of(preset: str) -> str:
-    """What runs of a preset are called: its name of today, or that of its file. Raises UsageError with the nearest name."""
+    """The name of a preset's runs: the current name, or that of its file. Raises UsageError with the nearest name."""
     return _file(preset).stem if preset.endswith(".toml") else parts.find(preset).name
 
 
@@ -146,8 +147,8 @@ def _file(preset: str, folder: str = "") -> Path:
 def load(preset: str, sets: Sequence[str] = ()) -> RunConfig:
     """The config of a preset, a name or a path that ends in .toml, with `section.key=value` changes.
 
-    Raises UsageError: unknown preset, section or key with the nearest right one; a value that does not fit, with its
-    key; values that do not fit together.
+    Raises UsageError for an unknown preset, section or key, with the nearest known one. Also for a value that does not
+    fit, with its key, and for values that contradict each other.
     """
     run = resolve({**_values(preset), "preset": name_of(preset)}, sets)
     # Not in `resolve`, nor in the model: the config of a stored stage run has no method, and reads back with the
@@ -156,29 +157,33 @@ def load(preset: str, sets: Sequence[str] = ()) -> RunConfig:
         section, name = key.split(".")
         found = getattr(getattr(run, section, None), name, wanted)
         if run.method == method and found != wanted:
-            raise UsageError(f"{key}: method {method} wants {wanted}, found {found!r}; set it, or another method.")
+            raise UsageError(
+                f"{key}: method {method} needs {wanted}, but found {found!r}. Set this value, or choose another method."
+            )
     if run.episodes_of and run.method in ON_POLICY:
-        raise UsageError(f"episodes_of: method {run.method} learns from its own newest episodes alone; leave it out.")
+        raise UsageError(
+            f"episodes_of: method {run.method} is on-policy and cannot learn from stored episodes. Leave episodes_of out."
+        )
     if not preset.endswith(".toml"):
         _check_prompts(run)
     return run
 
 
 def _check_prompts(run: RunConfig) -> None:
-    """Raises UsageError where the task's prompts lack a role that the method asks; prompts of one's own are read later."""
+    """Raises UsageError where the task's prompts lack a role that the method asks. Your own prompts are read later."""
     if "/" in run.roles.prompts:
         return
     asked = {role for stage in registry.METHODS[run.method] for role in registry.load_stage(stage).roles}
     if lacking := sorted(asked - set(load_roles(run.roles.prompts).templates)):
         raise UsageError(
-            f"roles.prompts: method {run.method} asks {', '.join(lacking)}, and the prompts {run.roles.prompts} have none for that; "
-            "name another method, such as self_ac, or set other prompts."
+            f"roles.prompts: method {run.method} asks {', '.join(lacking)}, but the prompts {run.roles.prompts} lack it. "
+            "Choose another method, such as self_ac, or set other prompts."
         )
 
 
 def _values(preset: str, above: tuple[Path, ...] = (), folder: str = "") -> dict[str, Any]:
-    """The plain values of a preset, those of a file laid over those of the presets that it `extends`, one name or a list
-    of them, the last one on top, without the keys that it `drops`. A path in `extends` counts from the file's own folder.
+    """The plain values of a preset. A file's values lie over those of the presets that it `extends` (a name or a list,
+    the last one on top), without the keys that it `drops`. A path in `extends` counts from the file's own folder.
     """
     if not preset.endswith(".toml"):
         return parts.values(parts.find(preset))
@@ -186,7 +191,7 @@ def _values(preset: str, above: tuple[Path, ...] = (), folder: str = "") -> dict
     chain = (*above, path)
     if path in above:
         circle = " -> ".join(one.stem for one in chain)
-        raise UsageError(f"The presets {circle} extend each other in a circle; let one of them extend nothing.")
+        raise UsageError(f"The presets {circle} extend each other in a circle. Remove `extends` from one of them.")
     values, below = parts.read_toml(path, "preset"), dict[str, Any]()
     for parent in _listed(values, "extends", path, "the name of a preset"):
         below = parts.laid_over(below, _values(parent, chain, str(path.parent)))
@@ -196,7 +201,7 @@ def _values(preset: str, above: tuple[Path, ...] = (), folder: str = "") -> dict
 
 
 def _listed(values: dict[str, Any], key: str, path: Path, wanted: str) -> list[str]:
-    """The text or the list of texts at a key of a preset file, which is taken out."""
+    """Takes out and returns the text or the list of texts at a key of a preset file."""
     found = values.pop(key, [])
     found = [found] if isinstance(found, str) else found
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
@@ -211,7 +216,7 @@ def _drop(values: dict[str, Any], key: str, path: Path) -> None:
         values = values.get(name, {}) if isinstance(values, dict) else {}
     if not isinstance(values, dict) or last not in values:
         raise UsageError(
-            f"The preset {path.name}: drops: it inherits no {quoted(key)!r}; leave it out, or name a key that stands in what it extends."
+            f"The preset {path.name}: drops: it inherits no {quoted(key)!r}. Leave it out, or name a key that it inherits."
         )
     del values[last]
 

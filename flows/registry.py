@@ -1,7 +1,7 @@
-"""Which stages there are, which of them a method runs in turn, and whose runs each one is handed.
+"""Lists the stages, the order in which a method runs them, and the runs that each one reads.
 
 To add a stage: its module in `stages/`, one line in STAGES, and its name in a METHOD with its WIRING.
-A stage is imported when it is asked for, so that the command line need not pay for what it does not use.
+A stage is imported when it is asked for, which keeps the command line fast.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ METHODS: dict[str, tuple[str, ...]] = {
 """Method -> its stages within one iteration, in order. The last one makes the adapter that is evaluated."""
 
 SWEPT = ("targets", "critic", "q_critic")
-"""Stages that come in every iteration; where a run has several `sweeps`, others come once in so many iterations."""
+"""Stages of every iteration. With several `sweeps`, other stages come once in that many iterations."""
 
 Which = Literal["all", "last", "newest"]
 
@@ -78,7 +78,7 @@ WIRING: dict[str, dict[str, Which]] = {
     "self_ac": {"collect": "last", "self_ac": "last"},
     "evaluate": {**_POLICIES, "critic": "last", "q_critic": "last"},
 }
-"""Stage -> upstream stage -> all of its runs so far, or the last only; "newest": the last one, where no other stage that trains the same adapter has had a run since.
+"""Stage -> upstream stage -> "all" of its runs so far or only the "last". "newest": the last one, unless another stage has trained the same adapter since.
 Upstream stages without a run yet are left out."""
 
 READS: dict[str, tuple[str, ...]] = {
@@ -94,12 +94,13 @@ READS: dict[str, tuple[str, ...]] = {
     "self_ac": ("self_ac",),
     "evaluate": (*_POLICIES, "critic", "q_critic"),
 }
-"""Stage -> upstream stages whose weights it reads, those of the newest run of each; a swept stage those of the first one that is there. Of all others it
-reads rows alone."""
+"""Stage -> upstream stages whose weights it reads, from the newest run of each. A swept stage reads those of the first
+one that exists. From all others it reads only rows.
+"""
 
 
 def read_weights(stage: str, inputs: Mapping[str, Sequence[str]]) -> list[str]:
-    """The runs among a stage's inputs whose weights it reads."""
+    """The runs among a stage's inputs from which it reads weights."""
     found = [inputs[name][-1] for name in READS.get(stage, ()) if inputs.get(name)]
     return found[:1] if stage in SWEPT else found
 
@@ -111,10 +112,10 @@ def load_stage(name: str) -> Stage:
 
 
 def select_inputs(stage: str, history: dict[str, list[str]]) -> dict[str, list[str]]:
-    """The inputs of `stage` from the runs that a pipeline has so far (stage name -> run ids, oldest first; the stage that
-    ran last is the last one in it).
+    """The inputs of `stage`. history: the pipeline's runs so far (stage name -> run ids, oldest first); the stage that
+    ran last comes last.
 
-    Within an iteration, "last" is this iteration's run where that stage has had its turn, else the one before.
+    Within an iteration, "last" is this iteration's run if that stage has run already, else the one before.
     """
     learner = next((name for name in reversed(history) if name in _LEARNERS), None)
     return {

@@ -1,6 +1,4 @@
-"""What a running pipeline shows: bars and stage lines on stderr, a table row with a bar of the curve an iteration on
-stdout.
-"""
+"""Output of a running pipeline: bars and stage lines on stderr; on stdout a table row with a bar for each iteration."""
 
 from __future__ import annotations
 
@@ -59,8 +57,8 @@ class _Bar:
 
 
 class Display:
-    """Progress on stderr while the context lasts: bars on a terminal, else one line a stage; nothing where quiet.
-    rows_to: where the table goes.
+    """Progress on stderr while the context lasts: bars on a terminal, else one line a stage, nothing if quiet. rows_to:
+    where the table goes.
     """
 
     def __init__(self, *, quiet: bool = False, rows_to: Literal["stdout", "stderr"] | None = None) -> None:
@@ -113,9 +111,7 @@ class Display:
         return watched
 
     def row(self, row: Iteration) -> None:
-        """One iteration as a table row whose last cell is its point of the curve, drawn sideways; on stderr, what it
-        left without a word.
-        """
+        """Print one iteration as a table row. The last cell is its point of the curve, as a bar. Remarks go to stderr."""
         if self._rows_to is not None:
             rows_to = getattr(sys, self._rows_to)  # as it is now: on a terminal the rows are written above the bars
             if not self._headed:
@@ -127,14 +123,12 @@ class Display:
 
 
 def remarks(metrics: Mapping[str, float]) -> list[str]:
-    """What stops no run, and yet means that little or nothing is learned: a wrong limit or prompt is better known
-    before the last iteration.
-    """
+    """Problems that stop no run but mean that it learns little or nothing. A wrong limit or prompt shows early."""
     found = []
     malformed = max(metrics.get(f"{stage}/malformed_frac", 0.0) for stage in ("collect", "evaluate"))
     if malformed > 0.5:
         found.append(
-            f"{malformed:.0%} of the policy's replies could not be read; look at some (turnwise show), at roles.max_action_tokens, "
+            f"{malformed:.0%} of the policy's replies could not be read. Look at some (turnwise show), at roles.max_action_tokens, "
             "roles.max_thought_tokens and at roles.prompts"
         )
     for stage, what in (("refine", "action, critique or rewrite"), ("pick", "action or critique")):
@@ -164,7 +158,7 @@ def bar(share: float | None) -> str:
 
 
 def sparkline(shares: Sequence[float]) -> str:
-    """Shares of 1 as one line of eight levels; what lies below 0 or above 1 is drawn as 0 or 1."""
+    """Shares of 1 as one line of eight levels. Values below 0 or above 1 are drawn as 0 or 1."""
     return "".join(LEVELS[min(max(int(share * len(LEVELS)), 0), len(LEVELS) - 1)] for share in shares)
 
 
@@ -199,7 +193,7 @@ def metrics_table(old: str, new: str, before: Mapping[str, float], after: Mappin
 
 
 def comparison(old: str, new: str, compared: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What two pipeline runs came to, side by side: win rates, or the metrics of a stage before them."""
+    """Results of two pipeline runs side by side: win rates, or a stage's metrics."""
     if compared and "win_rate" not in {**compared[0]["old"], **compared[0]["new"]}:
         return [line for row in compared for line in (row["what"], *metrics_table(old, new, row["old"], row["new"]))]
     lines = [f"{row['what']:<20}{rate_text(row['old']):<20}{rate_text(row['new'])}".rstrip() for row in compared]

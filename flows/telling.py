@@ -1,6 +1,6 @@
-"""What a pipeline's run says of itself: its name, summary, description on MLflow's page, and the figures of its adapter.
+"""Texts of a pipeline's run: its name, summary and description on MLflow's page, and the figures of its adapter.
 
-For somebody who sees two runs side by side and asks what they are, how they differ, and what came of it.
+A reader of two runs side by side sees what they are, how they differ, and their results.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Changes = Mapping[str, tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class Asked:
-    """How a run was asked for. changed: what differs from the preset, or from the run that this one leaves,
+    """How a run was asked for. changed: differences from the preset, or from the run that this one leaves;
     `section.key` -> the value there and the run's.
     """
 
@@ -46,7 +46,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Iteration:
-    """What one iteration came to. win_rate and its 95 % interval are of the validation split; None where not evaluated."""
+    """The result of one iteration. win_rate and its 95 % interval are of the validation split, None without evaluation."""
 
     iteration: int
     runs: Mapping[str, str]  # stage -> run id
@@ -136,7 +136,7 @@ def note(
 
 
 def figures(run: RunConfig, how: Asked, commit: Mapping[str, str], summary: Summary) -> dict[str, Any]:
-    """What is to be known of the run's final adapter, for the tags of its registered version."""
+    """Facts about the run's final adapter, for the tags of its registered version."""
     test = {f"test_{key}": summary.final.get(key) for key in ("win_rate", "win_low", "win_high")}
     chosen = next(
         (one["win_rate"] for one in summary.iterations if one["iteration"] == summary.final["iteration"]), None
@@ -161,8 +161,8 @@ def rate_text(outcome: Mapping[str, Any]) -> str:
 
 
 def match_text(verdict: Mapping[str, Any]) -> str:
-    """What was decided of a candidate, and why: "promoted: 0.62 to 0.55 of version 3 on 200 scenarios, difference +0.07
-    (+0.02 to +0.12)".
+    """The decision on a candidate, and why. Example: "promoted: 0.62 to 0.55 of version 3 on 200 scenarios, difference
+    +0.07 (+0.02 to +0.12)".
     """
     word = "promoted" if verdict["promoted"] else "kept"
     other = f"version {verdict['against']}" if verdict["against"] else "the base model"
@@ -188,7 +188,7 @@ def _result(summary: Summary) -> list[str]:
 
 
 def _stage_runs(summary: Summary, link: Link, room: int) -> str:
-    """A table of links, a row an iteration; the oldest iterations are left out where `room`, in characters, is short."""
+    """A table of links, a row an iteration. Where `room` (characters) is short, the oldest iterations are left out."""
     if not summary.iterations:
         return ""
     names = list(dict.fromkeys(name for one in reversed(summary.iterations) for name in one["runs"]))

@@ -1,7 +1,7 @@
 """Opens the project folder: its stores, its engines, and clean-up after processes that died.
 
-The project folder holds `data/` and `mlflow/`. Relative paths of a config (`model.path = "data/base"`) count from it,
-so that configs, and with them fingerprints, hold no path of one machine.
+The project folder holds `data/` and `mlflow/`. Relative paths of a config (`model.path = "data/base"`) count from it.
+So configs and fingerprints hold no path of one machine.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ STORES = ("data", "mlflow")
 
 
 def find_home(given: Path | None = None, *, to_write: bool = False) -> Path:
-    """The folder that was given; else the nearest one at or above the working directory with data/ and mlflow/; else
-    that directory.
+    """The given folder, else the nearest one at or above the working directory with data/ and mlflow/, else that
+    directory.
 
-    to_write: stores are to be kept there, and the folders for them are made. Raises UsageError where it cannot be read,
-    or written.
+    to_write: make the folders for the stores. Raises UsageError where the folder cannot be read or written.
     """
     home = _home(given)
     try:
@@ -63,7 +62,7 @@ def _home(given: Path | None) -> Path:
 
 
 def safe_name(text: str) -> str:
-    """The text with "-" for what the name of a deployment cannot hold; "" where nothing is left."""
+    """The text with "-" for characters that a deployment's name cannot have. "" if nothing is left."""
     return re.sub(r"[^\w.-]+", "-", text, flags=re.ASCII).strip("-.")
 
 
@@ -93,11 +92,11 @@ def open_workspace(home: Path) -> Workspace:
 
 
 def engine_cache(home: Path) -> Callable[[RunConfig], Engine]:
-    """A function that makes the engine of a config, and keeps the last one made: loading a model is slow and takes
+    """A function that makes the engine of a config. It keeps the last one, because loading a model is slow and takes
     memory.
 
-    The first one waits until no other run is on this machine's GPU, where there is one. A run that reuses all its
-    stages asks for none.
+    One run per GPU: the first engine waits until no other run uses it. A run that reuses all its stages needs no
+    engine.
     """
     kept: dict[str, Engine] = {}
 

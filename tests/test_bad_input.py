@@ -200,9 +200,9 @@ def test_missing_general_rows_are_told_before_any_stage_and_broken_ones_by_their
     done = command(fresh, *asked)
     assert (done.status, len(done.told)) == (2, 1)
     assert done.told[0].startswith(
-        "turnwise: distill.general_path: wanted a JSONL file of general instruction rows at 'rows.jsonl', found none;"
+        "turnwise: distill.general_path: wanted a JSONL file of general instruction rows at 'rows.jsonl', found none."
     )
-    assert done.told[0].endswith("or mix none: --set distill.general_rows=0.")
+    assert done.told[0].endswith("Or mix none: --set distill.general_rows=0")
     assert not titles_by_status(fresh)
     (fresh / "rows.jsonl").write_text("broken\n")
     assert (

@@ -1,4 +1,4 @@
-"""What people touch: the command line, and for notebooks and scripts the names that are meant to be used from outside.
+"""The public interface: the command line, and functions for notebooks and scripts.
 
     import turnwise
 
@@ -7,17 +7,17 @@
     turnwise.episodes(project, run.run_id)
     turnwise.compare(project, run.run_id, "3f9c")
 
-Tables are pandas DataFrames. A run is named by the start of its id, as on the command line. The process works in the project
-folder once it is open: paths count from there. What is wrong is told by a `TurnwiseError` in one sentence.
+Tables are pandas DataFrames. The start of an id names a run, as on the command line. Once a project is open, the
+process works in its folder: paths count from there. A `TurnwiseError` says in one sentence what is wrong.
 
 Modules:
 
-    tables     what was run and kept, as DataFrames: runs, curves, rows, SQL, comparisons
+    tables     stored results as DataFrames: runs, curves, rows, SQL, comparisons
     work       runs a preset or one stage
     cli        the command line: parser, exit status; the reference is [cli.md](cli.md)
     __main__   `python -m turnwise` is `turnwise`
-    completion what a shell completes at a tab
-    output     streams that may close, fill up or know no bars: what is shown is dropped, the command goes on
+    completion shell completion
+    output     keeps a command going when its output streams close, fill up or cannot show bars
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """The command line: `turnwise COMMAND ...`.
 
 Results go to stdout (`--json`: one value), progress to stderr. Exit status: 0 done or reused, 1 failed, 2 wrong usage.
-Built on argparse; `arguments/` has the commands, and the code of each is imported when it is called.
+Built on argparse. `arguments/` has the commands. The code of a command is imported when it is called.
 """
 
 from __future__ import annotations
@@ -88,9 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _leave_threads(status: int) -> None:
-    """Let the process end, whatever goes on in it: Python waits for every thread that is no daemon, and an environment
-    may have left one.
-    """
+    """Let the process end. Python waits for every thread that is no daemon, and an environment may have left one."""
     left = [one for one in threading.enumerate() if not one.daemon and one is not threading.main_thread()]
     if not left:
         return
@@ -110,8 +108,8 @@ def _leave_threads(status: int) -> None:
 
 
 def _done(args: argparse.Namespace) -> int:
-    """Do what the command says; its exit status, after a sentence where it failed."""
-    # Threads that wait spin for a moment only: for ever takes a shared core from its neighbours, not at all loses a
+    """Run the command and return its exit status. A failure is told in one sentence."""
+    # Waiting threads spin only for a moment. Spinning for ever takes a shared core from others; not at all loses a
     # third of the speed.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     os.environ.setdefault("DO_NOT_TRACK", "1")  # neither Prefect nor MLflow reports anything to anybody

@@ -1,8 +1,8 @@
-"""Completion in a shell, by argcomplete: commands and options from the parser; presets, stages and runs as they are.
+"""Shell completion by argcomplete: commands and options from the parser, and existing presets, stages and runs.
 
     eval "$(turnwise completion bash)"      # for this shell; into ~/.bashrc for all
 
-A shell asks by environment variables at each tab, so nothing heavy is imported here. [argcomplete]
+The shell runs this at each tab, so nothing heavy is imported here. [argcomplete]
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _names(action: argparse.Action) -> Any:
 
 
 def presets(prefix: str) -> list[str]:
-    """Tasks; and after a "+", the parts that may still be added to what stands before it."""
+    """Tasks; and after a "+", the parts that may still be added."""
     before = prefix.split("+")[:-1]
     kinds = {name: kind for kind in parts.KINDS for name in parts.files(kind)} | dict.fromkeys(parts.SHORT, "task")
     taken = {kinds.get(word) for word in before}
@@ -77,7 +77,7 @@ def presets(prefix: str) -> list[str]:
 
 
 def runs(here: Path) -> list[str]:
-    """Starts of the ids of the newest runs of the project folder, read from MLflow's store without MLflow."""
+    """Starts of the ids of the project's newest runs, read from MLflow's store without MLflow."""
     home = next((one for one in (here, *here.parents) if os.path.isfile(one / "mlflow" / "mlflow.db")), None)
     if home is None:
         return []

@@ -1,7 +1,7 @@
-"""Standard output and standard error that end no command: what nobody can take any more is dropped, what cannot be
-encoded is drawn in ASCII.
+"""Standard output and standard error that never end a command. Text that nobody can read any more is dropped. Text that
+cannot be encoded becomes ASCII.
 
-So a run whose output goes into `head -1` goes on to its end, as with >&-, >/dev/full, or a terminal without UTF-8.
+So a run goes on to its end with `head -1`, >&-, >/dev/full, or a terminal without UTF-8.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(1
 
 
 def visible(value: Any) -> Any:
-    """Stored values as a terminal may have them: a reply holds what a model or a server said, and could move its cursor
-    or change its settings.
+    """Stored values, made safe for a terminal. A reply of a model or a server could move its cursor or change its
+    settings.
     """
     if isinstance(value, str):
         return value.translate(_CONTROLS)
@@ -32,7 +32,7 @@ def visible(value: Any) -> Any:
 
 
 class Outlet(io.FileIO):
-    """A file that goes on as /dev/null from the first write that fails; lost: that failure."""
+    """A file that becomes /dev/null at the first failed write. lost: that failure."""
 
     lost: OSError | None = None
 
@@ -49,8 +49,8 @@ class Outlet(io.FileIO):
 
 
 def lasting() -> list[Outlet]:
-    """Put outlets in place of this process's standard output and standard error, and return them; none for one that a
-    caller has replaced.
+    """Replace this process's standard output and standard error by outlets, and return them. A stream that a caller has
+    replaced stays.
     """
     codecs.register_error("turnwise.ascii", _in_ascii)
     if sys.stdin is None:  # closed; first, so that what is opened next does not take its number

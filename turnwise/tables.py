@@ -38,20 +38,20 @@ def curve(project: Workspace, run: str) -> pd.DataFrame:
 
 
 def rows(project: Workspace, table: str, run: str) -> pd.DataFrame:
-    """All rows that a run wrote to a table of the replay; of a pipeline run those of all its stage runs."""
+    """All rows that a run wrote to a table of the replay. For a pipeline run, those of all its stage runs."""
     run_id = project.tracking.find(run)
     whole = project.tracking.experiment(run_id) == EXPERIMENT
     return pd.DataFrame(project.replay.rows(table, runs_of(stored_summary(project, run_id)) if whole else [run_id]))
 
 
 def episodes(project: Workspace, run: str) -> pd.DataFrame:
-    """The episodes that a run played, those of its evaluations as well: column `split` tells them apart."""
+    """The episodes that a run played, including its evaluations. Column `split` tells them apart."""
     return rows(project, "episodes", run)
 
 
 def sql(project: Workspace, query: str, run: str | None = None) -> pd.DataFrame:
-    """What DuckDB answers; docs/how-to/sql.md has the tables, and queries to begin with. run: whose stage runs the relation
-    `runs` has; those of all finished pipeline runs without it.
+    """The answer of DuckDB to a query. docs/how-to/sql.md has the tables and examples. run: limits the relation `runs`
+    to this run's stage runs. Default: those of all finished pipeline runs.
     """
     return asked(query, project, run).to_pandas()
 

@@ -1,4 +1,4 @@
-"""Opens a project and runs in it, in this process and without Prefect, as `turnwise run --plain` does."""
+"""Opens a project and runs in it as `turnwise run --plain` does: in this process, without Prefect."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from stages.store.workspace import StageRun, Workspace
 
 
 def open_project(folder: str | Path | None = None) -> Workspace:
-    """The project folder that is named, else the nearest one at or above the working directory; a new one is made in an
-    empty folder. The process works in it from here on.
+    """Open the named project folder, else the nearest one at or above the working directory. An empty folder becomes a
+    new project. The process works in it from here on.
     """
     return open_workspace(find_home(None if folder is None else Path(folder), to_write=True))
 
@@ -24,7 +24,7 @@ def open_project(folder: str | Path | None = None) -> Workspace:
 def run(
     project: Workspace, preset: str, sets: Sequence[str] = (), *, force: bool = False, quiet: bool = True
 ) -> Summary:
-    """Run a preset with changes such as "critic.lr=1e-4"; finished stages are reused. Raises what a stage raises."""
+    """Run a preset with changes such as "critic.lr=1e-4". Finished stages are reused. Raises what a stage raises."""
     config = presets.load(preset, sets)
     asked = telling.asked(preset, config, sets)
     with launch.launcher(project.home, plain=True) as launcher, Display(quiet=quiet) as display:
@@ -41,7 +41,7 @@ def rerun(
     force: bool = False,
     quiet: bool = True,
 ) -> StageRun:
-    """Run one stage again from the inputs of a stored run, which stays as it is; without changes it is run once more."""
+    """Run one stage again from the inputs of a stored run, which stays unchanged. Without changes the stage runs once more."""
     again = reruns.prepare(stage, of, project, sets=sets, iteration=iteration)
     with launch.launcher(project.home, plain=True) as launcher, Display(quiet=quiet) as display:
         return launch.launch_rerun(again, project, launcher, display, sets=list(sets), force=force or not sets)

@@ -3,9 +3,9 @@
 Modules:
 
     estimate  work, memory and hours of a run on a device, and whether it fits
-    workload  what a run would do, counted from its config: prompts, tokens, steps
-    work      what the work of a stage is made of: requests, and rows of training as trees have them
-    storage   what a run keeps, on disk and in the machine's memory
-    lengths   what only a run can tell of itself, assumed before it runs
-    shapes    shapes of models and data sheets of devices, as far as cost goes
+    workload  prompts, tokens and steps of a run, counted from its config
+    work      the parts of a stage's work: requests, and rows of training in trees
+    storage   disk and memory that a run needs
+    lengths   assumptions about quantities that only a run can tell
+    shapes    shapes of models and data sheets of devices
 """

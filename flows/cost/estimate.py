@@ -8,9 +8,8 @@ that a token is multiplied with:
         the adapter also has
                                  its own gradients; attention 2 products forward, 5 backward
 
-Hours: work / (peak x share of it that is assumed); decoding is no faster than weights and KV cache can be read from
-memory. One device trains; an engine in this process shares it, servers (engine = openai) have devices of their own.
-[ours]
+Hours: work / (peak x assumed share of it). Decoding is no faster than memory can deliver weights and KV cache. One
+device trains. An engine in this process shares it; servers (engine = openai) have their own devices. [ours]
 """
 
 from __future__ import annotations
@@ -141,9 +140,9 @@ def generate_seconds(m: Machine, p: Prompts) -> float:
 
 
 def answer_seconds(m: Machine, work: Work, told: float) -> float:
-    """The run's own engine answers the environments one after the other, a server as many as wait for it at once. A
-    model that is not known counts as the run's; what it reads is left out. Added to the hours, although an engine that
-    is a stream goes on meanwhile.
+    """The run's own engine answers environments one by one; a server answers all that wait at once. An unknown model
+    counts as the run's; what it reads is left out. The seconds are added to the hours, although a streaming engine goes
+    on meanwhile.
     """
     task = m.run.task
     shape, side_by_side = (
@@ -202,8 +201,8 @@ def training_memory(m: Machine, work: Work) -> dict[str, float]:
 
 
 def tokens_of_a_pass(m: Machine, work: Work) -> float:
-    """Of the longest pass: a packed row, what `pass_tokens` allows, or a whole step; at least the longest row, twice
-    the mean being taken for it.
+    """Tokens of the longest pass: a packed row, the limit of `pass_tokens`, or a whole step. At least the longest row,
+    assumed to be twice the mean.
     """
     stage, longest = getattr(m.run, work.stage), max((2 * r.length for r in work.trained), default=0.0)
     longest = min(longest, m.shape.positions)

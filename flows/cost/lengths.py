@@ -1,10 +1,10 @@
-"""What only a run can tell of itself, assumed before it runs: turns of an episode, tokens of prompts and replies, how
-often the critic says Yes.
+"""Assumptions about quantities that only a run can tell: turns of an episode, tokens of prompts and replies, the share
+of Yes.
 
     turnwise plan demo --assume turns=3 --assume yes=0.7
 
-Replies are taken to be half as long as the config allows, the rest goes by task; a first iteration's means are better.
-[ours]
+Replies are assumed to be half as long as the config allows; the rest depends on the task. Means of a first iteration
+are better. [ours]
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ _BY_TASK = {
 
 
 def assumed(run: Any, changes: Sequence[str] = ()) -> Lengths:
-    """Means for a config: replies half as long as their limit allows, the rest by task. `changes` are name=number.
+    """Means for a config: replies half as long as their limit, the rest by task. `changes` are name=number.
 
-    Raises UsageError for a name that is none, and for a number that no run can have.
+    Raises UsageError for an unknown name, and for a number that no run can have.
     """
     turns, system, first, observation, act, asked, told = _BY_TASK.get(run.task.env, (6, 300, 60, 100, 0.4, 0.5, 30))
     roles = run.roles

@@ -1,8 +1,8 @@
-"""What a model and a device are, as far as cost goes: parameters, work a token, bytes a token; peak, bandwidth, memory.
+"""Models and devices for the estimate of cost: parameters, work and bytes a token; peak, bandwidth, memory.
 
-A shape is read from the model folder's config.json; the models that the papers train are known by name, since a hub is
-not asked. The layout is that of Llama and Qwen2: grouped-query attention and a gated feed-forward part. Nothing here
-imports torch. [ours]
+A shape comes from the model folder's config.json. The papers' models are known by name, because no hub is asked. The
+layout is that of Llama and Qwen2: grouped-query attention and a gated feed-forward part. Nothing here imports torch.
+[ours]
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class Shape:
         """(bytes a token that all layers keep for the backward pass, bytes a token of the one layer that is worked out
         again).
 
-        Per layer: inputs of both norms in fp32; inputs of the adapter's A, cast to fp32 for each linear layer where the
-        base is in 16 bits, and of its B; queries, keys, values and the attention's output; gate, its activation, up.
-        The base is frozen: its layers keep no inputs.
+        Per layer: inputs of both norms in fp32; inputs of the adapter's A and B; queries, keys, values and attention
+        output; gate, its activation, up. With a 16-bit base, A's inputs are cast to fp32 for each linear layer. The
+        base is frozen: its layers keep no inputs.
         """
         d, i = self.width, self.inner
         a_inputs = 5 * d + self.q + i if itemsize < 4 else 2 * d + self.q + i

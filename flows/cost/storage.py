@@ -1,8 +1,8 @@
-"""What a run keeps: on disk after all its iterations, with and without `turnwise gc`, and in the machine's memory.
+"""What a run needs: on disk after all iterations, with and without `turnwise gc`, and in the machine's memory.
 
-Weights are exact: an adapter has 4 bytes a parameter, whatever the base's type, and self_ac's moments 8. Rows are ids
-and log-probs as they are stored, 4 and 8 bytes, and texts at four bytes a token, before compression; the replay and the
-runs' Parquet files hold them once each. [ours]
+Weights are exact: an adapter has 4 bytes a parameter with any base type, and self_ac's moments 8. Rows are counted
+before compression: 4 bytes an id, 8 a log-prob, 4 a token of text. The replay and the runs' Parquet files each hold
+them once. [ours]
 """
 
 from __future__ import annotations

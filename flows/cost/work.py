@@ -1,6 +1,6 @@
-"""What the work of a stage is made of: requests, and rows of training as trees have them.
+"""The parts of a stage's work: requests, and rows of training in trees.
 
-Lengths are means; what prompts or rows share is counted once, as prefix caches and trees do. [ours]
+Lengths are means. A shared part of prompts or rows counts once, as in prefix caches and trees. [ours]
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from flows.cost.lengths import Lengths
 
 @dataclass(frozen=True)
 class Prompts:
-    """n requests of one kind: tokens that each reads and that each writes; and of those read the first ones, which the
-    request before it has, too.
+    """n requests of one kind: the tokens that each reads and writes, and how many of those read it shares with the
+    request before it.
     """
 
     n: float
@@ -26,8 +26,8 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Rows:
-    """n rows of `length` tokens in passes of a training, of which `predicted` go through the vocabulary projection, and
-    `own` through the model, the last ones: what stands before them another row of the pass has brought.
+    """n rows of `length` tokens in training passes. `predicted` tokens go through the vocabulary projection. Only the
+    last `own` tokens go through the model: another row of the pass brings those before them.
     """
 
     n: float
@@ -105,9 +105,9 @@ def role_prompts(
 
 
 def shared_prefix(at: At, k: float, draw: str) -> float:
-    """Tokens that prompts at reply k have in front like the ones before them, sorted: the system message; by the
-    episode all that was said up to the turn before. That other roles of the stage had the same conversation is left
-    out: they are asked after each other, and a cache does not hold a whole stage of the paper's.
+    """Tokens at the front that sorted prompts at reply k share with those before them: the system message, and within
+    an episode all up to the turn before. Other roles of the stage share the conversation, too. This is left out: roles
+    are asked one after the other, and no cache holds a whole stage of the paper's size.
     """
     size = at.lengths
     return size.system if draw == "turn" else max(size.system, seen_by_roles(at, k - 1))
@@ -146,7 +146,7 @@ def general_rows(at: At, n: float) -> Rows:
 
 @dataclass(frozen=True)
 class Kind:
-    """Rows of one kind: how many a step has, and of how many episodes they are drawn; 0 = they are of none."""
+    """Rows of one kind: how many a step has, and from how many episodes they are drawn. 0: from none."""
 
     rows: Rows
     a_step: float
@@ -154,8 +154,8 @@ class Kind:
 
 
 def in_trees(at: At, kinds: Sequence[Kind], steps: int, draw: str, pass_tokens: int) -> tuple[Rows, ...]:
-    """The rows as steps have them, what they share counted once: the system message in every pass, an episode's
-    conversation in every step that has rows of it. That rows of two kinds may be of one episode is left out.
+    """The rows in steps. Shared parts count once: the system message in every pass, an episode's conversation in every
+    step with rows of it. Rows of two kinds from one episode are not considered.
     """
     size, found = at.lengths, []
     tokens = 0.0  # of a step, without its system message

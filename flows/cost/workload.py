@@ -1,9 +1,7 @@
-"""What a run of a config would do, counted before it runs: episodes, prompts, tokens read, generated and trained,
-optimiser steps.
+"""Counts the work of a run before it starts: episodes, prompts, tokens read, generated and trained, optimiser steps.
 
-Counts of rows, batches and steps are the stages' own arithmetic. What only a run can tell (turns of an episode, tokens
-of a reply, how often the critic says Yes) is assumed: `flows/cost/lengths.py`. Pools grow over the iterations as they
-do in a run. [ours]
+Rows, batches and steps use the stages' own arithmetic. Only a run can tell the turns of an episode, the tokens of a
+reply and the share of Yes: `flows/cost/lengths.py` assumes them. Pools grow over the iterations as in a run. [ours]
 """
 
 from __future__ import annotations
@@ -143,8 +141,8 @@ def refine(at: At) -> Work:
 
 
 def q_critic(at: At) -> Work:
-    """An a' and a prompt without a reply for each transition that is bootstrapped, and the steps of a critic that is read
-    at the end of the successor's prompt.
+    """An a' and a prompt without a reply for each bootstrapped transition; and the steps of a critic that reads the end
+    of the successor's prompt.
     """
     config, size = at.run.q_critic, at.lengths
     n = int(min(config.transitions, at.pool, config.replay_size))
@@ -229,8 +227,8 @@ def grpo(at: At) -> Work:
 
 
 def self_ac(at: At) -> Work:
-    """One row an episode. The same rows again without a gradient for the price on divergence, a second pass for a critic
-    of its own, and each episode's values once for the deviation of the advantages.
+    """One row an episode. The price on divergence reads the same rows again without a gradient. A separate critic needs
+    a second pass. The deviation of the advantages reads each episode's values once.
     """
     config, size, n = at.run.self_ac, at.lengths, n_episodes(at.run, at.iteration)
     said = size.turns * (size.action + size.thought)

@@ -1,7 +1,7 @@
-"""The claims of the two sources, each with their own figure, what it is held against here, and what it rests on. Ours.
+"""The claims of the two sources, each with the source's figure, its control here and its evidence. Ours.
 
-NLAC's figures are of arXiv 2512.04601, first version unless said, Qwen2.5-7B-Instruct: success on tau-bench retail and
-airline. Names of methods are those of studies/claims.toml.
+NLAC's figures come from arXiv 2512.04601, by default its first version, with Qwen2.5-7B-Instruct. They are success
+rates on tau-bench retail and airline. studies/claims.toml defines the methods' names.
 """
 
 from __future__ import annotations

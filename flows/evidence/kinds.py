@@ -1,8 +1,8 @@
-"""What a claim can rest on: paired runs of a study, metrics of these runs, programs; and when it holds. Ours.
+"""The kinds of evidence for a claim, and when it holds: paired runs of a study, metrics of these runs, programs. Ours.
 
-A difference decides by Student's interval: wholly above 0 the claim holds, wholly below 0 it does not, else it is not
-decided. (Of three seeds a bootstrap lies on one side of 0 whenever all three do, which chance alone does in 1 of 4 cases.)
-A claim that rests on several things holds where all of them do, and does not where one does not.
+Student's interval of a difference decides. Wholly above 0 the claim holds, wholly below 0 it does not, else it is
+undecided. (A bootstrap of three seeds lies on one side of 0 whenever all three do. Chance alone does that in 1 of 4
+cases.) A claim with several kinds of evidence holds if all of them do. It does not hold if one does not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Metrics = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Finding:
-    """What was seen. verdict None: it is told beside, and decides nothing."""
+    """What was seen. verdict None: it is shown, but decides nothing."""
 
     figure: str
     verdict: Verdict | None = None
@@ -33,7 +33,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Found:
-    """All that claims rest on: the table rows of a study, the metrics of their runs, and what programs said."""
+    """All evidence: the table rows of a study, the metrics of their runs, and the programs' output."""
 
     rows: Sequence[Row]
     level: float
@@ -45,7 +45,7 @@ class Found:
 
 
 class Evidence(Protocol):
-    """One thing that a claim rests on: runs of these methods of the study, and programs."""
+    """One piece of evidence for a claim: runs of these methods of the study, and programs."""
 
     @property
     def methods(self) -> tuple[str, ...]: ...
@@ -108,10 +108,10 @@ class Higher(_Versus):
 
 @dataclass(frozen=True)
 class Sooner(_Versus):
-    """The study's level of the win rate on validation after less of a cost than each control, run by run.
+    """The method reaches the study's level of the win rate on validation at less cost than each control, run by run.
 
-    It holds where that is so of every pair of runs, and does not where it took more in every pair; a run that never
-    reached the level is later than all that did.
+    It holds if this is true for every pair of runs, and does not if the cost is higher in every pair. A run that never
+    reached the level counts as later than all that did.
     """
 
     axis: str = "episodes"
@@ -192,8 +192,8 @@ class Larger:
 
 @dataclass(frozen=True)
 class Printed(_Output):
-    """A cell of what a program printed: within bounds with all of its ± half-width, or above another cell; without either
-    it decides nothing.
+    """A cell of a program's output. It holds if it lies within bounds with its whole ± half-width, or above another
+    cell. Without bounds or another cell it decides nothing.
     """
 
     read: Callable[[Said], str]
@@ -233,8 +233,8 @@ class Passes(_Output):
 
 @dataclass(frozen=True)
 class CostOfAnEpisode(_Versus):
-    """Processor time of learning over episodes played, of each method, and of the whole way to the level. Decides nothing
-    but whether the whole is less.
+    """Processor time of learning per episode played, for each method, and up to the level. Only the total up to the
+    level decides.
     """
 
     def find(self, found: Found) -> Finding:

@@ -1,6 +1,7 @@
-"""Programs of the repository that a claim rests on: each runs once, and what it printed is kept as a run of its own. Ours.
+"""Programs of the repository that give evidence for a claim. Each runs once; its output is stored as a run of its own.
+Ours.
 
-It is found again by its command and by the code of the stages and of the benchmarks.
+It is found again by its command and the code of stages and benchmarks.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What is kept of runs: taken along, held against what was stored, deleted where nobody needs it, and made again.
+"""Keeps runs in order: export, recomputation and comparison, deletion of unneeded weights, and their remake.
 
-`bundle/` has a run as a folder, `recompute/` works out again what a run stored.
+`bundle/` writes a run as a folder. `recompute/` recomputes what a run stored.
 
 Modules:
 
-    export  rows, adapters, and merged models with or without their value head, to a folder
-    garbage which weights are still needed, and which `turnwise gc` may delete
-    remake  weights that were deleted, made again where a stage needs them
+    export  writes rows, adapters and merged models, with or without value head, to a folder
+    garbage finds the weights that are still needed, and those that `turnwise gc` may delete
+    remake  makes deleted weights again where a stage needs them
 """

@@ -1,5 +1,5 @@
-"""Takes results out of the store: rows as Parquet, an adapter, a merged model with or without its value head, a bundle;
-and puts a pretrained base in place.
+"""Exports results: rows as Parquet, an adapter, a merged model with or without its value head, a bundle. Also puts a
+pretrained base model in place.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ HEAD = "head"  # its artifact, and the folder beside the merged model
 
 
 def export_run(workspace: Workspace, run: str, folder: Path, what: str) -> list[Path]:
-    """Write the rows of a run, its adapter, its model with the adapter merged in, that with its critic, or all that it
-    left, to a new folder. Returns the files.
-    """
+    """Write part or all of a run to a new folder: rows, adapter, merged model, critic or bundle. Returns the files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"export: wanted a new or empty folder, but {folder} has something in it. Name another one.")
     run_id = workspace.tracking.find(run)
@@ -71,10 +69,9 @@ def merge(base: str, adapter: Path, folder: Path) -> None:
 
 
 def add_critic(workspace: Workspace, run_id: str, stored: Mapping[str, Any], folder: Path) -> None:
-    """The value head, and critic.json with all that V(s) = head(last state of the merged model on s + prompt_ids) wants
-    besides.
+    """Write the value head and critic.json: V(s) = head(last state of the merged model on s + prompt_ids).
 
-    In a folder of its own: a server that loads every *.safetensors beside the model would stumble over the head.
+    The head has its own folder: some servers load every *.safetensors beside the model, and would fail on it.
     """
     from stages.judge.values import prompt_ids
     from stages.llm.roles import roles_of
@@ -82,7 +79,7 @@ def add_critic(workspace: Workspace, run_id: str, stored: Mapping[str, Any], fol
     shutil.copytree(workspace.tracking.artifact(run_id, HEAD), folder)
     run = presets.resolve({**stored["config"], "seed": stored["seed"], "preset": f"export of {run_id[:8]}"})
     roles, trained = roles_of(run.roles), stored["config"][CRITIC_STAGE]
-    # A soft prompt stands in place of the text's ids; it is among the head's tensors.
+    # A soft prompt replaces the text's ids. It is among the head's tensors.
     ids = [] if trained["soft_prompt"] else list(prompt_ids(workspace.engine(run), roles))
     told = {
         "run_id": run_id,
@@ -94,8 +91,8 @@ def add_critic(workspace: Workspace, run_id: str, stored: Mapping[str, Any], fol
 
 
 def pretrain_to(config: RunConfig, workspace: Workspace, out: Path, bar: Bar, *, force: bool) -> StageRun:
-    """Run the stage `pretrain` and copy the model that it left to `out`. Raises UsageError, before it trains, for an
-    `out` that can be no folder.
+    """Run the stage `pretrain` and copy its model to `out`. Raises UsageError before training if `out` cannot be a
+    folder.
     """
     from stages.store.execute import execute
 
@@ -118,14 +115,14 @@ def _no_engine(run: RunConfig) -> Any:
 
 
 def _critic_adapter(run_id: str, stored: Mapping[str, Any]) -> str:
-    """The artifact with the adapter that values are read through: the critic's own, where it has one. Raises UsageError
-    where none was trained.
+    """The artifact with the critic's adapter: its own one, or the actor's. Raises UsageError where no critic was
+    trained.
     """
     from stages.judge.values import critic_adapter
 
     if (name := critic_adapter(stored["config"][CRITIC_STAGE])) is None:
         raise UsageError(
-            f"--what critic: run {run_id[:8]} trained no critic, its {CRITIC_STAGE}.alpha is 0; train one with alpha above 0"
+            f"--what critic: run {run_id[:8]} trained no critic: its {CRITIC_STAGE}.alpha is 0. Train one with alpha above 0"
         )
     return name
 

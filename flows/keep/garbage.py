@@ -1,4 +1,4 @@
-"""Which weights a project folder still needs, and which `turnwise gc` may delete.
+"""Finds the weights that a project folder still needs, and those that `turnwise gc` may delete.
 
 Kept are the weights
 
@@ -8,7 +8,7 @@ Kept are the weights
 - of each run that is running, and of its inputs;
 - of each run that belongs to no pipeline run, such as a rerun of a single stage.
 
-Everything else can be made again from what is kept: configs, inputs, rows and metrics are never deleted. [ours]
+All other weights can be made again: configs, inputs, rows and metrics are never deleted. [ours]
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from stages.store.workspace import Workspace
 
 LEARNERS = ("critic", "q_critic", *POLICY_STAGES)
-"""Stages that leave weights; what `pretrain` leaves is the base model, and not among them."""
+"""Stages that leave weights. `pretrain` is not among them: it leaves the base model."""
 KEEP = 2
-"""Newest iterations of a pipeline run that are kept unless asked otherwise."""
+"""By default, this many newest iterations of a pipeline run are kept."""
 ALL = 10**9  # runs
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of one run. files: bytes by artifact path. why: for what they are kept, "" where they are not."""
+    """The weights of one run. files: bytes by artifact path. why: the reason to keep them, "" if there is none."""
 
     run_id: str
     stage: str
@@ -56,7 +56,7 @@ class Weights:
 
 
 def survey(workspace: Workspace, newest: int) -> list[Weights]:
-    """All weights that are there, by pipeline run, iteration and stage. newest: iterations of each that are kept."""
+    """All stored weights, by pipeline run, iteration and stage. newest: iterations to keep of each pipeline run."""
     learners = {name: workspace.tracking.runs(name, ALL) for name in LEARNERS if name in STAGES}
     needed = kept(workspace, newest, [one for runs in learners.values() for one in runs])
     found = [
@@ -100,7 +100,7 @@ def kept(workspace: Workspace, newest: int, learners: Sequence[RunInfo]) -> dict
 
 
 def _chosen(summary: Mapping[str, Any]) -> int | None:
-    """The iteration whose adapter is evaluated at the end: the best so far where the run has not come to it yet."""
+    """The iteration whose adapter is evaluated at the end. In an unfinished run it is the best one so far."""
     if summary["final"]:
         return int(summary["final"]["iteration"])
     rows = [row for row in summary["iterations"] if row["iteration"] >= 0 and row.get("win_rate") is not None]
@@ -120,7 +120,7 @@ def _of_pipeline(workspace: Workspace, mine: Mapping[int, set[str]], chosen: int
 
 
 def _inputs(workspace: Workspace, run_id: str, tags: Mapping[str, str] = {}) -> dict[str, list[str]]:
-    """Upstream stage -> run ids. Of a run that has just begun its tag alone says them, unless they are too long for one."""
+    """Upstream stage -> run ids. A run that has just begun has them only in its tag, if they fit there."""
     try:
         return lineage_inputs(workspace, run_id)
     except MissingInput:
@@ -135,7 +135,7 @@ def _read_by(workspace: Workspace, running: RunInfo) -> list[str]:
 
 
 def delete(workspace: Workspace, found: Iterable[Weights]) -> list[Weights]:
-    """Delete what is not kept, and return it; a run that somebody has begun to read meanwhile is left alone."""
+    """Delete the weights that are not kept, and return them. Weights that a running run has begun to read stay."""
     tracking = workspace.tracking
 
     def drop(run_id: str) -> bool:

@@ -1,9 +1,8 @@
-"""Makes weights again that `turnwise gc` deleted, where a stage that is to be run needs them.
+"""Makes weights again that `turnwise gc` deleted, when a stage needs them.
 
-The run is done once more from its stored config and inputs. The new run has the same fingerprint, and so the same
-result; by its tag `stands_for` it takes the old one's place as the owner of these weights and nowhere else: whoever
-read the old run's id goes on reading it, so nothing that follows has to be made again. What it needs itself is made
-again likewise, back to the newest iteration whose weights are there. [ours]
+The run is repeated from its stored config and inputs. The new run has the same fingerprint, and so the same result. Its
+tag `stands_for` makes it the owner of these weights. In all else the old run stays, so nothing after it has to be made
+again. Missing weights that it needs are made again first, back to the newest iteration that still has weights. [ours]
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ def mending(
     *,
     force: bool = False,
 ) -> Step:
-    """The same step, which first makes again the dropped weights that it is going to read; none where a finished run is
-    reused, unless by `force` none is. make: a step that runs even what is finished, for a rerun.
+    """The same step, but it first makes the dropped weights again that it reads. A reused run needs none; `force`
+    reuses none. make: gives a rerun's step, which runs even finished stages.
     """
 
     def mended(call: Call) -> StageRun:
@@ -38,7 +37,7 @@ def mending(
             if not force and is_finished(call, workspace):
                 break
             again = replacement(run_id, workspace)
-            say(f"{call.title}: making {again.call.title} again, whose weights were dropped")
+            say(f"{call.title}: making {again.call.title} again, because its weights were dropped")
             mending(make(again), make, workspace, say, force=True)(again.call)
         return step(call)
 
@@ -46,7 +45,7 @@ def mending(
 
 
 def lost(call: Call, workspace: Workspace) -> list[str]:
-    """Runs whose weights the call reads, and which nobody has any more."""
+    """Runs whose weights the call reads, but which no longer exist."""
     tracking = workspace.tracking
     dropped = [run_id for run_id in read_weights(call.stage.name, call.inputs) if tracking.is_dropped(run_id)]
     return [one for one in dropped if all(tracking.is_dropped(other) for other in tracking.stand_ins(one))]
@@ -57,12 +56,12 @@ def is_finished(call: Call, workspace: Workspace) -> bool:
 
 
 def replacement(run_id: str, workspace: Workspace) -> Rerun:
-    """The call that makes the run of the dropped weights again. Raises MissingInput where it would not be the same."""
+    """The call that repeats the run of the dropped weights. Raises MissingInput where the result would not be the same."""
     stage = workspace.tracking.experiment(run_id)
     again = prepare(stage, run_id, workspace)
     if not again.replaces:
         raise MissingInput(
-            f"the weights of {stage} run {run_id} were dropped by turnwise gc, and cannot be made again as they were: the code, a prompt, a file "
-            f"or the model has changed since. With what they are now: turnwise rerun {stage} --of {run_id} --downstream"
+            f"turnwise gc dropped the weights of {stage} run {run_id}. They cannot be made again as they were: the code, a prompt, a file "
+            f"or the model has changed. To make them as of now: turnwise rerun {stage} --of {run_id} --downstream"
         )
     return again

@@ -1,5 +1,5 @@
-"""Shows the certificates of an episode's tokens: all clear in a line at its end, what differs at the turn where the
-tokens broke.
+"""Shows the token certificates of an episode: one line at its end if all is well, else the difference at the broken
+turn.
 
 turnwise show EPISODE
 """
@@ -13,8 +13,8 @@ from stages.learn.certificate import shown
 
 
 def difference(rows: Sequence[Row], turn: int) -> str:
-    """What the turn produced and what the next state holds instead; empty where it goes on with the same tokens. All
-    runs found the same.
+    """The turn's tokens and what the next state holds instead. Empty if the next state has the same tokens. All runs
+    found the same.
     """
     broken = [row for row in rows if row["turn"] == turn and row["extended"] is False]
     if not broken:

@@ -1,4 +1,4 @@
-"""Runs side by side: what differs in their configs, what they came to, and their curves."""
+"""Runs side by side: differences of their configs, results and curves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CURVES = {"win rate, validation": "evaluate/win_rate", **{name: metric for name,
 @dataclass(frozen=True)
 class Compared:
     """Runs side by side, in the order asked for. metrics: those at the end. curves: title -> a run's values by
-    iteration, None where there is none; of stage runs there are none.
+    iteration, None where there is none. Stage runs have no curves.
     """
 
     runs: Sequence[Mapping[str, Any]]  # run_id, name, status

@@ -1,7 +1,7 @@
-"""Whether a stage would run or be reused, and because of what.
+"""Says whether a stage would run or be reused, and why.
 
-All of it is read off the ingredients of the fingerprint (`stages/frame/contract.py`), those of the call and those that
-each finished run kept: two runs differ in a field here exactly where their fingerprints differ.
+It compares the ingredients of the fingerprint (`stages/frame/contract.py`): those of the call, and those that each
+finished run kept. Two runs differ in a field here exactly where their fingerprints differ.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Fields = Mapping[tuple[str, ...], Any]
 
 @dataclass(frozen=True)
 class Near:
-    """The finished run with the fewest fields that differ, the newest of equals. not_kept: what it did not keep."""
+    """The finished run with the fewest differing fields, the newest of equals. not_kept: ingredients that it did not keep."""
 
     run_id: str
     name: str
@@ -71,13 +71,13 @@ def explained(call: Call, workspace: Workspace) -> Explained:
 
 
 def fields(content: Mapping[str, Any]) -> Fields:
-    """The ingredients one by one, by their place; those of the config as `--set` names them."""
+    """The ingredients one by one, by their place. Config keys have their `--set` names."""
     rest = {HASHED.get(key, key): value for key, value in content.items() if key not in ("config", "shared")}
     return dict([*_leaves(rest), *_leaves({content["stage"]: content["config"], **content["shared"]})])
 
 
 def differing(old: Fields, new: Fields) -> dict[str, tuple[Any, Any]]:
-    """The fields whose JSON differs, which is what is hashed: 1 is not 1.0. None where there is no such field."""
+    """The fields whose JSON differs, because the JSON is hashed: 1 is not 1.0. None stands for a missing field."""
     found = [
         place
         for place in {**old, **new}

@@ -1,5 +1,4 @@
-"""Shows an episode of the ledger of credit that a run of self_ac left: what each turn earned, and what it counted for
-in the loss.
+"""Shows an episode of a self_ac run's credit ledger: each turn's reward and its share of the loss.
 
 turnwise show RUN --ledger EPISODE
 """
@@ -28,10 +27,10 @@ NUMBERS = ("reward", "value", "target", "advantage", "ratio", "share")
 
 
 def read_ledger(workspace: Workspace, run: str, prefix: str) -> dict[str, Any]:
-    """The entries of one episode, its turns' texts as they were produced, and the sum of all shares of the step.
+    """The entries of one episode, its turns' texts as produced, and the sum of all shares of the step.
 
-    run: a run of self_ac, or a pipeline run, then of its last iteration. Raises UsageError for another run, or where no
-    episode of the ledger, or several, start with the prefix; MissingInput where the run left no ledger.
+    run: a run of self_ac, or a pipeline run (its last iteration). Raises UsageError for another run, or unless exactly
+    one episode of the ledger starts with the prefix. Raises MissingInput where the run left no ledger.
     """
     from stages.store.execute import lineage_inputs
 
@@ -107,7 +106,7 @@ def _episode(path: Path, prefix: str, run_id: str) -> str:
         return prefix if prefix in found else found[0]
     if found:
         raise UsageError(
-            f"--ledger: {prefix!r} is the start of {len(found)} episodes ({', '.join(found[:NAMED])}, ...): give more characters"
+            f"--ledger: {prefix!r} is the start of {len(found)} episodes ({', '.join(found[:NAMED])}, ...). Give more characters"
         )
     some = f"{len(known)} episodes, those of its first step: {', '.join(known[:NAMED])}{', ...' if len(known) > NAMED else ''}"
     raise UsageError(f"--ledger: no episode in the ledger of run {run_id[:8]} starts with {prefix!r}; it has {some}")

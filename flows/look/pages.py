@@ -1,4 +1,4 @@
-"""HTML pages that need no other file: their style, their templates, and data that no text in it can break out of. Ours."""
+"""HTML pages that need no other file: style, templates, and safely embedded data. Ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ESCAPED = str.maketrans({sign: f"\\u{ord(sign):04x}" for sign in "<>&"})
 
 
 def render(template: Path, **values: Any) -> str:
-    """The template, filled; what is not marked as safe in it is escaped. `style` is what all pages look like."""
+    """The filled template. Values that are not marked as safe are escaped. `style` is the style of all pages."""
     from jinja2 import Environment, StrictUndefined
 
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -20,7 +20,7 @@ def render(template: Path, **values: Any) -> str:
 
 
 def data_block(value: Any) -> str:
-    """JSON as the content of a <script type="application/json">: no sign in it begins a tag or an entity. Raises ValueError
-    for a number that JSON lacks.
+    """JSON as the content of a <script type="application/json">. No character in it begins a tag or an entity. Raises
+    ValueError for a number that JSON lacks.
     """
     return json.dumps(value, allow_nan=False, separators=(",", ":")).translate(_ESCAPED)

@@ -1,4 +1,4 @@
-"""DuckDB's answer about the rows of the runs, with a relation of the runs to join them to."""
+"""Queries the rows of the runs in DuckDB. The relation `runs` joins them to their runs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ALL = 10**9  # runs
 
 
 def asked(query: str, workspace: Workspace, of: str | None = None) -> Any:
-    """The answer as an Arrow table. of: a pipeline run, to whose stage runs the relation `runs` is confined.
+    """The answer as an Arrow table. of: limits the relation `runs` to the stage runs of this pipeline run.
 
-    Raises UsageError for a query that DuckDB cannot run, and for a run that is no pipeline run.
+    Raises UsageError for a query that DuckDB cannot run, or if `of` is no pipeline run.
     """
     if not workspace.replay.path.exists():
         raise MissingInput(f"rows were wanted, but there is no {workspace.replay.path}. Run: turnwise run demo")
@@ -26,9 +26,7 @@ def asked(query: str, workspace: Workspace, of: str | None = None) -> Any:
 
 
 def _relation(workspace: Workspace, of: str | None) -> Any:
-    """A row for each stage run of each finished pipeline run, those that it reused as well. `part`: base, start,
-    iteration or final.
-    """
+    """A row for each stage run of each finished pipeline run, reused ones too. `part`: base, start, iteration or final."""
     import pyarrow as pa
 
     tracking = workspace.tracking

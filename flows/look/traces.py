@@ -1,4 +1,4 @@
-"""Episodes of a pipeline run as MLflow's traces, from what is stored: nothing is traced while a run works."""
+"""Episodes of a pipeline run as MLflow's traces. They come from the store: nothing is traced while a run works."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SHOWN = 40  # characters of an action in a span's name
 
 
 def traces(workspace: Workspace, run_id: str, n: int) -> dict[str, Span]:
-    """At most n episodes of the run as spans, by their ids: those that `turnwise view` shows, with times that are known.
+    """At most n episodes of the run as spans, by their ids: those that `turnwise view` shows, with their known times.
 
-    An episode begins with the stage run that played it: when it began in there is not stored, and a turn's time is the
-    share of the generation that fell to it. What was said of a turn later stands at the turn's end, and takes no time.
+    An episode begins with its stage run, because its own start is not stored. A turn's time is its share of the
+    generation. Later judgements of a turn stand at its end and take no time.
     """
     summary = stored_summary(workspace, run_id)
     shown = read_episodes(workspace, summary, workspace.tracking.read_json(run_id, "config.json"), n)
@@ -58,7 +58,7 @@ def _turn(turn: Mapping[str, Any], start_s: float) -> Span:
 
 
 def _judged(one: Mapping[str, Any], at_s: float) -> Span:
-    """A verdict, with the futures that it was given and the rewrite that came of it."""
+    """A verdict, with the futures it read and the rewrite it led to."""
     told = {"verdict": one["verdict"], "critique": one["critique"], "rewritten": one["refined"], "notes": one["notes"]}
     asked = {"action": one["action"], "futures": one["futures"]}
     return Span(

@@ -10,6 +10,6 @@ Modules:
     leash        runs a server that must not outlive the command that started it
     alert           tells somebody that a deployment's run failed
     page            what a flow run's page shows of its pipeline
-    recurring       what a deployment's next run is: a new seed, further iterations, all once more, or what follows the champion
+    recurring       what a deployment's next run does: a new seed, more iterations, all again, or on from the champion
     prefect_server  runs Prefect's server on a socket that it was handed
 """

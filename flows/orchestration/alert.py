@@ -1,10 +1,10 @@
-"""Tells somebody that a deployment's run failed: one JSON to the address in the environment variable TURNWISE_ALERT_URL.
+"""Reports that a deployment's run failed: posts one JSON to the address in the environment variable TURNWISE_ALERT_URL.
 
     {"project": "desk", "flow": "turnwise", "flow_run": "nightly", "page": "http://...", "run": "3f9c...", "stage": "critic 3",
      "error": "..."}
 
-run is that of MLflow, null where the run failed before it began. The address is written nowhere, since it often holds a
-key; whatever the receiver does, the run's result stays what it is.
+`run` is MLflow's run id, null if the run failed before it began. The address is written nowhere, because it often holds
+a key. The receiver cannot change the run's result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PREFECT_RUN = "prefect_run"  # tag of a pipeline run: the flow run that made it
 
 
 def failure(flow_run_id: str, error: str, workspace: Workspace) -> dict[str, Any]:
-    """Where a flow run failed: its pipeline run, and the stage that did not end well. error: one sentence."""
+    """Where a flow run failed: its pipeline run and the failed stage. error: one sentence."""
     runs = workspace.tracking.runs(EXPERIMENT, 100)
     run = next((one for one in runs if one.tags.get(PREFECT_RUN) == flow_run_id), None)
     stages = workspace.tracking.children(run.run_id) if run else []
@@ -38,11 +38,11 @@ def failure(flow_run_id: str, error: str, workspace: Workspace) -> dict[str, Any
 
 
 def send(message: Mapping[str, Any]) -> str:
-    """Post the message to TURNWISE_ALERT_URL; what came of it in a sentence, "" where no address is set."""
+    """Post the message to TURNWISE_ALERT_URL. Returns the outcome in a sentence, "" if no address is set."""
     url = os.environ.get(URL)
     if not url:
         return ""
-    said = [f"The alert was not taken within {TIMEOUT_S:.0f} s ({URL})."]
+    said = [f"The alert got no answer within {TIMEOUT_S:.0f} s ({URL})."]
 
     def post() -> None:
         try:

@@ -5,10 +5,9 @@
     prefect deployment run turnwise-rerun/PROJECT.rerun -p stage=critic -p of=3f9c -p 'sets=["critic.lr=1e-4"]' -p
         through=evaluate
 
-PROJECT is the name of the project folder. What each run is stands in `each_run`, by default a new seed: the time at
-which the run was due.
-A preset never overlaps with itself: its key `overlap` says whether a run that falls due while the one before goes on is
-cancelled or queued. The process that serves them works in the project folder, and each run is a process of its own.
+PROJECT is the name of the project folder. `each_run` says what each run does; by default its due time is a new seed. A
+preset never overlaps with itself. Its key `overlap` says whether a run that falls due meanwhile is cancelled or queued.
+The serving process works in the project folder, and each run is its own process.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ READY = "All deployments are registered."
 
 
 class TimedOut(KeyboardInterrupt):
-    """As Ctrl-C ends a run: it is KILLED, nothing is half-written, and no handler of errors takes it for one."""
+    """Ends a run as Ctrl-C does: it is KILLED, and nothing is half-written. Error handlers do not catch it."""
 
 
 def _preset_name() -> str:
@@ -60,11 +59,11 @@ def _preset_name() -> str:
 
 
 def tell_failure(flow: Any, flow_run: FlowRun, state: State[Any]) -> None:
-    """Prefect's hook of a run that failed, or, in the process that serves, of one whose process was killed.
+    """Prefect's hook for a failed run; in the serving process also for a run whose process was killed.
 
-    The names of its parameters are Prefect's: it hands them over by place here, by name there.
+    Prefect fixes the parameter names: it passes them by position or by name.
     """
-    # One that is cancelled before Prefect's engine listens, in its first seconds, is a crash to Prefect.
+    # Prefect takes a run for crashed if it is cancelled in its first seconds, before Prefect's engine listens.
     if state.is_crashed() and end_if_cancelled(flow_run.id):
         return
     workspace = open_workspace(Path.cwd())
@@ -96,7 +95,7 @@ def time_limit(hours: float) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        # A DuckDB that was asked when the time was up makes a KeyboardInterrupt of it.
+        # DuckDB turns the timeout into a KeyboardInterrupt if it was busy at that moment.
         if up and not isinstance(error, TimedOut):
             raise TimedOut(f"not done after {hours:g} h (timeout_h)") from error
         raise
@@ -116,16 +115,15 @@ def pipeline(
     seed: Annotated[int | None, Field(ge=0)] = None,
     iterations: Annotated[int | None, Field(ge=0)] = None,
 ) -> dict[str, Any]:
-    """Run a preset; finished stages are reused, and a run that was stopped goes on with the same parameters and seed.
+    """Run a preset. Finished stages are reused. A stopped run goes on if its parameters and seed are the same.
 
     Args:
-        preset: A preset that ships with turnwise, or the path of one's own that ends in .toml, seen from the project
-            folder.
+        preset: A preset that ships with turnwise, or the path of your own .toml, from the project folder.
         sets: Changes, each as section.key=value, as on the command line: critic.lr=1e-4.
-        each_run: new_seed: with the time at which it was due as seed. further: as many iterations again of the same
-            run. force: everything once more. champion: on from the champion, whose place it takes where it is better.
-        seed: In place of the one that each_run gives.
-        iterations: In place of the preset's.
+        each_run: new_seed: the due time is the seed. further: as many iterations again of the same run. force:
+            everything once more. champion: on from the champion; a better adapter takes its place.
+        seed: Replaces the seed that each_run gives.
+        iterations: Replaces the preset's number.
     """
     stand_for_missed()
     workspace = open_workspace(Path.cwd())
@@ -156,21 +154,21 @@ def rerun(
     through: str | None = None,
     downstream: bool = False,
 ) -> dict[str, Any]:
-    """Run one stage again from its stored inputs; with what follows it, as a pipeline run of its own.
+    """Run one stage again from its stored inputs. With the stages after it, this is a new pipeline run.
 
     Args:
         stage: The stage to be run again.
-        of: A pipeline run, or a run of the stage; the start of its id is enough.
+        of: A pipeline run, or a run of the stage. The start of its id is enough.
         sets: Changes, each as section.key=value, as on the command line: critic.lr=1e-4.
-        iteration: Of a pipeline run: this one instead of the last.
-        through: Also run what follows in the same iteration, up to this stage, as evaluate.
-        downstream: Also run all that follows, later iterations included.
+        iteration: This iteration of a pipeline run. Default: the last one.
+        through: Also run the stages that follow in the same iteration, up to this one. Example: evaluate.
+        downstream: Also run all that follows, including later iterations.
     """
     from flows import branch
     from flows.rerun import prepare
 
     if through is not None and downstream:
-        raise UsageError("rerun: wanted `through` or `downstream`, found both.")
+        raise UsageError("rerun: `through` and `downstream` cannot both be set. Leave one of them out.")
     workspace = open_workspace(Path.cwd())
     if through is not None or downstream:
         new = branch.prepare(stage, of, workspace, sets=sets, iteration=iteration, through=through)
@@ -186,10 +184,10 @@ def rerun(
 
 
 def deployments(chosen: Mapping[str, str], project: str) -> list[RunnerDeployment]:
-    """One deployment a preset (its name -> the preset), and one that reruns a stage; their names begin with the
+    """One deployment for each preset (name -> preset), and one that reruns a stage. Their names begin with the
     project's.
 
-    Raises UsageError where a preset's `cron` is none.
+    Raises UsageError where a preset's `cron` or `timezone` is not valid.
     """
     made = [_deployment(f"{project}.{name}", preset, project) for name, preset in chosen.items()]
     return [
@@ -226,10 +224,10 @@ def _deployment(name: str, preset: str, project: str) -> RunnerDeployment:
 
 
 def work(chosen: Mapping[str, str], project: str, limit: int) -> None:
-    """Register the deployments, say READY, and run what falls due, at most `limit` runs at once, until stopped."""
+    """Register the deployments, print READY, and run what falls due until stopped: at most `limit` runs at once."""
     runner = Runner(limit=limit, pause_on_shutdown=False)
-    # Prefect's own way to stop cancels its runs one by one, 3 s each, over a connection of another event loop, and so
-    # seldom ends in time.
+    # Prefect's own stop cancels its runs one by one, 3 s each, over another event loop's connection. It seldom ends in
+    # time.
     # Here the runs get the signal with this process, and `turnwise serve` tells the server what became of them.
     runner.handle_sigterm = lambda *_: os._exit(0)  # type: ignore[method-assign]
     try:

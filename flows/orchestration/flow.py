@@ -1,8 +1,8 @@
 """The same pipeline under Prefect: one flow a run, one task a stage, so that a server shows, schedules and retries
 them.
 
-Prefect's own caching is off: the fingerprint is the only cache. Imported late, because Prefect takes seconds to import
-and reads the address of its server when it does.
+Prefect's own caching is off: the fingerprint is the only cache. This module is imported late: importing Prefect takes
+seconds and fixes the address of its server.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ T = TypeVar("T")
 
 
 def prefect_step(inner: Step) -> Step:
-    """Run each stage as a task of the flow that calls it, with what it measured in its log; one whose run was there
-    already is shown as cached, and one whose engine was down is tried again.
+    """Run each stage as a task of the calling flow. Its log has the metrics. A reused stage is shown as cached. A stage
+    whose engine was down is tried again.
     """
 
     def step(call: Call) -> StageRun:
@@ -84,8 +84,8 @@ def run_as_flow(body: Callable[[], T], name: str, parameters: dict[str, Any]) ->
     """Run `body` as one run of the flow `turnwise`, shown with the parameters that started it."""
 
     def pipeline(parameters: dict[str, Any]) -> T:
-        # Tasks would take over the tags of their flow, and Prefect asks for the limits of each before a task starts:
-        # often a wait of 2 s.
+        # Tasks would inherit the tags of their flow. Prefect asks for the limits of each tag before a task starts,
+        # which often takes 2 s.
         with TagsContext(current_tags=set()):
             return body()
 
@@ -95,9 +95,7 @@ def run_as_flow(body: Callable[[], T], name: str, parameters: dict[str, Any]) ->
 
 
 def crash_dead_runs() -> None:
-    """End the flow runs of commands whose process was killed: nobody else would, and they would be shown as running for
-    ever.
-    """
+    """End the flow runs of commands whose process was killed. Otherwise they would be shown as running for ever."""
     _end_runs(
         [OURS], "Its process is gone.", lambda run: is_dead(dict(tag.split("=", 1) for tag in run.tags if "=" in tag))
     )
@@ -109,16 +107,15 @@ def serving_tags(project: str) -> list[str]:
 
 
 def settle(project: str) -> None:
-    """End what an earlier `turnwise serve` of this project left: its process went with it, but the server knows nothing
-    of that.
+    """End what an earlier `turnwise serve` of this project left. Its process is gone, but the server does not know
+    that.
 
-    A run that is not ended keeps its deployment's one slot, so that no later one would start. To be called while
-    nothing serves the project here.
+    An open run keeps its deployment's only slot, so no later run would start. Call this while nothing serves the
+    project here.
     """
     tags = serving_tags(project)
     _end_runs(tags, "The process that served it is gone.")
-    # The schedule of one that was killed goes on as long as the server: what fell due meanwhile would be run now, one
-    # after the other.
+    # The server goes on scheduling for a killed `turnwise serve`. All missed runs would now start, one after the other.
     _cancel_missed(
         FlowRunFilter(state={"type": {"any_": [StateType.SCHEDULED]}}, tags={"all_": tags}),
         MISSED,
@@ -135,14 +132,14 @@ def retire(project: str) -> None:
 
 
 def stand_for_missed() -> None:
-    """Within a deployment's run: cancel those that fell due by its schedule while it waited for its turn. Those that a
-    person started stay.
+    """Within a deployment's run: cancel scheduled runs that fell due while this one waited. Runs that a person started
+    stay.
     """
     if deployment.id:
         of = {"any_": [deployment.id]}
         _cancel_missed(
             FlowRunFilter(state={"type": {"any_": [StateType.SCHEDULED]}}, deployment_id=of),
-            "A run that waited as long stands for it.",
+            "A run that waited as long replaces it.",
         )
 
 
@@ -150,8 +147,8 @@ def stand_for_missed() -> None:
 def cancelled_where_asked() -> Iterator[None]:
     """Within a deployment's run: what a person cancelled ends as CANCELLED.
 
-    Prefect's runner tells the process so before its SIGTERM, but is not heard while another handler of that signal is
-    in place, as while `signals_held` holds it for a write; Prefect would then have it CRASHED.
+    Prefect's runner announces its SIGTERM. The process cannot notice while another handler is in place, as
+    `signals_held` puts there for a write. Prefect would then set CRASHED.
     """
     try:
         yield
@@ -164,7 +161,7 @@ def cancelled_where_asked() -> Iterator[None]:
 
 
 def end_if_cancelled(run_id: UUID) -> bool:
-    """Whether a person had asked for the end of this flow run, which is then CANCELLED, whatever else it was taken for."""
+    """Whether a person cancelled this flow run. If so, its state becomes CANCELLED, whatever it was before."""
     with get_client(sync_client=True) as client:
         asked = was_asked_to_end(client.read_flow_run_states(run_id))
         if asked:
@@ -173,16 +170,16 @@ def end_if_cancelled(run_id: UUID) -> bool:
 
 
 def was_asked_to_end(history: Sequence[State[Any]]) -> bool:
-    """Of a flow run's states, the first one first: whether it was cancelled since it was due last. One that a person
-    cancelled and then tries again has been, and may fail all the same.
+    """Whether a flow run was cancelled since it was last due. history: its states, oldest first. A run that a person
+    cancelled and then started again may still fail.
     """
     since_due = takewhile(lambda state: not state.is_scheduled(), reversed(history))
     return any(state.is_cancelling() for state in since_due)
 
 
 def catch_up(name: str, cron: str, timezone: str) -> bool:
-    """Start the last run of a deployment that fell due while nothing served it, as if it were that time; whether there
-    was one. It stands for all that were missed before it.
+    """Start a deployment's last missed run, with its due time. It replaces all runs missed before it. Returns whether
+    there was one.
     """
     with get_client(sync_client=True) as client:
         try:
@@ -204,8 +201,8 @@ def catch_up(name: str, cron: str, timezone: str) -> bool:
 
 
 def _seen_to(run: FlowRun) -> bool:
-    """Whether it ran, or was cancelled by a person or by the one before it. (Its start time says nothing: one that is
-    cancelled unstarted has one.)
+    """Whether it ran, or was cancelled by a person or by the run before it. (The start time does not tell: a run that
+    is cancelled before it starts has one, too.)
     """
     return run.run_count > 0 or (run.state is not None and run.state.is_cancelled() and run.state.message != MISSED)
 
@@ -246,13 +243,13 @@ def _run_and_flush(pipeline: Callable[[dict[str, Any]], T], name: str, parameter
             parameters
         )
     finally:
-        # Both are sent by threads that would outlive the server: what they still hold is sent before it may be stopped.
+        # Threads send both and would outlive the server. So they send all that they hold before the server may stop.
         APILogHandler().flush()
         EventsWorker.drain_all(timeout=FLUSH_TIMEOUT_S)
 
 
 def _infrastructure(task: Task[Any, Any], run: TaskRun, state: State[Any]) -> bool:
-    """Whether trying again may help: an engine or a simulator that failed, never a mistake of ours or of the user."""
+    """Whether a retry may help: only where an engine or a simulator failed."""
     try:
         state.result()
     except (EngineUnavailable, SimulatorError):

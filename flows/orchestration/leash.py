@@ -2,8 +2,8 @@
 
     python -m flows.orchestration.leash COMMAND ARGUMENT ...
 
-The owner holds the write end of this process's standard input. When that closes, because the owner let go or was killed
-with -9, the command and all that it started are stopped. It works on every POSIX system and needs no help of the owner.
+The owner holds the write end of this process's standard input. It closes when the owner lets go or is killed with -9.
+Then the command and all that it started are stopped. This works on every POSIX system without the owner's help.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Leashed:
                 env=dict(env),
                 cwd=cwd,
                 pass_fds=hands,
-                # Ctrl-C reaches the whole foreground group: the owner decides when its servers go, after its last
-                # report to them.
+                # Ctrl-C reaches the whole foreground group. The owner stops its servers itself, after its last report
+                # to them.
                 start_new_session=True,
             )
 
@@ -87,8 +87,7 @@ class Leashed:
 
 def main(command: Sequence[str]) -> int:
     """Run the command until it ends or standard input closes; its exit status, or 0 where it was stopped."""
-    # Open files are left open: all that this process has, beside the standard ones, is what it was handed for the
-    # command.
+    # Open files stay open. Beside the standard ones they are only those that the command is to get.
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, close_fds=False)
     stopper = threading.Thread(target=_stop_group, args=(child,))
     once = threading.Lock()
@@ -113,8 +112,8 @@ def main(command: Sequence[str]) -> int:
 
 
 def _stop_group(child: subprocess.Popen[bytes]) -> None:
-    """Ask the command's process group to stop, all of it, then kill what is left; return once it is gone. (A process
-    that was killed lives on until its memory is freed.)
+    """Ask the command's whole process group to stop, then kill what is left. Return once it is gone. (A killed process
+    lives on until its memory is freed.)
     """
     with contextlib.suppress(ProcessLookupError):
         for request in (signal.SIGTERM, signal.SIGKILL):
@@ -127,7 +126,7 @@ def _stop_group(child: subprocess.Popen[bytes]) -> None:
 
 
 def _living(group: int) -> bool:
-    """Whether a process of the group has not ended; one that has may stay listed until its parent asks how."""
+    """Whether a process of the group still runs. An ended one may stay listed until its parent reads its status."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
             if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:

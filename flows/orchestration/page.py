@@ -81,7 +81,7 @@ def markdown(rows: Sequence[tuple[int, Mapping[str, float]]], link: str, summary
 
 
 def mlflow_page(home: Path) -> str:
-    """Where `turnwise ui` served MLflow's page of this folder the last time, or would by default."""
+    """Where `turnwise ui` last served MLflow's page of this folder, or the default address."""
     try:
         port = int(json.loads((home / "mlflow" / "page.json").read_text(encoding="utf-8"))["port"])
     except (OSError, ValueError, KeyError, TypeError):  # it was never served

@@ -1,6 +1,6 @@
-"""What a deployment's next run of a preset is, so that a schedule does work: an unchanged preset would be reused whole.
+"""Decides what a deployment's next run changes. Without a change, the whole preset would be reused.
 
-The answer is a list of `--set` changes: the run that a schedule made can be made again on the command line.
+The answer is a list of `--set` changes, so the command line can repeat a scheduled run.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def next_sets(
 ) -> list[str]:
     """The changes of a run that fell due at `due`: `sets`, and what `each_run` adds to them.
 
-    new_seed: the due time in Unix seconds as seed, unless `sets` name one. further: as many iterations again as the
-    preset has, on top of those of the longest finished run that differs in nothing else. force: nothing; the caller
-    forces the run. champion: as many iterations after the champion's, with a new seed; with the seed of the run before
-    where that did the same and was stopped, so that this one goes on with it.
+    new_seed: the due time in Unix seconds as seed, unless `sets` name one. further: the preset's iterations on top of
+    those of the longest finished run that differs in nothing else. force: nothing; the caller forces the run. champion:
+    as many iterations after the champion's, with a new seed. If the run before did the same and was stopped, its seed
+    is kept and it goes on.
     """
     run = presets.load(preset, sets)
     sets = list(sets)
@@ -56,8 +56,8 @@ def _after_champion(run: presets.RunConfig, workspace: Workspace) -> list[str]:
 
 
 def _stopped_seed(run: presets.RunConfig, workspace: Workspace) -> int | None:
-    """Seed of the preset's newest run, where that was stopped (by a person, a kill, a time limit, an engine that was
-    away) and differs in nothing but the seed.
+    """Seed of the preset's newest run, if that run was stopped and differs only in the seed. A person, a kill, a time
+    limit or a lost engine may have stopped it.
     """
     newest = next((one for one in _runs_of(run.preset, workspace)), None)
     if newest is None or not (newest.status == "KILLED" or newest.tags.get("error", "").startswith(AWAY)):
@@ -76,14 +76,14 @@ def _finished_iterations(run: presets.RunConfig, workspace: Workspace) -> int:
 
 
 def _runs_of(preset: str, workspace: Workspace) -> list[RunInfo]:
-    """Newest first, those under a name of before among them."""
+    """Newest first. Includes runs under earlier names of the preset."""
     names = (preset, *parts.before(preset))
     return [info for info in workspace.tracking.runs(EXPERIMENT, 1000) if info.tags.get("preset") in names]
 
 
 def _config(run_id: str, preset: str, workspace: Workspace) -> presets.RunConfig | None:
-    """Under the preset's name of today. None where a run died before it wrote its config, and for one of another turnwise
-    that no run of today equals.
+    """Its config, with the preset's current name. None where a run died before it wrote its config, or where another
+    version's config does not fit this turnwise.
     """
     try:
         return presets.resolve({**workspace.tracking.read_json(run_id, "config.json"), "preset": preset})

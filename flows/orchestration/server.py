@@ -1,10 +1,9 @@
 """Finds the Prefect server of a project folder, or starts one that ends with its owner.
 
-Order: PREFECT_API_URL; the server that `turnwise ui` or `turnwise serve` keeps up for this folder; else one is started
-for this run alone, on any free port. A kept server has the folder's own port, chosen once and written in the folder;
-whoever answers there is asked whose it is, so that no run lands among another folder's. Starting takes 4-20 s of the
-server's own process, so it is begun first and waited for last, after the run's imports. All of them are bound to
-127.0.0.1.
+Order: PREFECT_API_URL; the server that `turnwise ui` or `turnwise serve` keeps up for this folder; else a new one for
+this run alone, on a free port. A kept server has the folder's own port, which the folder stores. A server that answers
+there is asked for its folder, so that no run goes to another folder's server. A start takes 4-20 s in its own process.
+So it begins first, and is waited for after the run's imports. All servers are bound to 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Server:
     owned: Leashed | None = None
 
     def wait(self, timeout_s: float = START_TIMEOUT_S) -> str:
-        """Block until the server answers; returns its URL. Raises TurnwiseError if it ends or never answers."""
+        """Wait until the server answers, and return its URL. Raises TurnwiseError if it ends or never answers."""
         deadline = time.monotonic() + timeout_s
         while self.owned is not None and not healthy(self.url):
             if not self.owned.running() or time.monotonic() > deadline:
@@ -99,14 +98,14 @@ def serves(url: str, home: Path) -> bool:
 
 
 def begin_server(home: Path) -> Server:
-    """A server for one run: one that is found, or one that begins to start and has to be waited for and stopped."""
+    """A server for one run: one that exists, or a new one. The caller has to wait for it and stop it."""
     found = find_server(home)
     return Server(found) if found else start_server(home)
 
 
 @contextmanager
 def keep_server(home: Path) -> Iterator[Server]:
-    """A server with its page and its scheduler, which other commands of this folder find while the context lasts."""
+    """A server with its page and its scheduler. Other commands of this folder find it while the context lasts."""
     with sqlite.exclusive(
         _port_file(home), START_TIMEOUT_S
     ):  # of two commands that begin at once, the second finds the first's
@@ -126,8 +125,8 @@ def keep_server(home: Path) -> Iterator[Server]:
 
 
 def stand_in(server: Server, home: Path) -> bool:
-    """Start this folder's server again, on the port where others know it, if the command that kept it has ended. False
-    where something listens there still, and for a server that PREFECT_API_URL names. Raises TurnwiseError.
+    """Start this folder's server again on its known port, if the command that kept it has ended. Returns False if
+    something still listens there, or if PREFECT_API_URL names the server. Raises TurnwiseError.
     """
     port = _own_port(home)
     if server.owned is not None or server.url != api_url(port):
@@ -178,11 +177,11 @@ def make_database(home: Path) -> None:
 
 
 def use_server(url: str, home: Path) -> None:
-    """Point this process, before it imports Prefect, at a server; keep Prefect's own log lines off the terminal."""
+    """Make this process use a server. Call it before Prefect is imported. Prefect's own log lines stay off the terminal."""
     for name, value in _environment(home).items():
         os.environ.setdefault(name, value)
     os.environ["PREFECT_API_URL"] = url
-    # The page still gets every line; the terminal gets our own, and a failure is told in one sentence.
+    # The page still gets every line. The terminal gets only ours, and one sentence for a failure.
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     for name in ("NO_PROXY", "no_proxy"):
         if "127.0.0.1" not in os.environ.get(name, ""):
@@ -238,7 +237,7 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def _listen(port: int) -> socket.socket:
-    """A loopback socket that listens on `port`, or on a free one: held from here on, no other server can come to have
+    """A loopback socket that listens on `port`, or on a free one. It is held from here on, so no other server can take
     it.
     """
     try:

@@ -1,7 +1,7 @@
-"""Keeps servers up until Ctrl-C: MLflow's page and Prefect (`turnwise ui`), or Prefect and what runs its deployments
-(`turnwise serve`).
+"""Keeps servers up until Ctrl-C: MLflow's page and Prefect (`turnwise ui`), or Prefect and the process that runs
+deployments (`turnwise serve`).
 
-All of them listen on 127.0.0.1 only, and end with this process, however it ends.
+They listen on 127.0.0.1 only. They end with this process, however it ends.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def _page_port(wanted: int) -> int:
     """The port for MLflow's page; any free one for 0."""
     if not 0 <= wanted <= LAST_PORT:
         raise UsageError(
-            f"ui: --port wants a number from 1 to {LAST_PORT}, or 0 for any free port, but found {wanted}."
+            f"ui: --port {wanted} is no port. Give a number from 1 to {LAST_PORT}, or 0 for any free port."
         )
     if not is_free(wanted):
         raise UsageError(
-            f"ui: port {wanted} is taken or not open to this user. Name another one, or let one be found: turnwise ui --port 0"
+            f"ui: --port {wanted} is taken or not open to this user. Name another one, or use any free one: turnwise ui --port 0"
         )
     return wanted or free_port()
 
@@ -120,8 +120,8 @@ def serve(args: Namespace) -> int:
 
 
 def _by_name(given: Sequence[str]) -> dict[str, str]:
-    """Name of a deployment -> its preset, a file by its absolute path, since runs work elsewhere. Raises UsageError
-    where it cannot be served.
+    """Name of a deployment -> its preset. A file has its absolute path, because runs work elsewhere. Raises UsageError
+    where a preset cannot be served.
     """
     found: dict[str, str] = {}
     for one in dict.fromkeys(given):
@@ -130,7 +130,7 @@ def _by_name(given: Sequence[str]) -> dict[str, str]:
         taken = found | {"rerun": "the deployment that reruns a stage"}
         if name in taken:
             raise UsageError(
-                f"serve: --preset {one}: its deployment would be named {name!r}, as that of {taken[name]} is. Rename the file."
+                f"serve: --preset {one}: the deployment name {name!r} already belongs to {taken[name]}. Rename the file."
             )
         if not name:
             raise UsageError(f"serve: --preset {one}: no deployment can have that name. Rename the file to serve it.")
@@ -141,8 +141,8 @@ def _by_name(given: Sequence[str]) -> dict[str, str]:
 def _supervise(
     server: Server, home: Path, start: Callable[[], Leashed], *, until: Callable[[], bool], ready: Callable[[], None]
 ) -> None:
-    """Keep one service running beside the server until Ctrl-C; start it again when it ended, and the server when the
-    command that kept it for both has ended.
+    """Keep one service running beside the server until Ctrl-C. Restart it when it ends. Restart the server when the
+    command that kept it for both ends.
 
     Raises TurnwiseError where the service ends before it was ever ready, or where the server is gone for good.
     """

@@ -183,11 +183,11 @@ def test_a_champion_of_another_method_is_refused_with_a_way_out(
     first = night(preset, 0, workspace)
     sets = [f"goes_on_from={first.run_id}:1", "iterations=4", "method=grpo"]
     with pytest.raises(
-        UsageError, match="has method = rft, and this one grpo; set it alike, or give the preset another name"
+        UsageError, match=r"has method = rft, but this one has grpo. Set the same value, or rename the preset"
     ):
         go(preset, sets, workspace)
     with pytest.raises(
-        UsageError, match=r"wanted the first 6 of 4 iterations from run .*, which finished 2; name an earlier"
+        UsageError, match=r"wanted the first 6 of 4 iterations from run .*, but it finished 2. Name an earlier"
     ):
         go(preset, [f"goes_on_from={first.run_id}:5", "iterations=4"], workspace)
     with pytest.raises(UsageError, match="goes_on_from: string should match"):

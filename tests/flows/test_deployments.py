@@ -156,9 +156,12 @@ def test_a_night_that_a_person_or_the_one_before_it_cancelled_is_not_made_up_for
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["--preset", "demo", "--preset", "my/demo.toml"], "its deployment would be named 'demo', as that of demo is"),
-        (["--preset", "my/rerun.toml"], "named 'rerun', as that of the deployment that reruns a stage is"),
-        (["--preset", "grpo"], "names no task; put one before it, as in desk+grpo"),
+        (["--preset", "demo", "--preset", "my/demo.toml"], "the deployment name 'demo' already belongs to demo"),
+        (
+            ["--preset", "my/rerun.toml"],
+            "the deployment name 'rerun' already belongs to the deployment that reruns a stage",
+        ),
+        (["--preset", "grpo"], "names no task. Put one before it, as in desk+grpo"),
         (["--preset", "my/nothing.toml"], "There is no preset file my/nothing.toml"),
         (["--limit", "0"], "--limit: wanted at least 1 run at once, found 0"),
     ],

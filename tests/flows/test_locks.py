@@ -85,7 +85,7 @@ def test_who_wants_a_device_that_is_held_says_who_holds_it_and_waits(
         hold_device("gpu-2", "me")  # another device is free
         assert not waits
         hold_device("gpu-1", "me")
-    assert waits[0] == "Waiting for gpu-1, which has one run at a time; it is held by process 7, demo seed 0.\n"
+    assert waits[0] == "Waiting for gpu-1: one run at a time. It is held by process 7, demo seed 0.\n"
     assert waits[1:3] == ["", ""]  # said once
     assert (folder / "turnwise-gpu-1.lock").read_text() == "me"
 

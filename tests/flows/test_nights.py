@@ -227,7 +227,7 @@ def test_of_those_that_fell_due_while_a_queued_preset_ran_one_runs_after_it(nigh
     states = [nights.api.run(one)["state"] for one in waited]
     assert sorted(state["type"] for state in states) == ["CANCELLED", "CANCELLED", "COMPLETED"]
     assert {state["message"] for state in states if state["type"] == "CANCELLED"} == {
-        "A run that waited as long stands for it."
+        "A run that waited as long replaces it."
     }
 
 

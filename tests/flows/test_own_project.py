@@ -79,7 +79,7 @@ def test_a_bundle_brings_its_prompts_and_never_makes_a_module_be_imported(
     assert json.loads(replayed.out)["same"]
     refused = command(other, "import", str(bundle))
     assert refused.status == 2
-    assert "name the module mine.desk, code that is not in it" in refused.err
+    assert "name the module mine.desk. Its code is not in the bundle" in refused.err
     assert refused.err.count("\n") == 1
     assert not Tracking(other / "mlflow").runs("pipeline", 10)
     assert not (other / "imported").exists()

@@ -55,9 +55,15 @@ def test_collect_is_the_other_run_s_and_all_that_follows_is_the_run_s_own(projec
 @pytest.mark.parametrize(
     ("sets", "said"),
     [
-        ("task.options.steps=2", r"was played with task.options.steps = None, and this one has 2; set it alike."),
-        ("iterations=3", r"has episodes of 2 iterations with 1 sweeps, wanted 3 with 1; set iterations and sweeps."),
-        ("method=grpo", "episodes_of: method grpo learns from its own newest episodes alone; leave it out."),
+        ("task.options.steps=2", r"was played with task.options.steps = None, but this one has 2. Set the same value."),
+        (
+            "iterations=3",
+            r"has episodes of 2 iterations with 1 sweeps, but wanted 3 with 1. Set iterations and sweeps.",
+        ),
+        (
+            "method=grpo",
+            "episodes_of: method grpo is on-policy and cannot learn from stored episodes. Leave episodes_of out.",
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(project: Path, sets: str, said: str) -> None:

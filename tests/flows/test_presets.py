@@ -247,7 +247,10 @@ def test_the_demo_s_baselines_that_pick_draw_and_step_as_the_demo_does() -> None
     [["method=sac"], ["method=nlql", "pick.by=value"], ["method=hindsight"], ["refine.futures_of=episode"], ["method=nlql", "task.agent=cot"], ["method=nlrl"], ["method=nlql", "pick.futures_of=rollouts"]],
 )  # fmt: skip
 def test_a_method_with_a_key_that_it_cannot_use_is_one_sentence(sets: list[str]) -> None:
-    with pytest.raises(UsageError, match=r"^[a-z_.]+: method \w+ wants \w+, found '\w+'; set it, or another method\.$"):
+    with pytest.raises(
+        UsageError,
+        match=r"^[a-z_.]+: method \w+ needs \w+, but found '\w+'\. Set this value, or choose another method\.$",
+    ):
         presets.load("demo", sets)
 
 
@@ -288,7 +291,7 @@ def test_a_preset_drops_what_it_inherits_and_sets_its_own_in_its_place(tmp_path:
 @pytest.mark.parametrize(
     ("drops", "said"),
     [
-        ('"task.optoins"', "drops: it inherits no 'task.optoins'; leave it out, or name a key"),
+        ('"task.optoins"', "drops: it inherits no 'task.optoins'. Leave it out, or name a key"),
         ('["task.env.name"]', "drops: it inherits no 'task.env.name'"),
         ('""', "drops: it inherits no ''"),
         ("3", "drops wants a key, like task.options, or a list of them."),

@@ -144,7 +144,7 @@ def test_a_port_that_no_page_can_have_is_wrong_usage(
     assert cli.main(["ui", "--home", str(tmp_path), "--port", port]) == 2
     assert (
         capsys.readouterr().err
-        == f"turnwise: ui: --port wants a number from 1 to 65535, or 0 for any free port, but found {port}.\n"
+        == f"turnwise: ui: --port {port} is no port. Give a number from 1 to 65535, or 0 for any free port.\n"
     )
 
 

@@ -341,7 +341,8 @@ def test_transitions_of_a_chain_are_its_factors(bench: models.Bench) -> None:
 
 def test_nlac_refuses_a_chain_of_thought_before_anything_runs() -> None:
     with pytest.raises(
-        UsageError, match=r"task.agent: method nlac wants react, found 'cot'; set it, or another method"
+        UsageError,
+        match=r"task.agent: method nlac needs react, but found 'cot'. Set this value, or choose another method",
     ):
         presets.load("tiny", ["task.agent=cot"])
     for method in ("self_ac", "grpo", "rft"):

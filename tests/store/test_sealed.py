@@ -115,7 +115,7 @@ def test_a_changed_artifact_stops_the_run_that_reads_it_and_mended_it_is_what_it
     assert command(finished.home, "verify", "--mend", "--json").status == 0
     mended = command(finished.home, *RUN, "--set", "evaluate.episodes=5")
     assert mended.status == 0
-    assert stage in mended.ran or "again, whose weights were dropped" in mended.err
+    assert stage in mended.ran or "again, because its weights were dropped" in mended.err
     again_run = stage_runs(mended.json)[stage]
     for weights in ("adapter/adapter_model.safetensors", "target/adapter_model.safetensors"):
         made = hashlib.sha256(tracking.artifact(again_run, weights).read_bytes()).hexdigest()

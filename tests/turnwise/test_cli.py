@@ -160,7 +160,7 @@ def test_an_adapter_is_exported_to_a_new_folder_only(turnwise: Turnwise, stages:
         (["claims", "--jobs", "0"], "--jobs 0: wanted at least 1"),
         (["runs", "--limit", "-3"], "--limit -3: wanted at least 1"),
         (["runs", "--stage", "critc"], "there is no stage 'critc'; did you mean 'critic'? Stages: pipeline, "),
-        (["run", "grpo", "--plain"], "'grpo' names no task; put one before it, as in desk+grpo."),
+        (["run", "grpo", "--plain"], "'grpo' names no task. Put one before it, as in desk+grpo."),
         (["run", "d" * 5000, "--plain"], "There is no preset 'ddd"),
         (["run", "d" * 5000 + ".toml", "--plain"], "There is no preset file ...ddd"),
         (["export", "ffff", "o" * 5000], "File name too long"),

@@ -1,4 +1,4 @@
-"""The commands that look at what was run, or keep it in order: stages, presets, compare, runs, show, view, lineage, sql, export, import, replay, data, gc, check, verify."""
+"""The commands that show runs or keep them in order: stages, presets, compare, runs, show, view, lineage, sql, export, import, replay, data, gc, check, verify."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def add(commands: Any) -> None:
     )
     export.add_argument("run", metavar="RUN", help="a pipeline or stage run; the start of the id is enough")
     export.add_argument("folder", metavar="FOLDER", type=Path, help="a new folder")
-    kinds = "rows: Parquet; adapter: the best one; merged: the base model with the adapter in it; critic: that model with the value head of self_ac; bundle: the whole run, for `replay` and `import` (default: rows)"
+    kinds = "rows: Parquet; adapter: the best one; merged: the base model with the adapter; critic: the same with self_ac's value head; bundle: the whole run, for `replay` and `import` (default: rows)"
     export.add_argument("--what", choices=("rows", "adapter", "merged", "critic", "bundle"), default="rows", help=kinds)
     what = "Import a bundle. Its runs can be shown, rerun and reused as if they were made here."
     take_in = command(commands, "import", what, "turnwise import out", module="turnwise.commands.bundle")

@@ -1,4 +1,4 @@
-"""The commands that take in a bundle, and that recompute what a run stored. `flows/keep/bundle` and `flows/keep/recompute` do the work."""
+"""The commands that import a bundle, and recompute what a run stored. `flows/keep/bundle` and `flows/keep/recompute` do the work."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def take_in(args: Namespace) -> int:
     bundle = check.read(args.folder.resolve())
     if unnamed := [name for name in check.own_modules(bundle) if name not in args.module]:
         raise UsageError(
-            f"import: runs of the bundle name the module {unnamed[0][:80]}, code that is not in it and would be imported from this "
-            f"project when they are run again. If you mean that: --module {unnamed[0][:80]}"
+            f"import: runs of the bundle name the module {unnamed[0][:80]}. Its code is not in the bundle: a rerun would import it from this "
+            f"project. If you mean that: --module {unnamed[0][:80]}"
         )
     workspace = open_workspace(find_home(args.home, to_write=True))
     taken = into.take_in(bundle, workspace, lambda text: print(f"turnwise: {text}", file=sys.stderr))
@@ -39,11 +39,9 @@ def take_in(args: Namespace) -> int:
         emit(asdict(taken))
         return 0
     for path in taken.different:
-        print(
-            f"{path} is another file here than in the bundle, and was left as it is: a rerun that reads it is a new one."
-        )
+        print(f"{path} differs from the bundle's file and was not changed. A rerun that reads it is a new run.")
     for path in taken.left_out:
-        print(f"{path} is not in the bundle, and not here as the run read it: a rerun needs it.")
+        print(f"{path} is missing in the bundle and here, or differs here. A rerun needs it as the run read it.")
     print(f"{len(taken.new)} runs taken in, {len(taken.known)} were here. Look: turnwise show {taken.run_id[:8]}")
     return 0
 
@@ -68,7 +66,7 @@ def replay(args: Namespace) -> int:
 
 @contextmanager
 def _opened(args: Namespace) -> Iterator[tuple[Workspace, str]]:
-    """The store that is recomputed, and what in it: this project's, or a scratch one that a bundle was taken into."""
+    """The store and what to recompute in it. The store is this project's, or a scratch one with an imported bundle."""
     folder, _, rest = args.what.partition(":")
     if not Path(folder).is_dir():
         yield open_workspace(find_home(args.home)), args.what

@@ -1,4 +1,4 @@
-"""`turnwise claims`: the runs and programs that the sources' claims rest on, those that are missing, and a table of what was seen."""
+"""`turnwise claims`: runs the missing runs and programs behind the sources' claims, and prints a table of the results."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _studied(
     display: Display,
     args: Namespace,
 ) -> Studied | None:
-    """The runs of the methods that these claims rest on, or what is known of them from elsewhere; None where they rest on none."""
+    """The runs of the methods behind these claims, or their rows from elsewhere. None if the claims need no runs."""
     methods = _methods(wanted)
     if missing := [name for name in methods if name not in asked.methods]:
         raise UsageError(
@@ -93,10 +93,10 @@ def _methods(wanted: Sequence[Claim]) -> list[str]:
 def _said(
     wanted: Sequence[Claim], rows: Sequence[Row], workspace: Workspace, display: Display, folder: Path | None
 ) -> dict[Program, Said]:
-    """What the programs printed, those that have not run with today's code run now, one after the other."""
+    """The programs' output. Programs that have not run with today's code run now, one after the other."""
     asked = dict.fromkeys(program for claim in wanted for one in claim.rests_on for program in one.programs)
     if folder is None:
-        display.say("Claims that rest on benchmarks want a clone of the repository; they are left out.")
+        display.say("Claims that rest on benchmarks need a clone of the repository. They are left out.")
         return {}
     found: dict[Program, Said] = {}
     for program in asked:
@@ -113,7 +113,7 @@ def _said(
 
 
 def said_by(program: Program, run_id: str, workspace: Workspace, display: Display, folder: Path) -> Said:
-    """What the program printed when it ran with today's code, which it does now unless it has."""
+    """The program's output with today's code. It runs now if it has not yet."""
     fingerprint = programs.fingerprint_of(program, run_id, folder)
     if known := programs.stored(fingerprint, workspace):
         return known
@@ -128,7 +128,7 @@ def said_by(program: Program, run_id: str, workspace: Workspace, display: Displa
 
 
 def _metrics(row: Row, workspace: Workspace) -> list[Mapping[str, float]]:
-    """None of a run of another folder: its row has win rates and costs alone."""
+    """None for a run of another folder: its row has only win rates and costs."""
     return [one["metrics"] for one in rerun.stored_summary(workspace, row["run"])["iterations"]]
 
 

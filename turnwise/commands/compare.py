@@ -1,4 +1,4 @@
-"""`turnwise compare RUN RUN ...`: what differs in the runs' configs, what they came to, and their curves, in the terminal."""
+"""`turnwise compare RUN RUN ...`: differences of the runs' configs, results and curves, in the terminal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def told(found: Compared) -> list[str]:
 
 
 def _drawn(curves: Sequence[Sequence[float | None]]) -> list[str]:
-    """Each curve with its last value; all of them between the least and the greatest value of any."""
+    """Each curve with its last value. All have one scale, from the least to the greatest value of any."""
     known = [[value for value in one if value is not None and math.isfinite(value)] for one in curves]
     every = [value for one in known for value in one]
     low, span = min(every, default=0.0), (max(every, default=0.0) - min(every, default=0.0)) or 1.0

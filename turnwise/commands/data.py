@@ -1,4 +1,4 @@
-"""`turnwise data`: the published data of the tasks, fetched once into data/tasks, and listed.
+"""`turnwise data`: fetches the published data of a task once into data/tasks, or lists it.
 
 turnwise data fetch game24
 """
@@ -74,7 +74,7 @@ def _published_rows(task: catalogue.TaskData, name: str) -> int:
 
 
 def _sets(task: catalogue.TaskData, folder: Path, home: Path) -> str:
-    """What to set in a run that plays the task on this data; of several forms the first."""
+    """The `--set` of a run that plays the task on this data. Of several forms it is the first."""
     shown = folder.relative_to(home) if folder.is_relative_to(home) else folder
     options = task.readings(str(shown))[0].options
     return " ".join(

@@ -1,4 +1,4 @@
-"""What every stage reads, writes and can be told, from the stages themselves: nothing is written down twice."""
+"""Describes every stage's inputs, outputs and config from its own code: nothing is written down twice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOURCE = re.compile(r"\s*\[([^\]]*)\]\s*$")
 
 
 def describe(name: str | None = None) -> dict[str, Any]:
-    """Stages, or the one of that name, with inputs, outputs, roles and config; and the sections that stages share."""
+    """All stages, or the named one, with inputs, outputs, roles and config; and the shared sections."""
     if name is not None and name not in STAGES:
         raise UsageError(f"There is no stage {name!r}{nearest(name, list(STAGES))} Stages: {', '.join(STAGES)}.")
     found = {}

@@ -1,4 +1,4 @@
-"""turnwise doctor: what is installed and what is there, a line each, with the command that mends what is not. It changes
+"""turnwise doctor: one line for each thing that is installed or missing, with the command that mends it. It changes
 nothing.
 """
 
@@ -38,7 +38,7 @@ SHOWN = 4  # presets of a line
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that was looked at. ok: False where something has to be mended; None where it is only told."""
+    """One checked thing. ok: False if something has to be mended; None if the line only informs."""
 
     what: str
     ok: bool | None
@@ -160,7 +160,7 @@ def presets_lacking() -> dict[str, list[str]]:
 
 
 def lacking(run: RunConfig) -> Iterator[str]:
-    """One sentence for each thing that a run needs and that is not here."""
+    """One sentence for each missing thing that a run needs."""
     path = run.model.path
     if run.model.engine in ("hf", "vllm") and not (shipped.there(path) or _in_hub_cache(path)):
         yield f"there is no model {path!r} here; {'it is fetched from the hub by the first run' if _is_hub_name(path) else 'make it: turnwise pretrain'}"

@@ -1,4 +1,4 @@
-"""What a run would do: for every stage, the finished run that would be reused, or that it would run."""
+"""Says what a run would do: for every stage, whether it would run, or which finished run would be reused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def plan(
     run: RunConfig, workspace: Workspace, *, force: bool = False, branch: Branch | None = None
 ) -> list[dict[str, Any]]:
     """The stages of a run in order, each with `reuse`: the id of the run that would be reused, or None. force, branch:
-    as of the run itself.
+    as for the run.
     """
     from stages.store.workspace import StageRun
 

@@ -1,4 +1,4 @@
-"""`turnwise run PRESET --due TIME`: the run that the preset's schedule would have made then, by hand."""
+"""`turnwise run PRESET --due TIME`: makes the scheduled run of that time by hand."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from stages.frame.types import UsageError
 
 
 def as_due(args: Namespace, home: Path) -> Namespace:
-    """The arguments with the changes that the preset's `each_run` makes of a run that fell due at `args.due`, a time of
-    the preset's zone unless it names one. Raises UsageError for what is no time.
+    """The arguments, with the changes of the preset's `each_run` for a run due at `args.due`. A time without a zone is
+    in the preset's zone. Raises UsageError for an invalid time.
     """
     config = presets.load(args.preset, args.set)
     try:

@@ -1,4 +1,4 @@
-"""`turnwise explain STAGE --of RUN`: whether a stage would run or be reused, and because of what."""
+"""`turnwise explain STAGE --of RUN`: whether a stage would run or be reused, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`turnwise gc`: deletes weights that nobody needs any more; the rule is in `flows/keep/garbage.py`."""
+"""`turnwise gc`: deletes weights that nobody needs. The rule is in `flows/keep/garbage.py`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def gc(args: Namespace) -> int:
 
 
 def table(found: Sequence[Weights], gone: Sequence[Weights]) -> list[str]:
-    """Of each pipeline run and kind of weights: how many files and MB go, and how many stay."""
+    """For each pipeline run and kind of weights: how many files and MB go, and how many stay."""
     if not found:
         return []
     counts: dict[tuple[str, str], Counter[str]] = {}

@@ -1,4 +1,4 @@
-"""The episodes that `turnwise show RUN` lists: those that became what was asked for, or of which the critic was wrong.
+"""The episodes that `turnwise show RUN` lists: those with the wanted outcome, or those where the critic was wrong.
 
 turnwise show RUN --outcome lost --disagree
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def check_filters(workspace: Workspace, args: Namespace, run_id: str | None) -> None:
-    """Raises UsageError where a list of episodes is asked for of what lists none."""
+    """Raises UsageError where the run or episode has no list of episodes."""
     if args.episodes < 1:
         raise UsageError(f"--episodes {args.episodes}: wanted 1 or more.")
     option = "--outcome" if args.outcome else "--disagree" if args.disagree else ""
@@ -33,8 +33,8 @@ def check_filters(workspace: Workspace, args: Namespace, run_id: str | None) -> 
 def kept_episodes(
     workspace: Workspace, described: Mapping[str, Any], outcome: str | None, disagree: bool
 ) -> list[dict[str, Any]]:
-    """The episodes of a stage run that became this, "won", "lost" or "failed"; with `disagree` those with turns where critic
-    and outcome disagree, which are named.
+    """The episodes of a stage run with this outcome: "won", "lost" or "failed". With `disagree`, those with turns where
+    critic and outcome disagree; these turns are named.
     """
     rows = [row for row in described["episodes"] if outcome in (None, result(row))]
     if not disagree or not rows:
@@ -54,7 +54,7 @@ def kept_episodes(
 
 
 def lines(described: Mapping[str, Any], most: int) -> list[str]:
-    """Of a stage run that played episodes: how many there are, and a line for each of at most `most` of them."""
+    """For a stage run with episodes: how many there are, and a line for each of at most `most` of them."""
     played, rows = described["rows"].get("episodes", 0), described["episodes"]
     found = [_how_many(len(rows), played, most), *map(_line, _ends(rows, most))] if played else []
     return [*found, f"To read one: turnwise show {rows[0]['episode_id']}"] if rows else found
@@ -80,7 +80,7 @@ def _line(row: Row) -> str:
 
 
 def runs_about(workspace: Workspace, run_id: str, stages: tuple[str, ...]) -> list[str]:
-    """Finished runs of these stages that are, or that read, the run which made the episode."""
+    """Finished runs of these stages that made the episode, or that read the run which made it."""
     from stages.store.execute import readers
 
     own = workspace.tracking.experiment(run_id)

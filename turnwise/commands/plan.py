@@ -1,4 +1,4 @@
-"""`turnwise plan PRESET`: what a run would do, what memory it needs and how long it takes on a device, for a reader.
+"""`turnwise plan PRESET`: the work, the memory and the hours of a run on a device, for a reader.
 
 turnwise plan twenty_questions --device h200 --assume turns=10
 """

@@ -1,4 +1,4 @@
-"""`turnwise presets`: the tasks, methods and models, a line each, from the first sentence of its file."""
+"""`turnwise presets`: the tasks, methods and models, a line each: the first sentence of the file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def presets(args: Namespace) -> int:
 
 
 def told(preset: str) -> dict[str, Any]:
-    """What a preset is: of a combination, the sentences of its parts. Raises UsageError for an unknown name."""
+    """The description of a preset; for a combination, the sentences of its parts. Raises UsageError for an unknown name."""
     name = shipped.name_of(preset)
     if preset.endswith(".toml"):
         return _part(preset, Path(preset))

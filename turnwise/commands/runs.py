@@ -1,4 +1,4 @@
-"""What the commands do that run something or list what was run. `turnwise/arguments` has what they are given; results go to stdout."""
+"""The commands that run something or list runs. `turnwise/arguments` has their arguments. Results go to stdout."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(args: Namespace) -> int:
         if args.seeds is not None or is_sweep(args.preset, args.set, home):
             return sweep(args, home)
     if args.jobs is not None:
-        raise UsageError("--jobs: this is one run; leave it out, or make a sweep by --seeds or a list in --set.")
+        raise UsageError("--jobs: this is one run. Leave --jobs out, or make a sweep with --seeds or a list in --set.")
     args = as_due(args, home) if args.due else args
     if args.dry_run:
         return _dry_run(args, home)

@@ -1,12 +1,12 @@
-"""Shows a run, or an episode as a transcript with what the critic said of every turn beside it, and whether training
-kept its tokens.
+"""Shows a run or an episode. An episode is a transcript with the critic's words beside every turn; it also says whether
+training kept its tokens.
 
     turnwise show RUN
     turnwise show EPISODE
     turnwise show RUN --ledger EPISODE
     turnwise show RUN --outcome lost --disagree
 
-Text that a model wrote is never read as markup of the terminal.
+A model's text is never read as markup of the terminal.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def read_episode(workspace: Workspace, prefix: str) -> dict[str, Any]:
 
 
 def read_values(workspace: Workspace, run_id: str, episode_id: str) -> list[float]:
-    """V of the states 0..N of an episode; none where the run that played it read no values."""
+    """V of the states 0..N of an episode. None if the run that played it read no values."""
     import pyarrow.parquet as pq
 
     try:
@@ -106,7 +106,7 @@ def read_values(workspace: Workspace, run_id: str, episode_id: str) -> list[floa
 
 
 def read_stage_run(workspace: Workspace, run_id: str) -> dict[str, Any]:
-    """What a stage run was made from, what came of it, and some of its episodes, the lost ones first."""
+    """A stage run's inputs, results and some of its episodes, the lost ones first."""
     from stages.store.execute import lineage_inputs
 
     info = workspace.tracking.info(run_id)
@@ -192,7 +192,7 @@ def _opening(found: Mapping[str, Any]) -> Text:
 
 
 def _parts(turn: Row, turns: list[Row]) -> list[int]:
-    """The turns that one reply is recorded as, this one among them: they have one state."""
+    """All turns of the reply that this turn belongs to. They have one state."""
     return [one["turn"] for one in turns if one["state_len"] == turn["state_len"]]
 
 
@@ -280,7 +280,7 @@ def _stage_run(described: Mapping[str, Any], most: int) -> str:
 
 
 def _find_run(workspace: Workspace, what: str) -> str | None:
-    """Id of the run that starts with `what`; None where none does. Raises UsageError where several do."""
+    """Id of the run that starts with `what`. None if there is none. Raises UsageError if there are several."""
     try:
         return workspace.tracking.find(what)
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""`turnwise study FILE`: runs the cells that are not finished, some at a time, and reports what all of them say."""
+"""`turnwise study FILE`: runs the unfinished cells, some at a time, and reports the results of all."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def study(args: Namespace) -> int:
 
 
 def planned(asked: Study) -> list[Cell]:
-    """All cells, those of the table with the presets' settings where these are tuned: for what holds for any setting."""
+    """All cells. Tuned ones of the table have the presets' settings; use this only for facts that hold for any setting."""
     return [*cells.tuning_cells(asked), *cells.table_cells(asked, dict.fromkeys(asked.tuned, ()))]
 
 
@@ -67,7 +67,7 @@ def check_options(args: Namespace, asked: Study, every: Sequence[Cell]) -> None:
 def dry_run(
     asked: Study, every: Sequence[Cell], workspace: Workspace, args: Namespace, elsewhere_rows: Mapping[str, Row]
 ) -> int:
-    """Each cell that `--only` means with its state, and the time that is left by what the finished runs took."""
+    """Each cell that `--only` names, with its state; and the remaining time, estimated from the finished runs."""
 
     def meant(every: Sequence[Cell]) -> list[Cell]:
         return [cell for cell in every if finish.is_meant(asked, cell, args.only)]

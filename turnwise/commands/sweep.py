@@ -1,7 +1,7 @@
 """`turnwise run PRESET --set KEY=[...] --seeds N`: a study of all combinations, and one table of it.
 
-Each run is the one that `turnwise run` makes with these values, and is found again if it is finished. Its tag `group` names
-the sweep, so that MLflow's page can group by it; the study's own run has the whole report.
+Each run is the one that `turnwise run` makes with these values. A finished one is found again. Its tag `group` names
+the sweep, so MLflow's page can group by it. The study's own run has the whole report.
 """
 
 from __future__ import annotations
@@ -31,11 +31,9 @@ GROUP = "group"  # the tag
 def sweep(args: Namespace, home: Path) -> int:
     """turnwise run PRESET --set KEY=[...] --seeds N"""
     if args.force:
-        raise UsageError(
-            "--force: a sweep reuses the runs that are finished; leave it out, or force one run by itself."
-        )
+        raise UsageError("--force: a sweep reuses finished runs. Leave --force out, or force one run by itself.")
     if args.due:
-        raise UsageError("--due: a sweep is no run of a schedule; leave it out.")
+        raise UsageError("--due: a sweep is no run of a schedule. Leave --due out.")
     command = command_of(args.preset, args.set, *(["--seeds", str(args.seeds)] if args.seeds is not None else []))
     text = sweeps.study_text(args.preset, args.set, args.seeds, home)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""`turnwise traces RUN`: some of a run's episodes for MLflow's page of traces: turns, replies, verdicts, rewrites."""
+"""`turnwise traces RUN`: writes some of a run's episodes for MLflow's page of traces, with turns, replies, verdicts and rewrites."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`turnwise verify`: rows that belong to no finished run or may not be, and artifacts that are not what their run wrote."""
+"""`turnwise verify`: finds rows of no finished run, impossible rows, and artifacts that are not what their run wrote."""
 
 from __future__ import annotations
 

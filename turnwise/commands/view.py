@@ -1,4 +1,4 @@
-"""`turnwise view`: one or two pipeline runs as a page that needs no other file.
+"""`turnwise view`: writes one or two pipeline runs as a page in one file.
 
 turnwise view RUN
 turnwise view RUN RUN2

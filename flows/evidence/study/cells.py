@@ -1,7 +1,8 @@
-"""The cells of a study: one pipeline run for each method, task and seed, and the settings that each method is tuned over. Ours.
+"""The cells of a study: one pipeline run for each method, task and seed; and the settings to tune each method over.
+Ours.
 
-A cell is an ordinary run: `turnwise run PRESET --set ...` makes the same one. It is found again by its config, as long as
-every stage of it would still be found by its fingerprint (docs/explanation/architecture.md).
+A cell is an ordinary run: `turnwise run PRESET --set ...` makes the same one. Its config finds it again, as long as the
+fingerprints of all its stages still match (docs/explanation/architecture.md).
 """
 
 from __future__ import annotations
@@ -62,10 +63,10 @@ def identity(run: RunConfig) -> str:
 
 
 def settings(study: Study, method: str) -> list[Setting]:
-    """What a method is tuned over: its preset's own settings, then n - 1 others, drawn without replacement from its
-    space by `tuning.draw` and the method's name.
+    """The settings to tune a method over: its preset's own, then n - 1 others. These are drawn without replacement from
+    its space; `tuning.draw` and the method's name are the seed.
 
-    Raises UsageError where the space has fewer, or has a key or value that is none.
+    Raises UsageError where the space has fewer, or an invalid key or value.
     """
     assert study.tuning is not None
     task, n = study.tuning_tasks[0], study.tuning.n
@@ -91,9 +92,9 @@ def tuning_cells(study: Study) -> list[Cell]:
 
 
 def table_cells(study: Study, chosen: Mapping[str, Setting]) -> list[Cell]:
-    """chosen: method -> its setting, of those that are tuned; a method whose setting is not known yet has no cells.
+    """chosen: method -> its setting, for tuned methods. A method whose setting is not known yet has no cells.
 
-    All of them as if each played its own episodes: see `with_episodes`.
+    The cells are as if each played its own episodes: see `with_episodes`.
     """
     return [
         _cell(study, "table", method, task, study.setting_of(method, chosen), seed)
@@ -107,8 +108,8 @@ def table_cells(study: Study, chosen: Mapping[str, Setting]) -> list[Cell]:
 def with_episodes(
     study: Study, cells: Sequence[Cell], played: Mapping[tuple[str, int], str]
 ) -> tuple[list[Cell], list[Cell]]:
-    """These cells with the episodes that they learn from, and those that wait for the source's run, which is not in
-    `played`: (task, seed) -> its id. Without a source all stay as they are.
+    """These cells with the episodes that they learn from, and the cells that wait for the source's run. played: (task,
+    seed) -> id of the source's run. Without a source all cells stay as they are.
     """
     ready, waiting = list[Cell](), list[Cell]()
     for cell in cells:
@@ -124,8 +125,8 @@ def with_episodes(
 
 
 def choose(study: Study, rows: Sequence[Row]) -> dict[str, Setting]:
-    """The setting of each tuned method with the highest mean validation win rate over all of its tuning runs, the
-    earliest of equals. A method of which a run is missing is left out: the others would have an advantage.
+    """The setting of each tuned method with the highest mean validation win rate over its tuning runs, the earliest of
+    equals. A method with a missing run is left out: otherwise its settings would be compared unfairly.
     """
     chosen = {}
     for method in study.tuned:
@@ -168,11 +169,9 @@ def stored(workspace: Workspace, cells: Collection[Cell]) -> dict[str, str]:
 
 
 def is_current(run: RunConfig, run_id: str, workspace: Workspace) -> bool:
-    """Whether the base model's evaluation and each stage of the last iteration have the fingerprint that they would
-    have today.
+    """Whether the base model's evaluation and each stage of the last iteration still have the fingerprint of today.
 
-    What may have changed since, as a stage's version, a prompt, the base model or the task's code, has changed for every
-    iteration; so one of them is enough.
+    A changed stage version, prompt, base model or task code affects every iteration. So one iteration is enough.
     """
     from stages.store.workspace import StageRun
 

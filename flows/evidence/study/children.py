@@ -32,10 +32,10 @@ def default_jobs(cells: Sequence[Cell]) -> int:
 
 
 def run_cells(cells: Sequence[Cell], home: Path, jobs: int, *, plain: bool) -> Generator[tuple[Cell, str]]:
-    """Each cell as it ends, with "" or what its run said where it failed.
+    """Each cell as it ends, with "", or with its run's output if it failed.
 
-    At most `jobs` at a time, begun in order. When the caller stops early, by an error or Ctrl-C, what runs is stopped
-    too: its run is marked KILLED, and the next study goes on from its last finished stage.
+    At most `jobs` at a time, begun in order. If the caller stops early, by an error or Ctrl-C, running cells stop, too.
+    Their runs are KILLED, and the next study goes on from their last finished stage.
     """
     waiting, working = list(cells), dict[int, Leashed]()
     try:

@@ -1,9 +1,9 @@
-"""A study as its file says it: methods x tasks x seeds, which control each method has, and how all are tuned. Ours.
+"""A study from its file: methods x tasks x seeds, each method's control, and how all are tuned. Ours.
 
     turnwise study studies/tiny.toml
 
-The rules of a fair comparison are checked here, before anything runs: no seed of the table chose a setting, and each
-method that is tuned is tuned over as many settings as the others.
+The rules of a fair comparison are checked here, before anything runs. Settings are never chosen on seeds of the table.
+All tuned methods are tuned over the same number of settings.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Method(Config):
     preset: Preset = Field(description="Preset of its runs: a name, or a path that ends in .toml. [ours]")
     sets: tuple[str, ...] = Field((), description="Changes to the preset, as `--set` takes them. [ours]")
     control: str = Field("", description="Method that its results are compared with, seed by seed. [ours]")
-    tasks: tuple[str, ...] = Field((), description="Tasks of its runs; empty = all of them. [ours]")
-    seeds: int = Field(0, ge=0, description="Seeds of its runs: so many of the table's first ones; 0 = all. [ours]")
+    tasks: tuple[str, ...] = Field((), description="Tasks of its runs. Empty: all. [ours]")
+    seeds: int = Field(0, ge=0, description="Number of the table's seeds that it runs, from the first. 0: all. [ours]")
     settings: str = Field(
         "",
-        description="Whose tuned settings it runs with: its own (empty), those of the method named, as an ablation does, its own `sets` on top; or those of its preset (preset). [ours]",
+        description="Which tuned settings it uses. Empty: its own. A method's name: that method's, with its own `sets` on top, as for an ablation. preset: its preset's. [ours]",
     )
 
 
@@ -61,13 +61,13 @@ class Task(Config):
 
 
 class Tuning(Config):
-    """The part before the table: the same number of settings for each method, on seeds that no table uses."""
+    """The part before the table: each method gets the same number of settings, on seeds that the table does not use."""
 
     seeds: Seeds = Field(description="Seeds of its runs, none of which the table has. [ours]")
     by_seed: BySeed = Field(default_factory=dict, description="As the study's own, for these seeds. [ours]")
-    n: int = Field(ge=2, description="Settings a method, the preset's own the first of them. [ours]")
-    tasks: tuple[str, ...] = Field((), description="Tasks it is done on; empty = all of them. [ours]")
-    draw: int = Field(0, ge=0, description="Seed of the draw of the other settings from the space. [ours]")
+    n: int = Field(ge=2, description="Number of settings for each method. The first one is the preset's own. [ours]")
+    tasks: tuple[str, ...] = Field((), description="Tasks that tuning runs on. Empty: all. [ours]")
+    draw: int = Field(0, ge=0, description="Seed that draws the other settings from the space. [ours]")
     space: dict[str, dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]]] = Field(
         description="By method: `section.key` -> the values that are tried. [ours]"
     )
@@ -145,8 +145,8 @@ class Study(Config):
 
 
 def read(path: Path) -> Study:
-    """The study that a file describes. Raises UsageError: what is unknown with the nearest right word, a value that
-    does not fit, a comparison that would not be fair.
+    """The study that a file describes. Raises UsageError for an unknown word, with the nearest known one; for a value
+    that does not fit; and for an unfair comparison.
     """
     if not path.is_file():
         raise UsageError(f"There is no study file {path}. Give a file that exists, such as studies/tiny.toml.")

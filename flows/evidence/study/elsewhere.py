@@ -1,9 +1,9 @@
-"""Rows of runs that finished elsewhere: another machine's share of a study, or a store that is gone. Ours.
+"""Rows of runs that finished elsewhere: on another machine, or in a store that is gone. Ours.
 
     turnwise study FILE --rows cells.jsonl
 
-A row stands for a cell where both have the same recipe: every result-bearing key of the config, the version of each
-stage, its prompts, the base model and the task's code and data. Whoever gives the file answers for its figures.
+A row replaces a cell if both have the same recipe. It covers every config key that can change a result, each stage's
+version, its prompts, the base model, and the task's code and data. The figures are trusted as they stand in the file.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ NEEDED = {RECIPE: str, "commit": str, "base": float, "final": float, "curve": li
 
 
 def recipe(run: RunConfig, workspace: Workspace) -> str:
-    """All that a whole run is made of, as a hash: its stages' fingerprints, with each input's place in the run for its id.
-    Raises UsageError as `stage_fingerprint`.
+    """A hash of all that a run is made of: its stages' fingerprints, where each input's place in the run replaces its
+    id. Raises UsageError as `stage_fingerprint` does.
     """
     from stages.store.workspace import StageRun
 
@@ -47,8 +47,8 @@ def recipe(run: RunConfig, workspace: Workspace) -> str:
 
 
 def read(files: Sequence[Path], study: Study) -> dict[str, Row]:
-    """recipe -> its row; the first of several. Raises UsageError, which names file and line, for what is no row, and
-    where all methods learn from one method's episodes.
+    """recipe -> its row, the first of several. Raises UsageError with file and line for an invalid row, and where all
+    methods learn from one method's episodes.
     """
     if files and study.source:
         raise UsageError(

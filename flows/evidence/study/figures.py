@@ -1,8 +1,9 @@
-"""What the rows of a study come to: means with intervals, paired differences, win rates at equal cost, cost of a win rate. Ours.
+"""Figures from the rows of a study: means with intervals, paired differences, win rates at equal cost, cost of a win
+rate. Ours.
 
-Intervals are percentiles, 95 %, of a stratified bootstrap (scipy): the seeds of each task are drawn anew, the tasks stay.
-That is how Agarwal and others (NeurIPS 2021) report few runs on several tasks. With few seeds it covers the truth less
-often than it says (`python -m benchmarks.checks.coverage`): what is to be decided by an interval takes Student's.
+Intervals are 95 % percentiles of a stratified bootstrap (scipy): the seeds of each task are drawn anew, the tasks stay.
+Agarwal and others (NeurIPS 2021) report few runs on several tasks like this. With few seeds it covers the truth less
+often than 95 % (`python -m benchmarks.checks.coverage`). So decisions use Student's interval.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def stratified_mean(strata: Sequence[Sequence[float]]) -> Mean:
 def students_mean(strata: Sequence[Sequence[float]]) -> Mean:
     """The same mean with Student's 95 % interval; over several tasks with the degrees of freedom of Welch (1947).
 
-    strata: by task, one number a seed. Wide where seeds are few, and right there as long as they err about normally.
+    strata: by task, one number a seed. With few seeds the interval is wide, but right if the errors are about normal.
     Raises ValueError where there is none.
     """
     from scipy.stats import t
@@ -66,7 +67,7 @@ def students_mean(strata: Sequence[Sequence[float]]) -> Mean:
 def band(curves: Sequence[Sequence[Point]], axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The mean of a method's curves on one task against a cost, with its interval: xs, mean, low, high.
 
-    Whole curves are drawn anew, one a seed. It ends where the first of the curves does.
+    Whole curves are drawn anew, one a seed. The band ends where the shortest curve ends.
     """
     xs = np.linspace(0.0, min(curve[-1][axis] for curve in curves), BAND_POINTS)
     rates = np.array([[at(curve, axis, x) for x in xs] for curve in curves])
@@ -84,8 +85,8 @@ def at(curve: Sequence[Point], axis: str, x: float, measure: str = "win_rate") -
 
 
 def checkpoints(rows: Sequence[Row], axis: str) -> list[float]:
-    """Where methods are compared at equal cost: a quarter, half and the whole of the shortest run, and twice that again
-    and again, as far as the longest one.
+    """The costs at which methods are compared: a quarter, half and the whole of the shortest run, then doubled until
+    the longest one ends.
     """
     ends = [float(evaluated(row)[-1][axis]) for row in rows]
     first = min(ends)
@@ -107,8 +108,8 @@ def cost_to(row: Row, level: float, axis: str) -> float:
 
 
 def median_cost(rows: Sequence[Row], level: float, axis: str) -> float:
-    """Median over seeds of the cost at which the level was reached. A run that did not reach it counts as later than all
-    others, so the median is infinite where half of the runs did not.
+    """Median over seeds of the cost at which the level was reached. A run that did not reach it counts as later than
+    all others. So the median is infinite if half of the runs did not reach it.
     """
     return float(statistics.median(cost_to(row, level, axis) for row in rows))
 

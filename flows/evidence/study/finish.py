@@ -86,9 +86,7 @@ def is_meant(asked: Study, cell: Cell, only: Sequence[str]) -> bool:
 
 
 def finish(asked: Study, wanted: Sequence[Cell], bench: Bench) -> list[Done]:
-    """Find which cells are finished and run the others that are meant, with no jobs none; what is known of all of them
-    then.
-    """
+    """Find the finished cells and run the chosen others, none if there are no jobs. Returns the state of all cells."""
     found = cells.finished(bench.workspace, wanted, bench.elsewhere)
     missing = [cell for cell in wanted if cell.key not in found and bench.jobs != 0]
     meant = [cell for cell in missing if is_meant(asked, cell, bench.only)]

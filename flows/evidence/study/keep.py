@@ -1,6 +1,6 @@
-"""A study's own run in MLflow's experiment `study`, with its report as artifacts; the cells are runs of their own. Ours.
+"""A study's own run in MLflow's experiment `study`, with its report as artifacts. The cells are separate runs. Ours.
 
-A report of the same rows is found again, as a stage is, by a fingerprint.
+A fingerprint finds a report of the same rows again, as for a stage.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Book:
             self.run_id = self._tracking.start(EXPERIMENT, self._study.title, tags)
 
     def keep(self, rows: Sequence[Row], chosen: Mapping[str, Setting], missing: Sequence[str], failed: int) -> Kept:
-        """Write the report and end the run; the report of an earlier run where it is the same and nothing was run.
+        """Write the report and end the run. If nothing ran and the report is the same, return the earlier run's.
 
         failed: how many runs ended without a result.
         """

@@ -62,8 +62,8 @@ def drawings(report: Report) -> dict[str, str]:
 
 
 def draw(study: Study, task: str, rows: Sequence[Row]) -> str:
-    """Validation win rates of a task's methods against each cost, as SVG: the mean with its interval, and every seed as
-    a thin line, if there are not too many methods to see them. "" where there is no row.
+    """Validation win rates of a task's methods against each cost, as SVG: the mean with its interval. Unless there are
+    too many methods, every seed is a thin line. "" where there is no row.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure

@@ -1,6 +1,6 @@
-"""What is kept of a finished run: one line of JSON, with its win rates, returns and what they cost, iteration by iteration. Ours.
+"""The stored row of a finished run: one line of JSON with win rates, returns and costs by iteration. Ours.
 
-The lines of docs/results/*.jsonl have this form; those of a study also say which cell of it they are.
+The lines of docs/results/*.jsonl have this form. Those of a study also name their cell.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ COSTS = ("episodes", "generated_tokens", "cpu_s", "stages_s")
 
 
 def row(summary: Mapping[str, Any], preset: str, seed: int, sets: Sequence[str], commit: str) -> Row:
-    """base, final: win rates of the test split; final_return the mean return there, which is another figure where turns
-    pay by themselves. curve: validation win rate, mean return and cumulative cost, the base model first.
+    """base, final: win rates of the test split. final_return: the mean return there, which differs where single turns
+    pay. curve: validation win rate, mean return and cumulative cost, the base model first.
 
     summary: what `turnwise run --json` prints.
     """

@@ -1,9 +1,9 @@
-"""A sweep: all combinations of the values that a command line lists, on some seeds, as a study without tuning. Ours.
+"""A sweep: all combinations of the values on a command line, on some seeds. It is a study without tuning. Ours.
 
     turnwise run demo --set critic.lr=[1e-3,5e-4] --seeds 5
 
-A list is one value where the type of its key is a list, or anything at all; where the key takes one number or text, each
-element is a value to be tried. `seed=[3,4]` names the seeds.
+If a key's type is a list or any type, a list is one value. If the key takes one number or text, each element is tried.
+`seed=[3,4]` names the seeds.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def is_sweep(preset: str, sets: Sequence[str], home: Path = Path()) -> bool:
 
 
 def study_text(preset: str, sets: Sequence[str], seeds: int | None, home: Path = Path()) -> str:
-    """The sweep as a study's file, by which `turnwise study` repeats it. seeds: how many, from the preset's on. home: the
-    project folder, where an environment of one's own lies.
+    """The sweep as a study's file; `turnwise study` repeats it. seeds: how many, counted up from the preset's. home:
+    the project folder, which holds a user's own environment.
 
-    Raises UsageError: a list without a value, seeds that are named twice, what `presets.load` refuses.
+    Raises UsageError for an empty list, for seeds that are named twice, and as `presets.load` does.
     """
     fixed, axes, named = list[str](), list[list[str]](), list[int]()
     for item in sets:
@@ -59,8 +59,8 @@ def study_text(preset: str, sets: Sequence[str], seeds: int | None, home: Path =
 
 
 def results(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """By setting, in the order of the rows: mean of the win rates on test with its interval, their standard deviation,
-    and the runs; of one seed there is neither interval nor deviation.
+    """By setting, in the order of the rows: mean of the win rates on test, its interval, their standard deviation, and
+    the runs. One seed has neither interval nor deviation.
     """
     found = []
     for setting in dict.fromkeys(row["method"] for row in rows):

@@ -1,7 +1,7 @@
 """The tables of a study's report, from its rows. Ours.
 
-Every method stands at every checkpoint of a cost, not each at its own end; a difference names its control; what was
-tried is told, and what is missing.
+Methods are compared at the same checkpoints of a cost, not each at its own end. A difference names its control. The
+tables also list the tried settings and the missing runs.
 """
 
 from __future__ import annotations

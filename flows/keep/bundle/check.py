@@ -1,5 +1,5 @@
-"""A bundle is read back. It may come from anywhere: nothing in it is believed before it was looked at, and each thing
-that is wrong with it is one sentence.
+"""Reads a bundle back. It may come from anywhere, so everything in it is checked before use. Each error is one
+sentence.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ AGAIN = "Write it again: turnwise export RUN FOLDER --what bundle"
 
 
 def read(folder: Path) -> Bundle:
-    """The bundle in a folder. Raises UsageError where it is none, is damaged, or is of a newer turnwise."""
+    """The bundle in a folder. Raises UsageError if it is no bundle, is damaged, or is of a newer turnwise."""
     if not (folder / MANIFEST).is_file():
         raise UsageError(
             f"bundle: wanted a folder with {MANIFEST}, but {str(folder)[:200]} has none. Make one: turnwise export RUN FOLDER --what bundle"
@@ -72,7 +72,7 @@ def read(folder: Path) -> Bundle:
 
 
 def rows(bundle: Bundle, run_id: str) -> dict[str, list[Row]]:
-    """Table -> the rows that the run left. Raises UsageError for a table that is not as this turnwise knows it."""
+    """Table -> the rows that the run left. Raises UsageError for a table that this turnwise does not know."""
     found = {}
     for file in sorted((bundle.artifacts(run_id) / "rows").glob("*.parquet")):
         try:
@@ -83,7 +83,7 @@ def rows(bundle: Bundle, run_id: str) -> dict[str, list[Row]]:
 
 
 def own_modules(bundle: Bundle) -> list[str]:
-    """The modules that the configs of its runs name as somebody's own code, which no bundle holds (stages/frame/own.py)."""
+    """Modules of a user's own code that the configs name. No bundle holds them (stages/frame/own.py)."""
     found = set()
     for config in _configs(bundle):
         for section, key in OWN:

@@ -1,8 +1,8 @@
-"""The runs of a bundle enter the stores of this project, under their own ids and with their fingerprints, so that they
-are shown, rerun and reused as if they had been made here.
+"""Puts the runs of a bundle into the stores of this project, with their ids and fingerprints. They can be shown, rerun
+and reused as if they were made here.
 
-Run by run, inputs first; each is finished in one last step, so that a kill leaves nothing that counts, and the same
-command goes on.
+Runs enter one by one, inputs first. One last step finishes each, so a kill leaves no half run. The same command goes
+on.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 
 def write(workspace: Workspace, run_id: str, folder: Path) -> list[Path]:
-    """Write the bundle of a pipeline run that has ended to an empty folder; the manifest last, so that what a kill left
-    is no bundle. Raises UsageError for another run, Changed where an artifact is not what was written.
+    """Write the bundle of an ended pipeline run to an empty folder. The manifest comes last: a killed write is no
+    bundle. Raises UsageError for another run, Changed where an artifact is not what was written.
     """
     tracking = workspace.tracking
     if (found := tracking.experiment(run_id)) != EXPERIMENT:

@@ -1,12 +1,12 @@
-"""What a run stored is worked out again from what its stages read, and compared: on any CPU, with no engine that
-generates and no environment that is played.
+"""Recomputes what a run stored from the inputs of its stages, and compares. It runs on any CPU, without an engine that
+generates or an environment.
 
 Modules:
 
-    run        the stages of a pipeline run in their order, and the first difference
-    again      stages that are functions of what is stored: the whole stage once more
-    episodes   collect and evaluate: what follows from the episodes as they were played
-    drawn      targets, refine, pick and q_critic: what follows from the replies as they were drawn
-    compare    what a stage run stored; two values, rows or files, and where they differ
+    run        recomputes the stages of a pipeline run in order, and names the first difference
+    again      stages that only read what is stored: the whole stage runs once more
+    episodes   collect and evaluate: recomputed from the stored episodes
+    drawn      targets, refine, pick and q_critic: recomputed from the stored replies
+    compare    what a stage run stored; compares two values, rows or files
     mute       the engine of a replay: the tokenizer alone
 """

@@ -1,5 +1,5 @@
-"""Stages that are functions of stored rows, adapters and the base model: the whole stage is run once more, in a scratch
-folder, and all that it leaves is compared. A stage's seed decides its draws, so that nothing else can differ.
+"""Some stages read only stored rows, adapters and the base model. Such a stage runs once more in a scratch folder, and
+all its results are compared. Its seed decides its draws, so the results must be equal.
 """
 
 from __future__ import annotations

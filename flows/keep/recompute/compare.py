@@ -103,8 +103,8 @@ def rows(table: str, stored: Sequence[Row], found: Sequence[Row]) -> Compared:
 
 
 def replies(said: Iterable[tuple[str, str, Sequence[int]]], decode: Callable[[Sequence[int]], str]) -> Compared:
-    """(where, text, token ids) of replies: the ids say the text, with the token that ended it or without. A reply without
-    ids was made by no engine.
+    """(where, text, token ids) of replies. The ids decode to the text, with or without the end token. A reply without
+    ids did not come from an engine.
     """
     done, n = [], 0
     for where, text, ids in said:

@@ -1,6 +1,6 @@
-"""collect and evaluate: an engine and an environment played the episodes, and what is said of them follows from their
-turns: returns, outcomes counted, win rates with intervals, tokens, prompts; what an audit makes of stored verdicts; and
-the values of a self_ac policy, by its head.
+"""collect and evaluate: an engine and an environment played the episodes. All else is recomputed from their turns:
+returns, counts of outcomes, win rates with intervals, tokens and prompts. So are the audit of stored verdicts, and a
+self_ac policy's values, by its head.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _prompts(context: Context, played: Sequence[Episode]) -> Compared:
 
 
 def _written(context: Context, stored: Stored, played: Sequence[Episode]) -> Compared:
-    """The ids of each reply by its text, where it is one turn: several turns of one reply need not part between tokens."""
+    """The ids of each reply by its text, if the reply is one turn. Several turns need not split between tokens."""
     parts = Counter((e.id, t.state_len) for e in played for t in e.turns)
     said = (
         (f"turns ({e.id} turn {t.index})", t.completion.text, t.completion.token_ids)

@@ -1,6 +1,6 @@
-"""The stages of a run in their order, each recomputed from its stored inputs; and what the pipeline run says of them.
+"""Recomputes each stage of a run, in order, from its stored inputs; then the pipeline run's summary.
 
-Each stage reads what is stored, never what was recomputed before: so a difference is of the stage that it is found in.
+Each stage reads only what is stored, not what was recomputed. So a difference comes from the stage that shows it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ WHOLE, DERIVED, NOT = "whole", "from its draws", "not"
 
 @dataclass(frozen=True)
 class Checked:
-    """A stage run that was recomputed. how: the whole stage, what follows from its draws, or not at all, and `why`.
+    """A recomputed stage run. how: the whole stage, what follows from its draws, or not at all, with `why`.
 
-    same: whether code, prompts, files and base model are those that it ran with, as far as its fingerprint tells.
-    unchecked: its metrics and files that are held against their hashes alone.
+    same: whether code, prompts, files and base model are unchanged, by its fingerprint. unchecked: metrics and files
+    that are only compared with their hashes.
     """
 
     title: str
@@ -55,7 +55,7 @@ def check_run(workspace: Workspace, run_id: str) -> Iterator[Checked]:
 
 
 def check_stage(workspace: Workspace, run_id: str) -> Checked:
-    """One stage run. Where something that it needs is not at hand, the report says so. Raises Changed where an artifact
+    """Recompute one stage run. The result says if something that it needs is missing. Raises Changed where an artifact
     is not what was written.
     """
     stage = workspace.tracking.experiment(run_id)
@@ -102,8 +102,8 @@ def check_episode(workspace: Workspace, episode: Row) -> Iterator[Checked]:
 
 
 def check_summary(workspace: Workspace, run_id: str) -> Checked:
-    """The pipeline run's summary: each iteration's metrics are those of its stages, the total of each cost is a sum, and
-    the final adapter is that of the best iteration.
+    """Check the pipeline run's summary: each iteration has its stages' metrics, each total cost is the sum, and the
+    final adapter is the best iteration's.
     """
     summary = stored_summary(workspace, run_id)
     parts, sums = [], dict.fromkeys(("episodes", "env_steps", "generated_tokens"), 0.0)

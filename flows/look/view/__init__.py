@@ -1,13 +1,13 @@
-"""A page of runs and their episodes that needs no other file: `turnwise view`, and an artifact of each pipeline run.
+"""A page of runs and their episodes in one file: `turnwise view`, and an artifact of each pipeline run.
 
 Modules:
 
-    verdicts  what became of an episode, and where the critic's word disagrees with it
-    sources   the stage runs whose episodes are shown, and which of these where they are too many
-    credit    what each turn of an episode earned and counted for, from the ledger of a run of self_ac
-    tokens    token ids as the pieces of text that they are
-    episodes  episodes with all that was said of their turns, and which tokens were trained on
-    figures   what differs between runs, what they came to, their curves
+    verdicts  the outcome of an episode, and where the critic disagrees with it
+    sources   the stage runs whose episodes are shown, and a choice where they are too many
+    credit    each turn's reward and share of the loss, from the ledger of a run of self_ac
+    tokens    token ids as pieces of text
+    episodes  episodes with all judgements of their turns, and the tokens that were trained on
+    figures   differences between runs, their results and curves
     page      the page, written to a file
     keep      the page as an artifact of a pipeline run
 """

@@ -1,4 +1,4 @@
-"""What each turn of an episode earned and counted for in the loss, from the ledger of credit that a run of self_ac left."""
+"""Each turn's reward and share of the loss, from the credit ledger of a self_ac run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FILE = "ledger.parquet"  # its artifact
 
 
 def turn_lines(entries: Sequence[Row], texts: Mapping[int, str]) -> list[Row]:
-    """One line a turn, and one for the end state, from an episode's entries; in the order of the ledger. texts: of the turns."""
+    """One line a turn and one for the end state, in the order of the ledger. texts: of the turns."""
     groups: dict[tuple[int, int], list[Row]] = {}
     for entry in entries:
         if entry["turn"] >= 0:

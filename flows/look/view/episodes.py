@@ -1,5 +1,5 @@
-"""Episodes of a pipeline run as the page has them: every turn with the critic's words, targets, values and credit beside it,
-and which of its tokens were trained on.
+"""Episodes of a pipeline run for the page. Every turn has the critic's words, targets, values and credit beside it. It
+also shows which of its tokens were trained on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WRITERS = {
     "targets": ("targets", "refine", "pick", "q_critic"),
     "certificates": ("self_ac", "grpo"),
 }
-"""Table -> the stages that say something of an episode's turns in it."""
+"""Table -> the stages that write about an episode's turns in it."""
 SAID = {
     "judgements": ("action", "futures", "critique", "verdict", "refined", "info"),
     "targets": ("role", "completion_ids", "student_ids", "completion", "weight"),
@@ -141,7 +141,7 @@ def _target(row: Row, page: _Page) -> dict[str, Any]:
 
 
 def _trained(method: str, certificates: Sequence[Row]) -> bool | None:
-    """Whether the tokens of a reply that was collected were trained on; None where it is not stored."""
+    """Whether a collected reply's tokens were trained on. None if that is not stored."""
     return None if method == "rft" else method in CERTIFIED and bool(certificates)
 
 

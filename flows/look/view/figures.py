@@ -1,4 +1,4 @@
-"""What differs between the configs of runs, what they came to, and their curves."""
+"""Differences between the configs of runs, their results and their curves."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Table:
 
 
 def facts(runs: Sequence[Told]) -> Table:
-    """What each run is, and what came of it; a column a run."""
+    """What each run is, and its result. A column a run."""
     rows = [_facts(run) for run in runs]
     letters = [run.letter for run in runs] if len(runs) > 1 else ["this run"]
     return Table("Runs", "", ["", *letters], [[key, *(row[key] for row in rows)] for key in rows[0]])
@@ -113,8 +113,8 @@ def metrics(runs: Sequence[Told]) -> Table:
 
 
 def curves(runs: Sequence[Told]) -> list[dict[str, Any]]:
-    """Win rate, then losses and the like by iteration (-1: the base model): title, and points [iteration, value, low, high]
-    of each run by its letter.
+    """Curves by iteration (-1: the base model): the win rate, then losses and others. Each has a title, and by each
+    run's letter its points [iteration, value, low, high].
     """
     rates = {run.letter: _rates(run) for run in runs}
     names = dict.fromkeys(name for run in runs for row in run.summary["iterations"] for name in row["metrics"])

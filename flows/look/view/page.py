@@ -1,8 +1,7 @@
-"""The page of one pipeline run or of two: what differs, what they came to, and their episodes, in one file that asks nobody
-for anything.
+"""The page of one or two pipeline runs: differences, results and episodes. It is one file and loads nothing else.
 
-What models and environments wrote is data in it, which its script inserts as text; the browser runs no other script than
-that one, whose hash the page names.
+Texts of models and environments are data in it. Its script inserts them as text. The page names the script's hash, and
+the browser runs no other script.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The stage runs of a pipeline run whose episodes are shown, and which episodes where they are too many."""
+"""The stage runs of a pipeline run whose episodes are shown, and a choice of episodes where they are too many."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Source:
 
 
 def sources(summary: Mapping[str, Any]) -> list[Source]:
-    """In the order in which they ran; one that stands in two places is named once."""
+    """In the order in which they ran. Each is named once."""
     base, final, rows = summary["base"], summary["final"], summary["iterations"]
     found = [Source(base["run_id"], "evaluate", -1, "base")] if base else []
     for row in rows:
@@ -45,10 +45,10 @@ def titles(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def choose(heads: Sequence[Row], played_by: Sequence[Source], told: Collection[str], n: int) -> list[Row]:
-    """At most n episodes, evenly from each stage run; in the order of the stage runs.
+    """At most n episodes, evenly from each stage run, in the order of the stage runs.
 
-    Of collect those first of which something is said (`told`, by id), else by a hash of the scenario: so two
-    runs show the same ones.
+    From collect, episodes with judgements come first (`told`, by id). Else a hash of the scenario decides, so two runs
+    show the same ones.
     """
     queues: dict[str, list[Row]] = {one.run_id: [] for one in played_by}
     for head in heads:

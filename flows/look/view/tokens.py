@@ -1,5 +1,5 @@
-"""Token ids as the pieces of text that they are, by the tokenizer file of the model alone: loading a model's tokenizer whole
-takes seconds.
+"""Token ids as pieces of text. It reads only the model's tokenizer file, because loading a whole tokenizer takes
+seconds.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ FILE = "tokenizer.json"
 
 
 def pieces_of(model: str) -> Pieces | None:
-    """A function from ids to one text each, which together are the text; a sign of several tokens stands at its last one.
-    None where the model has no such file here. model: a folder, or a name in the hub's cache.
+    """A function from ids to one text each; joined, they are the text. A character of several tokens stands at the last
+    one. None where the model has no such file here. model: a folder, or a name in the hub's cache.
     """
     file = _file(model)
     if file is None:

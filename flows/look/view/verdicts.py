@@ -1,7 +1,7 @@
-"""What became of an episode, and where the critic's word disagrees with it. Ours, as the audit counts it.
+"""The outcome of an episode, and where the critic disagrees with it. Ours, as the audit counts it.
 
-A judgement is compared where it is of the action that the episode took: one of the audit's own, or a fresh one that is the
-same action. A disagreement is no proof: an action may be right in an episode that is lost later.
+Only judgements of the action that the episode took are compared: the audit's, or one of an equal fresh action. A
+disagreement is no proof: an action may be right in an episode that is lost later.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def is_taken(judgement: Row, action: str) -> bool:
 
 
 def disagreement(judgement: Row, action: str, became: str) -> str:
-    """A key of WRONG; "" where critic and outcome agree, or where nothing can be said. action: that the episode took."""
+    """A key of WRONG; "" where critic and outcome agree or cannot be compared. action: the one that the episode took."""
     kind = _KINDS.get((judgement["verdict"], became), "")
     return kind if kind and is_taken(judgement, action) else ""
 
 
 def read_action(text: str) -> str:
-    """The action of a reply; a text that is no reply is the action itself."""
+    """The action of a reply. A text that is no reply is itself the action."""
     try:
         return parse_react(text)[1]
     except Malformed:

@@ -94,7 +94,7 @@ def test_the_head_of_a_run_that_trained_no_critic_is_not_given_out(
     monkeypatch.chdir(home)
     run_id, _, _ = keep_run(home, base, 0, alpha=0.0)
     assert cli.main(["export", run_id, "out", "--what", "critic"]) == 2
-    assert "trained no critic, its self_ac.alpha is 0; train one with alpha above 0" in capsys.readouterr().err
+    assert "trained no critic: its self_ac.alpha is 0. Train one with alpha above 0" in capsys.readouterr().err
 
 
 def test_a_run_without_a_head_is_told_in_one_sentence(
