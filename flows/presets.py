@@ -182,8 +182,8 @@ def _check_prompts(run: RunConfig) -> None:
 
 
 def _values(preset: str, above: tuple[Path, ...] = (), folder: str = "") -> dict[str, Any]:
-    """The plain values of a preset. A file's values lie over those of the presets that it `extends` (a name or a list,
-    the last one on top), without the keys that it `drops`. A path in `extends` counts from the file's own folder.
+    """The plain values of a preset. A file's values lie over those of the presets that it `extends`: a name or a list,
+    the last one on top. The keys that it `drops` are left out. A path in `extends` counts from the file's own folder.
     """
     if not preset.endswith(".toml"):
         return parts.values(parts.find(preset))

@@ -243,7 +243,7 @@ def verdicts(m: Machine, memory: Mapping[str, Mapping[str, float]]) -> list[str]
         )
     if model.engine == "openai" and m.n == 1:
         found.append(
-            "does not fit: with model.engine=openai one device trains and others serve; name them by --devices."
+            "does not fit: with model.engine=openai one device trains and others serve. Give their number by --devices."
         )
     return found
 

@@ -153,7 +153,7 @@ def shape_of(path: str) -> Shape:
         found = next((shape for name, shape in KNOWN.items() if name.split("/")[-1] == Path(path).name), None)
         if found is None:
             raise UsageError(
-                f"model.path: there is no config.json in {path!r} to plan with; give a model's folder, or one of {', '.join(KNOWN)}."
+                f"model.path: there is no config.json in {path!r} to plan with. Give a model's folder, or one of {', '.join(KNOWN)}."
             )
         return found
     with reading(path, file.name):

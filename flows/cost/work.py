@@ -105,9 +105,9 @@ def role_prompts(
 
 
 def shared_prefix(at: At, k: float, draw: str) -> float:
-    """Tokens at the front that sorted prompts at reply k share with those before them: the system message, and within
-    an episode all up to the turn before. Other roles of the stage share the conversation, too. This is left out: roles
-    are asked one after the other, and no cache holds a whole stage of the paper's size.
+    """Tokens at the front that sorted prompts at reply k share with earlier ones: the system message, and an episode's
+    turns so far. Other roles of the stage share the conversation, too. This is left out: roles are asked one after the
+    other, and no cache holds a whole stage of the paper's size.
     """
     size = at.lengths
     return size.system if draw == "turn" else max(size.system, seen_by_roles(at, k - 1))

@@ -141,8 +141,8 @@ def refine(at: At) -> Work:
 
 
 def q_critic(at: At) -> Work:
-    """An a' and a prompt without a reply for each bootstrapped transition; and the steps of a critic that reads the end
-    of the successor's prompt.
+    """An a' and a prompt without a reply for each bootstrapped transition. Also the steps of a critic that reads the
+    end of the successor's prompt.
     """
     config, size = at.run.q_critic, at.lengths
     n = int(min(config.transitions, at.pool, config.replay_size))

@@ -1,9 +1,9 @@
 """Finds the Prefect server of a project folder, or starts one that ends with its owner.
 
-Order: PREFECT_API_URL; the server that `turnwise ui` or `turnwise serve` keeps up for this folder; else a new one for
-this run alone, on a free port. A kept server has the folder's own port, which the folder stores. A server that answers
-there is asked for its folder, so that no run goes to another folder's server. A start takes 4-20 s in its own process.
-So it begins first, and is waited for after the run's imports. All servers are bound to 127.0.0.1.
+Order: PREFECT_API_URL; the server that `turnwise ui` or `turnwise serve` keeps for this folder; else a new one for this
+run, on a free port. A kept server has the folder's own port, which the folder stores. A server that answers there is
+asked for its folder, so that no run goes to another folder's server. A start takes 4-20 s in its own process. So it
+begins first, and is waited for after the run's imports. All servers are bound to 127.0.0.1.
 """
 
 from __future__ import annotations

@@ -178,19 +178,23 @@ def _problems(study: Study) -> list[str]:
     if study.source and study.source not in methods:
         found.append(f"source: there is no method {study.source!r}{nearest(study.source, methods)}")
     elif study.source and (study.methods[study.source].tasks or study.methods[study.source].seeds):
-        found.append(f"methods.{study.source}: the others learn from its episodes; leave out its `tasks` and `seeds`.")
+        found.append(f"methods.{study.source}: the others learn from its episodes. Leave out its `tasks` and `seeds`.")
     if study.source and study.tuning is not None:
         found.append(
-            "source: on frozen episodes nothing is tuned; write the settings into the methods' `sets`, and leave out [tuning]."
+            "source: on frozen episodes nothing is tuned. Write the settings into the methods' `sets`, and leave out [tuning]."
         )
     found += _repeated("seeds", study.seeds) + _uneven("by_seed", study.by_seed, study.seeds)
     laid = [study.sets, *(one.sets for one in study.methods.values()), *(one.sets for one in study.tasks.values())]
     sets = [item for each in laid for item in each]
-    found += [f"sets: {item!r} is the study's to say; write `seeds`." for item in sets if item.startswith("seed=")]
+    found += [
+        f"sets: {item!r} is not allowed here. Write `seeds` in the study instead."
+        for item in sets
+        if item.startswith("seed=")
+    ]
     if study.tuning is not None:
         found += _problems_of_tuning(study, study.tuning)
     elif own := [name for name, one in study.methods.items() if one.settings]:
-        found.append(f"methods.{own[0]}.settings: nothing is tuned; add [tuning], or leave it out.")
+        found.append(f"methods.{own[0]}.settings: nothing is tuned. Add [tuning], or leave `settings` out.")
     return found
 
 
@@ -198,7 +202,7 @@ def _problems_of_tuning(study: Study, tuning: Tuning) -> list[str]:
     found = _repeated("tuning.seeds", tuning.seeds) + _uneven("tuning.by_seed", tuning.by_seed, tuning.seeds)
     both = sorted(set(tuning.seeds) & set(study.seeds))
     if both:
-        found.append(f"tuning.seeds: {both[0]} is a seed of the table, too; settings must be chosen on other seeds.")
+        found.append(f"tuning.seeds: {both[0]} is a seed of the table, too. Choose settings on other seeds.")
     found += [
         f"tuning.tasks: there is no task {task!r}{nearest(task, list(study.tasks))}"
         for task in tuning.tasks
@@ -208,7 +212,7 @@ def _problems_of_tuning(study: Study, tuning: Tuning) -> list[str]:
         source = study.settings_of(name)
         if source == name and name not in tuning.space:
             found.append(
-                f"tuning.space: {name} has none; add [tuning.space.{name}], or say in methods.{name}.settings whose settings it has."
+                f"tuning.space: {name} has none. Add [tuning.space.{name}], or name in methods.{name}.settings the method whose settings it uses."
             )
         elif source not in (name, PRESET) and source not in study.tuned:
             words = [PRESET, *study.tuned]

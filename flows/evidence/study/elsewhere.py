@@ -52,7 +52,7 @@ def read(files: Sequence[Path], study: Study) -> dict[str, Row]:
     """
     if files and study.source:
         raise UsageError(
-            f"--rows: every method learns from the episodes of {study.source}, which a row does not hold; leave it out."
+            f"--rows: every method learns from the episodes of {study.source}, and rows hold no episodes. Leave --rows out."
         )
     found: dict[str, Row] = {}
     for file in files:

@@ -50,7 +50,7 @@ def study_text(preset: str, sets: Sequence[str], seeds: int | None, home: Path =
         else:
             axes.append(list(dict.fromkeys(values)))
     if named and seeds is not None:
-        raise UsageError("--seeds: the seeds are named by --set seed=[...], too; leave one of them out.")
+        raise UsageError("--seeds: --set seed=[...] names the seeds, too. Leave one of them out.")
     if seeds is not None and seeds < 1:
         raise UsageError(f"--seeds {seeds}: wanted at least 1.")
     first = presets.load(preset, fixed).seed

@@ -1,6 +1,6 @@
-"""targets, refine, pick and q_critic: an engine drew their replies. All that follows from these is recomputed: the
-drawn transitions, the values of each row, the kept or chosen action, and for q_critic all that it learned. Replies
-without a row are not stored, so their counts by reason are not recomputed.
+"""targets, refine, pick and q_critic: an engine drew their replies. All that follows from these is recomputed: drawn
+transitions, values of rows, and kept or chosen actions; for q_critic also what it learned. Replies without a row are
+not stored, so their counts by reason are not recomputed.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def tuned(tmp_path: Path) -> design.Study:
             "methods.frozen.seeds: wanted at most 2, as many as the table has; found 3.",
         ),
         ('settings = "nlac"', 'settings = "paper"', "methods.frozen.settings: 'paper' is not tuned"),
-        ("space.rft]", "space.rtf]", "tuning.space: rft has none; add [tuning.space.rft]"),
+        ("space.rft]", "space.rtf]", "tuning.space: rft has none. Add [tuning.space.rft]"),
         ('settings = "nlac"', "", "tuning.space: frozen has none"),
         (
             "seeds = [1, 2]",
@@ -96,7 +96,7 @@ def tuned(tmp_path: Path) -> design.Study:
         ("seeds = [1, 2]", "seeds = [1, 1]", "seeds: 1 stands there twice"),
         ("seeds = [1, 2]", "seeds = []", "seeds: tuple should have at least 1 item"),
         ("seeds = [1, 2]", "", "seeds: field required"),
-        ("iterations=3", "seed=3", "sets: 'seed=3' is the study's to say"),
+        ("iterations=3", "seed=3", "sets: 'seed=3' is not allowed here"),
         ("[tasks.easy]", '[tasks."a/b"]\n[tasks.easy]', "'a/b': a name holds no '/'"),
         ("[methods.rft]", "[methods.rft", "is not readable TOML"),
     ],
@@ -245,7 +245,7 @@ def test_a_method_may_have_some_of_the_tasks_and_the_first_seeds(tmp_path: Path)
 def test_the_source_of_episodes_plays_everywhere(tmp_path: Path) -> None:
     untuned = TUNED.partition("[tuning]")[0].replace('settings = "nlac"', "").replace('settings = "preset"', "")
     text = f'source = "rft"{untuned}'.replace('control = "nlac"', "seeds = 1")
-    with pytest.raises(UsageError, match=r"methods\.rft: the others learn from its episodes; leave out"):
+    with pytest.raises(UsageError, match=r"methods\.rft: the others learn from its episodes. Leave out"):
         design.read(written(tmp_path, text))
 
 

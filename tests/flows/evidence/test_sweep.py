@@ -68,7 +68,7 @@ def test_a_sweep_has_every_combination_and_is_a_study_that_can_be_repeated(tmp_p
     ("sets", "seeds", "told"),
     [
         (["critic.lr=[]"], None, "--set critic.lr=[]: wanted at least one value"),
-        (["seed=[1, 2]"], 3, "--seeds: the seeds are named by --set seed"),
+        (["seed=[1, 2]"], 3, "--seeds: --set seed=[...] names the seeds, too"),
         ([], 0, "--seeds 0: wanted at least 1"),
         (["critic.no_such_key=[1, 2]"], 2, "no_such_key"),
     ],
