@@ -33,7 +33,7 @@ class CriticConfig(MixedConfig):
 
     epochs: int = Field(1, ge=1, description="Passes over the iteration's targets. [ours]")
     frozen: bool = False
-    """Targets weigh nothing, so that the successor is not trained; the steps and their policy rows are as they were. [ours, ablation]"""
+    """Give targets weight 0, so the successor is not trained. Steps and policy rows stay the same. [ours, ablation]"""
     batch: int = Field(48, ge=1, description="Targets a step. [ours]")
     policy_rows: int = Field(16, ge=0)
     """Policy rows in every step, from the last refinements or, at first, its own actions. [ours]"""

@@ -45,7 +45,7 @@ class DistillConfig(MixedConfig):
     epochs: int = Field(1, ge=1, description="Passes over the iteration's refinements. [ours]")
     batch: int = Field(32, ge=1, description="Refined actions a step. [ours]")
     successor_rows: int = Field(16, ge=0)
-    """Rows of the critic in every step, futures of a successor or numbers of a q_critic: L1 : L2 share one adapter. [ours]"""
+    """Critic rows in every step: futures of a successor or numbers of a q_critic. L1 and L2 share one adapter. [ours]"""
     value_weight: float = Field(1.0, gt=0)
     """Weight of the squared error of Q, as q_critic.value_weight. [ours]"""
     general_rows: int = Field(0, ge=0)
@@ -53,7 +53,7 @@ class DistillConfig(MixedConfig):
     general_path: Annotated[str, FromPath(used_with="general_rows")] = "data/base/general.jsonl"
     """JSONL file of general rows. [ours]"""
     held_out: float = Field(0.1, ge=0, lt=1)
-    """Share of the refinements held out for the peak rule, where there are several epochs to choose among. [ours]"""
+    """Share of the refinements held out for the peak rule, which chooses among several epochs. [ours]"""
     ema_rate: float = Field(0.01, ge=0, le=1)
     """EMA rate of the target network, a step; as critic.ema_rate. 0 = it stands still. [paper: an EMA; rate ours]"""
     kl_coef: float = Field(0.0, ge=0)

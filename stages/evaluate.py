@@ -59,12 +59,12 @@ class EvaluateConfig(Config):
     win_words: tuple[str, ...] = Field(
         ("pass", "won"),
         min_length=1,
-        description="Words by which a predicted future tells a win, in the audit; the last one of both lists counts. [ours]",
+        description="Words that mark a win in a predicted future, for the audit. The last word from either list counts. [ours]",
     )
     loss_words: tuple[str, ...] = Field(
         ("fail", "lost"),
         min_length=1,
-        description="Words by which a predicted future tells a loss; both lists belong to the task's prompts. [ours]",
+        description="Words that mark a loss in a predicted future. Both lists belong to the task's prompts. [ours]",
     )
     probe_path: DataPath = Field(
         "", description='JSONL file of role rows whose replies are known, for the forgetting probe; "" = none. [ours]'
@@ -80,7 +80,7 @@ class EvaluateConfig(Config):
     )
     abort_below: float | None = Field(
         None,
-        description="Give an episode up, from its second reply on, where V of its state is below this; it counts as not won. [ours]",
+        description="Abort an episode, from its second reply on, if V of its state is below this. It counts as not won. [ours]",
     )
 
 

@@ -47,14 +47,14 @@ class PickConfig(StatesConfig):
     """Among how many actions is chosen, and by what."""
 
     by: Literal["verdict", "value"] = "verdict"
-    """What the best action is chosen by: the language critic's verdict (NLQL), or a q_critic's number (SAC). [paper: v2's NLQL; SAC's rule ours]"""
+    """How the best action is chosen: by the language critic's verdict (NLQL), or by a q_critic's number (SAC). [paper: v2's NLQL; SAC's rule ours]"""
     tau: float = Field(0.1, gt=0)
     """Temperature of the choice by Q, in units of reward, for by = value. [ours]"""
     actions: int = Field(4, ge=1, description="n, actions sampled in a state. [paper: 4 of NLQL]")
     futures: int = Field(1, ge=1)
     """k, futures that the evaluator reads, for by = verdict. [paper: 1; 4 of NLRL]"""
     futures_of: Literal["successor", "rollouts"] = "successor"
-    """Whose futures: the trained successor's, or what came of k rollouts of each action, without a successor. [paper: NLQL; NLRL]"""
+    """Whose futures are read: those of the trained successor, or the outcomes of k rollouts of each action. [paper: NLQL; NLRL]"""
     correct: bool = Field(True, description="CoT correction of what came of a rollout. [ours; paper: of targets]")
 
 

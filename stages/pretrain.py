@@ -76,8 +76,7 @@ class PretrainConfig(Config):
 
     corpus: ModuleName = Field(
         "desk",
-        description="What it is taught: the roles on the desk, those in 20 Questions (twenty, with roles.prompts = twenty) or in arithmetic (maths), to act in "
-        "three environments (agents); or a module of your own with a dot, my.words. [ours]",
+        description="What the model is taught. desk, twenty and maths: the roles on the desk, in 20 Questions (with roles.prompts = twenty) and in arithmetic. agents: to act in three environments. my.words: your own module, by a name with a dot. [ours]",
     )
     width: int = Field(128, ge=16, description="Hidden size; 96 for maths. [ours]")
     layers: int = Field(3, ge=1, description="Decoder layers; 4 for agents. [ours]")
@@ -94,11 +93,11 @@ class PretrainConfig(Config):
     adam_lr: float = Field(3e-3, gt=0, description="Learning rate of embeddings and norms. [ours]")
     flat: float = Field(0.4, ge=0, le=1, description="Share of the steps before the linear decay to 3 %. [ours]")
     whole: float = Field(0.2, ge=0, le=1)
-    """Share of the steps, the first ones, that learn what stands before the last reply, too; 1 for agents, twenty and maths. [ours]"""
+    """Share of first steps that also learn the text before the last reply; 1 for agents, twenty and maths. [ours]"""
     general_rows: int = Field(3000, ge=0)
     """Role rows written to general.jsonl, for mixing into later training; 0 for all but the desk. [ours]"""
     probe_rows: int = Field(40, ge=1)
-    """Held-out rows a role in probe.jsonl, for scores and the forgetting probe; for agents 192 episodes a task, for twenty 100 rows, for maths 200. [ours]"""
+    """Held-out rows a role in probe.jsonl, for scores and the forgetting probe. agents: 192 episodes a task; twenty: 100 rows; maths: 200. [ours]"""
 
     @model_validator(mode="before")
     @classmethod

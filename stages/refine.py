@@ -41,7 +41,7 @@ class RefineConfig(StatesConfig):
     futures: int = Field(1, ge=1, description="k, futures that the evaluator reads. [paper: 1]")
     futures_of: Literal["successor", "episode"] = Field(
         "successor",
-        description="Whose futures: the trained successor's, of a fresh action; or what really came of the action that the episode took, without a successor. "
+        description="Whose futures are read. successor: those that the trained successor predicts for a fresh action. episode: what really followed the action that the episode took. "
         "[paper: the successor's; v2 has the other as an ablation, self-distillation]",
     )
     refinements: int = Field(1, ge=1)
@@ -49,19 +49,19 @@ class RefineConfig(StatesConfig):
     correct: bool = Field(True, description="CoT correction of the refined action. [paper]")
     rethink: bool = Field(
         True,
-        description="Where the policy thinks (<think>) before it acts, a new thought before a rewritten action, with what the policy knows; off: an empty one. "
+        description="For a policy that thinks (<think>): write a new thought before a rewritten action, from what the policy knows. Off: an empty thought. "
         "[paper: its chain of thought is corrected; how: ours]",
     )
     leak_words: int = Field(8, ge=2)
-    """Successive words of a critique or a future that a new thought may not repeat; else the row is dropped. [ours]"""
+    """A new thought that repeats this many successive words of a critique or future is dropped with its row. [ours]"""
     yes_frac_max: float = Field(1.0, ge=0, le=1)
     """Largest share of rows whose action was kept because of "Yes". [ours; paper: no limit]"""
     critique: Literal["full", "verdict", "none"] = "full"
-    """What the refiner sees: the whole critique; the bare verdict; none = every action is rewritten, no critic at all. [ours, ablation]"""
+    """What the refiner sees: the full critique, or only the verdict; none = no critic, every action is rewritten. [ours, ablation]"""
     gate: Literal["none", "evaluate", "reroll"] = "none"
-    """Keep a refined action only if the critic now says Yes (evaluate), or if rolling it out is no worse (reroll); else the fresh one. [ours; paper: none]"""
+    """When a refined action replaces the fresh one. evaluate: if the critic now says Yes. reroll: if its rollouts are no worse. none: always. [ours; paper: none]"""
     refused: Literal["kept", "dropped"] = "kept"
-    """What is learned of an action all of whose rewrites the gate refuses: the fresh one, or nothing, and another state is drawn. [ours]"""
+    """What is learned if the gate refuses all rewrites. kept: the fresh action. dropped: nothing, and another state is drawn. [ours]"""
     gate_rollouts: int = Field(8, ge=1, description="Rollouts an action, for gate = reroll. [ours]")
 
 

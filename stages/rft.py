@@ -41,9 +41,9 @@ class RftConfig(PassConfig):
     batch: int = Field(32, ge=1, description="Turns a step. [ours]")
     rows: int = Field(512, ge=1, description="Most turns an iteration, drawn from all wins so far. [ours]")
     refill: bool = False
-    """Where there are fewer turns than `rows`, draw them again, so that every iteration takes as many steps. [ours]"""
+    """If there are fewer turns than `rows`, draw some again. Every iteration then takes as many steps. [ours]"""
     labels: Literal["wins", "told"] = "wins"
-    """Turns of episodes that won; or of all episodes what the environment's own parser makes of the words: its `lessons`. [ours]"""
+    """What is learned: the turns of won episodes, or what the environment's parser makes of all episodes (its `lessons`). [ours]"""
 
 
 def run(context: Context) -> Outputs:

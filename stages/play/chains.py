@@ -26,7 +26,7 @@ class DrawConfig(Config):
     transitions: int = Field(256, ge=1, description="Targets made an iteration. [ours]")
     replay_size: int = Field(20000, ge=1, description="Newest transitions that can be drawn. [ours]")
     draw: Draw = "turn"
-    """Transitions are drawn one by one, or by the episode, as many as that gives: its turns share what was said before, in generation and in training. [ours]"""
+    """Draw transitions one by one, or whole episodes until there are as many. The turns of an episode share a prefix, in generation and in training. [ours]"""
     alpha: float = Field(0.6, ge=0)
     """Priority p ~ (loss + eps)^alpha. [paper: prioritised by the critic's loss; exponent ours]"""
     eps: float = Field(0.01, gt=0, description="So that no transition is ever given up. [ours]")
@@ -35,7 +35,7 @@ class DrawConfig(Config):
     terminal_frac: float = Field(0.0, ge=0, le=1)
     """Share of terminal transitions, by priority within each kind; 0 = as they are drawn. [ours]"""
     steps: int = Field(1, ge=1)
-    """Real steps of the episode that are merged before a future is sampled; many = to its end, off-policy. [ours; paper: 1]"""
+    """Real steps that are merged before a future is sampled. A large number goes to the episode's end, off-policy. [ours; paper: 1]"""
 
     @model_validator(mode="after")
     def _kinds_are_of_turns(self) -> Self:
