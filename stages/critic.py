@@ -1,10 +1,10 @@
-"""Train the successor on the backed-up futures (L1), and move the target network after it; distill moves it on.
+"""Train the successor on the backed-up futures (L1), then move the target network. distill moves it again.
 
     L1 = E_{(s,a) from the replay} [ -log M_theta(f | s, a) ],   theta_target <- theta_target + rate (theta -
         theta_target)
 
-Source: arXiv 2512.04601, L1 and Algorithm 1. Ours: the row's length-normalised NLL is its new priority, the EMA is of
-the LoRA tensors, and every step also holds policy rows, since policy and successor share one adapter.
+Source: arXiv 2512.04601, L1 and Algorithm 1. Ours: a row's length-normalised NLL is its new priority, and the EMA
+averages the LoRA tensors. Every step also holds policy rows, because policy and successor share one adapter.
 
     turnwise rerun critic --of RUN --set critic.lr=1e-3
 """

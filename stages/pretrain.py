@@ -1,13 +1,16 @@
-"""Make a small base model: of words, for the roles on the desk, in 20 Questions, in arithmetic or in a corpus of one's
-own (stages/corpora/own.py), or of bytes, for agents in math, game24 and wiki_search.
+"""Make a small base model of words for the roles of a task, or of bytes for agents.
+
+Roles: on the desk, in 20 Questions, in arithmetic or in your own corpus (stages/corpora/own.py). Agents act in math,
+game24 and wiki_search.
 
     turnwise pretrain --set pretrain.steps=3200
     turnwise pretrain --set pretrain.corpus=twenty --set roles.prompts=twenty --out data/base_twenty
     turnwise pretrain --set pretrain.corpus=maths --set roles.prompts=maths --out data/base_maths
     turnwise pretrain --set pretrain.corpus=agents --out data/base_agents
 
-Llama-shaped, trained from scratch on text of `corpora/`, saved as AutoModelForCausalLM and AutoTokenizer load it. Muon
-for matrices and AdamW for embeddings and norms (Jordan et al. 2024); flat, then linear decay. [ours]
+The model is Llama-shaped and trained from scratch on text of `corpora/`. AutoModelForCausalLM and AutoTokenizer load
+it. Muon trains the matrices, AdamW embeddings and norms (Jordan et al. 2024); the rate is flat, then decays linearly.
+[ours]
 """
 
 from __future__ import annotations
@@ -72,7 +75,7 @@ MARKS = {
 
 
 class PretrainConfig(Config):
-    """Shape and schedule of the base model. Some defaults are others for agents, twenty and maths: see each."""
+    """Shape and schedule of the base model. Some defaults differ for agents, twenty and maths: see each."""
 
     corpus: ModuleName = Field(
         "desk",
@@ -114,7 +117,7 @@ class PretrainConfig(Config):
 
 @dataclass(frozen=True)
 class Material:
-    """What a model is taught, as tokens."""
+    """The training material of a model, as tokens."""
 
     tokenizer: Any
     draw: Callable[[random.Random], Example]
@@ -128,7 +131,7 @@ def roles_material(corpus: Any, roles: Roles) -> Material:
 
 
 def role_play(name: str) -> Any:
-    """The module of a corpus of all roles; None for agents, which is none."""
+    """The module of a corpus with all roles; None for agents, which has none."""
     return own.load(name) if is_own(name) else ROLE_PLAY.get(name)
 
 
@@ -139,7 +142,7 @@ def agents_material(prompts: Mapping[str, Roles], vocabulary: int) -> Material:
 
 
 def padded(rows: Sequence[tuple[list[int], list[bool]]], pad_id: int) -> Batch:
-    """Rows of ids and of what is learned of them, padded on the right."""
+    """Rows of ids and of which ids are learned, padded on the right."""
     import torch
 
     from stages.learn.losses import Batch
@@ -153,7 +156,7 @@ def padded(rows: Sequence[tuple[list[int], list[bool]]], pad_id: int) -> Batch:
 
 
 def in_parts(rows: Sequence[tuple[list[int], list[bool]]], n: int) -> list[list[tuple[list[int], list[bool]]]]:
-    """The rows of a step in n passes of like length; as they are where n is 1."""
+    """The rows of a step in n passes of similar length; unchanged if n is 1."""
     if n == 1:
         return [list(rows)]
     by_length = sorted(rows, key=lambda row: len(row[0]))
@@ -236,7 +239,7 @@ def probe_rows(corpus: Any, n: int, rng: random.Random, roles: Roles, role: str 
 
 
 def run(context: Context) -> Outputs:
-    """Artifact `model`: weights, tokenizer, model card; where all roles are taught general.jsonl and probe.jsonl, too."""
+    """Artifact `model`: weights, tokenizer, model card. If all roles are taught, also general.jsonl and probe.jsonl."""
     from stages.learn.fit import check_finite
 
     config: PretrainConfig = context.config
@@ -269,7 +272,7 @@ def run(context: Context) -> Outputs:
 
 
 def write_rows(folder: Path, config: PretrainConfig, corpus: Any, roles: Roles, seed: int) -> list[dict[str, Any]]:
-    """Leave general.jsonl and probe.jsonl; returns the rows of the latter."""
+    """Writes general.jsonl and probe.jsonl; returns the rows of the latter."""
     rng = random.Random(f"held out {seed}")
     probe = [row for role in corpus.SHARE for row in probe_rows(corpus, config.probe_rows, rng, roles, role)]
     for name, content in (("probe", probe), ("general", probe_rows(corpus, config.general_rows, rng, roles))):

@@ -1,6 +1,6 @@
-"""The sections of a run's config that several stages share: task, model, roles, engine, sampling.
+"""The config sections that several stages share: task, model, roles, engine, sampling.
 
-A stage declares in `Stage.shared` which of them it reads; only those enter its fingerprint.
+A stage declares in `Stage.shared` which sections it reads. Only those enter its fingerprint.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ NOT_A_URL = "base_url"
 
 
 def base_url(url: str) -> str:
-    """`url`, if it is the base URL of a server, as urlsplit reads one, and holds no secret: what is in a config is stored
-    with every run. Raises PydanticCustomError, a ValueError that does not quote it.
+    """`url`, if urlsplit reads it as a server's base URL and it holds no secret: every run stores its config. Raises
+    PydanticCustomError, a ValueError that does not quote the URL.
     """
     try:
         parts = urlsplit(url)

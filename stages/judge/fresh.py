@@ -1,6 +1,6 @@
-"""Fresh actions at states of the replay: what refine rewrites and pick chooses among, and the row that the policy learns.
+"""Fresh actions at states of the replay, for refine to rewrite and pick to choose among, and the row to learn.
 
-Source: arXiv 2512.04601, section 4 (policy improvement): states are of the replay; fresh actions are ours.
+Source: arXiv 2512.04601, section 4 (policy improvement): states come from the replay; fresh actions are ours.
 """
 
 from __future__ import annotations

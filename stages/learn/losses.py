@@ -55,8 +55,8 @@ def completion_log_probs(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
 
         log pi(y_t | x, y_<t)
 
-    Only the positions that predict a completion token go through the vocabulary projection, 1024 at a time, so memory
-    is that of `chunked_log_probs`, not B x T x V. Gradients flow into the model.
+    Only positions that predict a completion token go through the vocabulary projection, 1024 at a time. So memory is
+    that of `chunked_log_probs`, not B x T x V. Gradients flow into the model.
     """
     states_KD, rows, columns = completion_states(model, batch)
     return chunked_log_probs(states_KD, model.get_output_embeddings(), batch.ids[rows, columns]), rows
@@ -85,9 +85,9 @@ def chunked_log_probs(
 
         l_i = log softmax(head(h_i))[y_i],   H_i = - sum_v p_iv log p_iv
 
-    More than `chunk` tokens go through the head a chunk at a time, and each chunk once more in the backward pass, so
-    that chunk x V floats are held and not K x V; else it is the direct way. states_KD: (K, D), ids_K: (K,) long, head:
-    (., D) -> (., V); softmax in fp32.
+    More than `chunk` tokens go through the head in chunks, and each chunk once more in the backward pass. Memory holds
+    chunk x V floats instead of K x V. Up to `chunk` tokens take the direct way. states_KD: (K, D), ids_K: (K,) long,
+    head: (., D) -> (., V); softmax in fp32.
     Returns l (K,), with entropy=True (l, H). Gradients flow into the states and the head, through l; H carries none.
     Raises ValueError if the shapes do not fit or chunk < 1. Source: arXiv 1604.06174 (recomputation).
     """

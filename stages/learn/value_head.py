@@ -1,4 +1,4 @@
-"""The critic: a scalar read off the last token of the critic's prompt, by the same transformer that acts.
+"""The critic: a scalar read at the last token of the critic's prompt, by the same transformer that acts.
 
     V(s) = w . h + b,   h = TransformerBody(s + cp)[-1]
 
@@ -54,9 +54,8 @@ class ValueHead(nn.Module):
 def new_head(model: Any, *, soft_len: int = 0, spread: float = 0.01, seed: int) -> ValueHead:
     """A head for the model, on its device.
 
-    w ~ spread N(0, 1) / sqrt(D), b = 0: V starts at about `spread` times the state's root mean square, which a final
-    norm keeps near 1. So the first targets are the rewards rather than noise, and w is not 0, where the body would get
-    no gradient [ours].
+    w ~ spread N(0, 1) / sqrt(D), b = 0. V starts at about `spread` times the state's root mean square, which a final
+    norm keeps near 1. So the first targets are rewards and not noise. With w = 0 the body would get no gradient [ours].
     The soft prompt starts as ordinary tokens would: mean + deviation x N(0, 1) of the embeddings, by dimension.
     """
     embeddings = base_of(model).get_input_embeddings().weight.detach()

@@ -127,7 +127,7 @@ class HfEngine(tokens.ChatTokenizer):
         known = self._base.get_input_embeddings().num_embeddings
         if (largest := max((max(r.prompt_ids, default=0) for r in requests), default=0)) >= known:
             raise UsageError(
-                f"model.path: the tokenizer at {self._path!r} gives the token id {largest}, the model has {known}; take tokenizer.json anew from where the model came from"
+                f"model.path: the tokenizer at {self._path!r} gives the token id {largest}, the model has {known}. Download tokenizer.json again from the model's source"
             )
         requests = tokens.fit_context(requests, self.context)
         done: dict[int, Completion] = {}

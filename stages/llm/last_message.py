@@ -37,8 +37,7 @@ def check_last_message(engine: Engine, roles: Roles) -> None:
             reason = "changes what stands before it"
     if reason:
         raise UsageError(
-            "model.path: wanted a chat template that takes a role's message, a user's, behind the conversation, found one "
-            f"that {reason}; set roles.history to text, or use a model with another template"
+            f"model.path: a role's message comes last, as a user's, but the chat template {reason}. Set roles.history to text, or use a model with another template"
         )
 
 
@@ -63,8 +62,7 @@ def asked_after(engine: Engine, text: str) -> tuple[int, ...]:
     found = rendered[len(rendered) - _same(rendered[::-1], other[::-1]) :]
     if rendered == other or found == chat(text, f"{text} {text}")[-len(found) :]:
         raise UsageError(
-            "model.path: wanted a chat template that renders the message asking for a value, found one that leaves it "
-            "out; use a model with another template, or set self_ac.soft_prompt"
+            "model.path: the chat template leaves out the message that asks for a value. Use a model with another template, or set self_ac.soft_prompt"
         )
     return found
 

@@ -183,7 +183,7 @@ def load_roles(name: str, *, history: History = "chat") -> Roles:
     if not os.path.isdir(folder):  # not Path's, which raises where a name is too long
         known = ", ".join(sorted(path.name for path in FOLDER.iterdir() if path.is_dir()))
         raise UsageError(
-            f"roles.prompts: no prompt folder named {name[:200]!r}; known are {known}; one of your own is a path with a '/', like ./prompts, from {Path.cwd()} on"
+            f"roles.prompts: no prompt folder named {name[:200]!r}. Known are {known}. Your own is a path with a '/', like ./prompts, relative to {Path.cwd()}"
         )
     templates = {}
     for role in ROLES:

@@ -1,4 +1,4 @@
-"""Which transitions are backed up, each with those that follow it in its episode: the draw of targets and of q_critic.
+"""Draw the transitions to back up, each with those that follow it in its episode. targets and q_critic use it.
 
 Source: arXiv 2512.04601, "Replay": prioritised by the critic's loss. Shares, weights and several real steps are ours.
 """
@@ -67,8 +67,8 @@ def usable(pool: Sequence[D]) -> list[D]:
 def draw(
     pool: Sequence[D], losses: dict[tuple[str, int], float], config: DrawConfig, rng: np.random.Generator
 ) -> list[Drawn[D]]:
-    """A prioritised sample without replacement: of transitions, with `terminal_frac` from terminal and other ones apart;
-    or of episodes, whose weight is the sum of their transitions'.
+    """A prioritised sample without replacement. Transitions: `terminal_frac` draws terminal and other ones apart.
+    Episodes: the weight is the sum of their transitions' weights.
     """
     if config.draw == "episode":
         return draw_episodes(pool, losses, config, rng)

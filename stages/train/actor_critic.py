@@ -3,9 +3,9 @@
     L = alpha L_critic + (1 - alpha) L_actor
     L_critic = mean_n || V - stop_grad(target_n) ||^2,   L_actor = -mean_k min(rho_k A_k, clip(rho_k, 1 - c, 1 + c) A_k)
 
-Source: Self-AC slides, critic loss and actor loss. Every minibatch reads its values and log-probs from the same pass,
-so targets and advantages are of the weights that are being trained; all of them are detached. [ours] Before every loss
-`learn/credit.py` checks that each token learns from its own turn. [ours]
+Source: Self-AC slides, critic loss and actor loss. Every minibatch reads its values and log-probs from the same pass.
+So targets and advantages use the current weights; all are detached. [ours] Before every loss `learn/credit.py` checks
+that each token learns from its own turn. [ours]
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class MixedConfig(PassConfig):
 
 def trainable(context: Context, start: Path | None) -> Any:
     """The base model with the adapter of folder `start`, or a fresh one, in training mode. Raises UsageError for an
-    adapter of another base, and, once, for a model on which a tree is not what its rows are.
+    adapter of another base, and once for a model on which a tree differs from its rows.
     """
     model = context.run.model
     if isinstance(context.engine, Sleeper):  # it and the training share a device, and need it one after the other
