@@ -1,6 +1,6 @@
-"""Replies over HTTP that end: at a size, and within the time of a try. Ours.
+"""HTTP replies with a limit on their size and their time. Ours.
 
-A client reads a body to its end before it looks at it, however long it is and however slowly it comes.
+A client would read a body to its end first, however long it is and however slowly it comes.
 """
 
 from __future__ import annotations

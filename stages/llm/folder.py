@@ -1,8 +1,8 @@
-"""A model's folder as the libraries read it: what is wrong with a file is one sentence that names it.
+"""A model's folder as the libraries read it. An error is one sentence that names the bad file.
 
-These libraries raise whatever they stumble over (a KeyError, a ZeroDivisionError, tokenizers a plain Exception), and
-what transformers cannot read of generation_config.json it leaves out. So all JSON is looked at first, and every step of
-reading catches all. Ours.
+These libraries raise all kinds of errors (a KeyError, a ZeroDivisionError, tokenizers a plain Exception). transformers
+ignores what it cannot read of generation_config.json. So all JSON is checked first, and every reading step catches all
+errors. Ours.
 """
 
 from __future__ import annotations

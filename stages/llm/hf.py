@@ -1,6 +1,6 @@
 """Engine over transformers: batched sampling with a KV cache, LoRA adapters by name, on CPU or GPU.
 
-For models that fit on one device and as the reference that other engines' log-probs are compared with.
+For models that fit on one device, and as the reference for other engines' log-probs.
 """
 
 from __future__ import annotations

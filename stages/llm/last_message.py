@@ -1,7 +1,7 @@
-"""What a model's chat template makes of a message behind a conversation: a role's words, or the question for a value.
+"""Check how a chat template renders a message after a conversation: a role's words, or the question for a value.
 
-Ours. Chat templates raise on some orders of messages, leave messages out, or change the ones before them; what a model
-then reads is not what was asked, and no error says so.
+Ours. Chat templates raise on some orders of messages, leave messages out, or change earlier ones. The model then reads
+something else than was asked, without an error.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def check_last_message(engine: Engine, roles: Roles) -> None:
 
 
 def asked_after(engine: Engine, text: str) -> tuple[int, ...]:
-    """The ids by which a user says `text` behind a prompt: what closes the assistant's turn that the prompt has opened,
-    the message, and the next turn opened.
+    """The ids of a user message `text` after a prompt: the end of the assistant's open turn, the message, and the start
+    of the next turn.
 
-    Raises UsageError where the chat template leaves the message out, ChatRefused where it refuses the chat.
+    Raises UsageError if the chat template leaves the message out, ChatRefused if it refuses the chat.
     """
 
     def chat(reply: str, said: str) -> tuple[int, ...]:
