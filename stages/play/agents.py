@@ -1,9 +1,8 @@
 """How a reply of the policy becomes turns: one (ReAct), or one for each thought of a chain (CoT).
 
-    react   a turn is a thought and an action; the environment gets the reply and reads the action in it cot     the
-    whole reply is the action, and what stands between its blank lines are its thought factors: each is a
-        turn without an
-            observation, the last one ends with the end token and carries what the environment answered to the reply
+    react   a turn is a thought and an action; the environment gets the reply and reads the action in it
+    cot     the whole reply is the action. The parts between its blank lines are its thought factors, a turn each. Only
+            the last has an observation: it ends with the end token and carries the environment's answer to the reply
 
 Source: Self-AC slides, the three agents. The third, ToT, is ReAct on a tree (envs/game24.py).
 A factor is tokens of the reply as the engine produced them: nothing is encoded again. [ours]
