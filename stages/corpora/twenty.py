@@ -1,4 +1,4 @@
-"""Role-play text from which a small base model learns the language of the roles in 20 Questions, and no way to play well.
+"""Role-play text that teaches a small base model the roles' language in 20 Questions, and no way to play well.
 
     Thought: knife. Action: ask metal        an object that fits all answers so far, and the next question
     Future: metal yes, sharp no, lost.       answers to this question and to those after it, and how the game ends

@@ -40,8 +40,8 @@ def think_again(
 ) -> list[tuple[Completion, str]]:
     """Each reply with a new thought before it, as the engine produced it, and why it cannot be learned ("": it can).
 
-    words: the thought may not share a run of so many successive words with a privileged text, or with the instruction
-    to think again, unless they stand in the state or in the reply.
+    words: the thought may not share this many successive words with a privileged text or with the instruction. Words
+    that also stand in the state or in the reply are allowed.
     """
     prompts = [roles.prompt("thinker", r.state, reply=r.said) for r in replies]
     found = ask_role(context, "thinker", prompts, adapter=adapter, seed=mix(context.seed, "think"), thoughts=True)

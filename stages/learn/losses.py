@@ -176,8 +176,8 @@ def loss_normaliser(per: Per, n_turns_B: Tensor) -> float:
 
     "turn" is the slides' mean over turns. It is biased where the policy decides how many turns there are: a turn of a
     long episode counts less.
-    "episode" is not [ours], see tests/theory/test_optional_stopping.py. n_turns_B: turns of each episode of the *step*:
-    where it comes in parts, all parts divide by this one number, and their gradients add up to that of the whole.
+    "episode" is not [ours], see tests/theory/test_optional_stopping.py. n_turns_B: turns of each episode of the *step*.
+    All parts of a step divide by this one number, so their gradients add up to the step's.
     """
     return float(n_turns_B.sum()) if per == "turn" else float(len(n_turns_B))
 
@@ -205,9 +205,9 @@ def turn_ppo_clip(
     K action tokens of J turns: log-probs (K,), turn_of_K (K,) long in [0, J), every turn with a token; advantages_J
     (J,); Z = normaliser, see `loss_normaliser`. Gradients flow into log_probs_K only.
     Metrics: ratio_mean, ratio_max and clip_frac over the ratios, kl_old = mean_t (exp(l_t) - 1 - l_t), gap_mean and
-    gap_max of |l_t|: before the first step of an iteration, where the weights are those that sampled, by how much the
-    engine and the trainer disagree. "count/<name>": how many ratios, or tokens, the mean <name> is of.
-    Where a ratio overflows and A < 0, the loss is infinite, which `fit` refuses; else it is clipped, the gradient 0.
+    gap_max of |l_t|. Before the first step of an iteration the weights are those that sampled. There the gaps are the
+    disagreement of engine and trainer. "count/<name>": how many ratios, or tokens, the mean <name> is of. Where a ratio
+    overflows and A < 0, the loss is infinite, which `fit` refuses; else it is clipped, the gradient 0.
     Raises ValueError on wrong shapes, a turn without tokens, old log-probs not finite, Z <= 0 or another ratio.
     Source: Self-AC slides, actor loss; PPO, arXiv 1707.06347, eq. 7; `turn_mean`: GSPO, arXiv 2507.18071; `turn` as
     default [ours].

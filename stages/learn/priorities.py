@@ -50,8 +50,8 @@ def sample_without_replacement(rng: np.random.Generator, p: Floats, n: int) -> I
 
         the n smallest of E_i / p_i,  E_i ~ Exponential(1)
 
-    The first of independent exponential clocks with rates p_i rings at i with probability p_i / sum(p); clocks have no
-    memory, so those that are left race on by the same rule: one partial sort instead of n draws.
+    Of independent exponential clocks with rates p_i, clock i rings first with probability p_i / sum(p). Clocks have no
+    memory, so the others go on by the same rule. That is one partial sort instead of n draws.
     p: (N,), >= 0, need not sum to 1. Returns (n,) in the order drawn.
     Raises ValueError if p is negative or not finite, or if fewer than n entries are above 0.
     """

@@ -55,8 +55,8 @@ def td_targets(rewards: Tensor, values: Tensor, n_turns: Tensor, truncated: Tens
 
     n = 1 is one-step TD; n > N - k is the Monte-Carlo return. No gradient flows: stop_grad is [ours].
     rewards, values: (B, M); n_turns: (B,) long, N in [1, M-1]; truncated: (B,) bool; gamma: per turn, in [0, 1].
-    Returns (B, M), 0 where `state_mask` is False. Raises ValueError if n < 1, on other shapes or types, N or gamma out
-    of range, a reward that is not finite, or r_N != 0 in a truncated row, where V_N already stands for it.
+    Returns (B, M), 0 where `state_mask` is False. Raises ValueError for n < 1, other shapes or types, N or gamma out of
+    range, or a reward that is not finite. Raises it for r_N != 0 in a truncated row, too: there V_N stands for it.
     Source: Self-AC slides, critic loss.
     """
     _check(rewards, values, n_turns, truncated, gamma, n)
@@ -204,7 +204,7 @@ def value_loss(
     earlier states of terminated rows, see the module; V_N is still trained towards r_N. Gradients flow into V_ik only,
     not into the targets.
     Metrics: `value_loss/n1`.. by n, and `explained_variance` = 1 - Var[R - V] / Var[R] over the states of terminated
-    rows, the others' R being partly V itself; left out where all R are equal. Shapes and errors as of `td_targets`.
+    rows (the others' R is partly V itself). It is left out if all R are equal. Shapes and errors as of `td_targets`.
     Source: Self-AC slides, critic loss; mean for the slides' norm [ours].
     """
     _check(rewards, values, n_turns, truncated, gamma, n_max)

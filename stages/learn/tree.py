@@ -5,8 +5,8 @@
                +--- branch    +--- branch                  a role's words and reply, or the critic's prompt, after a state
 
 A token sees only what stands before it on its own path. So every row has the values and gradients that it would have
-alone, up to rounding. The critic's prompt of Self-AC (slides, episode layout), NLAC's role prompts, the turns of an
-episode and the episodes of a group are all such rows. Token ids are those that the engine produced. [ours]
+alone, up to rounding. Such rows are Self-AC's critic prompts (slides, episode layout), NLAC's role prompts, the turns
+of an episode, and the episodes of a group. Token ids are those that the engine produced. [ours]
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Attention over a tree: its lines by the plain causal kernel, its branches by a few masked calls.
 
-A token of a line sees its path up to itself; one of a branch the first `prefix` tokens of its line, and its branch up
-to itself (stages.learn.tree; for the critic's prompts that is the mask of the Self-AC slides). No (T, T) mask is made
-[ours]: a dense one takes the causal kernel away from the lines. It is registered with transformers under `NAME`.
+A token of a line sees its path up to itself. A token of a branch sees the first `prefix` tokens of its line, and its
+branch up to itself (stages.learn.tree). For the critic's prompts that is the mask of the Self-AC slides. No (T, T) mask
+is made [ours]: with a dense one the lines would lose the causal kernel. It is registered with transformers under
+`NAME`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the tokens of a tree go for attention, and the copies that this takes, with backward passes that copy as little.
+"""Where the tokens of a tree go for attention, and the copies for it, with backward passes that copy as little.
 
 Indices and masks are made once for a tree, not once a layer. [ours]; what may attend to what is in stages.learn.tree.
 """

@@ -101,8 +101,8 @@ def episode_pass(
     V is 0 past an episode's end. No vocabulary projection: log-probs are made of the states.
     value_grad_scale: factor on the head's gradient into the body, >= 0; 0 = it reads a detached body [ours].
     A soft prompt lies before the body, so its gradient carries the factor too (Adam does not notice, except at 0).
-    layout: as of `body_pass`. Raises ValueError for a negative factor, for a soft prompt at factor 0,
-    which would never learn, and for a row packed for another prompt length. Gradients flow into model and head.
+    layout: as of `body_pass`. Raises ValueError for a negative factor, for a soft prompt at factor 0 (it would never
+    learn), and for a row packed for another prompt length. Gradients flow into model and head.
     """
     if not value_grad_scale >= 0:
         raise ValueError(f"value_grad_scale is a factor of at least 0, found {value_grad_scale}")

@@ -20,8 +20,8 @@ SHOWN = 200  # characters of what a library said
 
 
 def check_folder(path: str) -> None:
-    """Raises UsageError where `path` is shaped like a folder that is not there, which taken for a hub name would be
-    looked for in the network, or where a file of the folder is not even JSON, text or weights.
+    """Raises UsageError if `path` looks like a folder but does not exist: as a hub name it would be looked up in the
+    network. Raises it, too, if a file of the folder is not valid JSON, text or weights.
     """
     from safetensors import safe_open
 

@@ -1,12 +1,12 @@
 """Roles are prompts: one folder a task, one file a role, with named fields.
 
 policy, successor, combine, evaluator, refiner and corrector are the roles of NLAC (arXiv 2512.04601, section 4 and its
-prompts); thinker thinks again before a rewritten action, where the model thinks (stages/judge/rethink.py); value is
-what Self-AC's critic is asked (stages/judge/values.py). Every task has policy.md and value.md; one that NLAC is not run
-on needs no other. A prompt file is hashed into the fingerprint of each stage that uses it: a changed word is a new run.
-`policy.md` is added to the environment's own system message. Every other file is one user message after the
-conversation as the policy saw it. So all roles of a turn know what the policy knows and share a prefix [ours]. With
-`roles.history` "text" that message holds the conversation as text.
+prompts). thinker writes a new thought before a rewritten action (stages/judge/rethink.py). value asks Self-AC's critic
+(stages/judge/values.py). Every task has policy.md and value.md; without NLAC it needs no other. The fingerprint of each
+stage holds the hash of its prompt files: a changed word is a new run. `policy.md` is added to the environment's own
+system message. Every other file is one user message after the conversation as the policy saw it. So all roles of a turn
+know what the policy knows and share a prefix [ours]. With `roles.history` "text" that message holds the conversation as
+text.
 """
 
 from __future__ import annotations

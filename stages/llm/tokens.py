@@ -1,4 +1,4 @@
-"""What the engines over a model folder share: its tokenizer, and the room that the model's context leaves for a reply."""
+"""What engines over a model folder share: its tokenizer, and the room for a reply in the model's context."""
 
 from __future__ import annotations
 

@@ -32,9 +32,9 @@ def turns_of(agent: Agent, reply: Turn, decode: Callable[[Sequence[int]], str]) 
     """The turns that record a reply: one turn, or one for each factor. `reply`: the turn of the whole reply, with its
     answer.
 
-    Factor k's prompt is the reply's with the factors before it; `index` counts on; `state_len` stays, for no message
-    holds a part of a reply. All but the last have reward 0, no observation, and end nothing. A malformed reply stays
-    one turn, like one without token ids.
+    Factor k's prompt is the reply's prompt with the factors before it. `index` counts on; `state_len` stays, because no
+    message holds a part of a reply. All but the last have reward 0, no observation, and end nothing. A malformed reply
+    stays one turn, like one without token ids.
     """
     whole = reply.completion
     if agent == "react" or reply.malformed or not whole.token_ids:

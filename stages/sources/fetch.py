@@ -44,8 +44,8 @@ def fetch(task: TaskData, into: Path, get: Get, *, source: Path | None = None) -
     """Returns the manifest of `into / task.name`, and makes the folder unless it is there with all its files.
 
     source: a folder with the files, in our form or as they are published, instead of the network.
-    Raises UsageError for a folder with other content, MissingInput for a file that `source` lacks, TurnwiseError for a
-    failed download or a file that is not the published one.
+    Raises UsageError for a folder with other content, MissingInput for a file that `source` lacks. Raises TurnwiseError
+    for a failed download or a file that is not the published one.
     """
     folder = into / task.name
     if folder.exists():

@@ -56,9 +56,9 @@ def execute(
     If another process is making it, this one waits and tells `say`. With force it is then made once more.
 
     run: the RunConfig: `seed`, the shared sections, and one section a stage. inputs: upstream stage -> run ids, oldest
-    first. parent: the pipeline's run. name: what a new run is called. Raises MissingInput where an input run is not
-    finished, UsageError where the prompt of a role is missing, and what the stage raises; the run is then marked
-    FAILED, or KILLED on Ctrl-C.
+    first. parent: the pipeline's run. name: what a new run is called. Raises MissingInput if an input run is not
+    finished, UsageError if a role's prompt is missing, and what the stage raises. The run is then marked FAILED, or
+    KILLED on Ctrl-C.
     """
     inputs = {name: list(runs) for name, runs in inputs.items() if runs}
     _check_inputs(stage, inputs, workspace.tracking)
