@@ -1,4 +1,4 @@
-"""Every step of turnwise is a stage. frame/contract.py says what a stage is, docs/explanation/architecture.md has the picture.
+"""Every step of turnwise is a stage, defined in frame/contract.py. docs/explanation/architecture.md has the picture.
 
 Modules:
 

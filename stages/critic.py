@@ -1,10 +1,10 @@
-"""Train the successor on the backed-up futures (L1), and move the target network after it; distill moves it on.
+"""Train the successor on the backed-up futures (L1), then move the target network. distill moves it again.
 
     L1 = E_{(s,a) from the replay} [ -log M_theta(f | s, a) ],   theta_target <- theta_target + rate (theta -
         theta_target)
 
-Source: arXiv 2512.04601, L1 and Algorithm 1. Ours: the row's length-normalised NLL is its new priority, the EMA is of
-the LoRA tensors, and every step also holds policy rows, since policy and successor share one adapter.
+Source: arXiv 2512.04601, L1 and Algorithm 1. Ours: a row's length-normalised NLL is its new priority, and the EMA
+averages the LoRA tensors. Every step also holds policy rows, because policy and successor share one adapter.
 
     turnwise rerun critic --of RUN --set critic.lr=1e-3
 """
@@ -33,7 +33,7 @@ class CriticConfig(MixedConfig):
 
     epochs: int = Field(1, ge=1, description="Passes over the iteration's targets. [ours]")
     frozen: bool = False
-    """Targets weigh nothing, so that the successor is not trained; the steps and their policy rows are as they were. [ours, ablation]"""
+    """Give targets weight 0, so the successor is not trained. Steps and policy rows stay the same. [ours, ablation]"""
     batch: int = Field(48, ge=1, description="Targets a step. [ours]")
     policy_rows: int = Field(16, ge=0)
     """Policy rows in every step, from the last refinements or, at first, its own actions. [ours]"""

@@ -2,10 +2,9 @@
 
     L2 = E_s [ -log pi_theta(a_r | s) ]
 
-Source: arXiv 2512.04601, L2 and Algorithm 1; general rows against forgetting and the peak rule are the paper's
-remedies, their numbers ours.
-Of several epochs, the weights after the one with the lowest NLL on a held-out tenth of the rows are kept.
-Policy and successor share the adapter, so the target network of L1 follows these steps, too.
+Source: arXiv 2512.04601, L2 and Algorithm 1. General rows and the peak rule are the paper's, their numbers ours. With
+several epochs, the stage keeps the weights with the lowest NLL on a held-out tenth of the rows. Policy and successor
+share the adapter, so L1's target network follows these steps, too.
 
     turnwise rerun distill --of RUN --set distill.epochs=3
 """
@@ -45,7 +44,7 @@ class DistillConfig(MixedConfig):
     epochs: int = Field(1, ge=1, description="Passes over the iteration's refinements. [ours]")
     batch: int = Field(32, ge=1, description="Refined actions a step. [ours]")
     successor_rows: int = Field(16, ge=0)
-    """Rows of the critic in every step, futures of a successor or numbers of a q_critic: L1 : L2 share one adapter. [ours]"""
+    """Critic rows in every step: futures of a successor or numbers of a q_critic. L1 and L2 share one adapter. [ours]"""
     value_weight: float = Field(1.0, gt=0)
     """Weight of the squared error of Q, as q_critic.value_weight. [ours]"""
     general_rows: int = Field(0, ge=0)
@@ -53,7 +52,7 @@ class DistillConfig(MixedConfig):
     general_path: Annotated[str, FromPath(used_with="general_rows")] = "data/base/general.jsonl"
     """JSONL file of general rows. [ours]"""
     held_out: float = Field(0.1, ge=0, lt=1)
-    """Share of the refinements held out for the peak rule, where there are several epochs to choose among. [ours]"""
+    """Share of the refinements held out for the peak rule, which chooses among several epochs. [ours]"""
     ema_rate: float = Field(0.01, ge=0, le=1)
     """EMA rate of the target network, a step; as critic.ema_rate. 0 = it stands still. [paper: an EMA; rate ours]"""
     kl_coef: float = Field(0.0, ge=0)
@@ -61,7 +60,7 @@ class DistillConfig(MixedConfig):
 
 
 def run(context: Context) -> Outputs:
-    """Artifacts `adapter` and `target`; where refine left nothing to learn, they are the critic's as they came in."""
+    """Artifacts `adapter` and `target`. If refine left nothing to learn, both are the critic's, unchanged."""
     config: DistillConfig = context.config
     rng = random.Random(context.seed)
     improved = context.inputs.get("refine") or context.inputs["pick"]
@@ -113,13 +112,13 @@ def run(context: Context) -> Outputs:
 
 
 def kept_share(rows: Sequence[TrainRow], kept: Sequence[bool]) -> float:
-    """What part of L2 is actions that the critic kept, by what the rows count for; the rest is rewritten ones."""
+    """Weighted share of L2's rows whose action the critic kept; the others hold rewritten actions."""
     counts = [r.weight * len(r.completion_ids) for r in rows]
     return sum(c for c, is_kept in zip(counts, kept, strict=True) if is_kept) / sum(counts)
 
 
 def with_kl(config: DistillConfig, wanted: Wanted) -> Any:
-    """L2 over the mixed rows, those that a head reads among them, plus kl_coef x KL to the base model on the policy's."""
+    """L2 over the mixed rows, with those that a head reads, plus kl_coef x KL to the base model on policy rows."""
 
     def loss(net: Any, step: Pass) -> Any:
         if wanted:

@@ -1,10 +1,9 @@
-"""Evaluate: win rate on held-out scenarios, what was forgotten, and what the critic knows, by its words or values.
+"""Evaluate the win rate on held-out scenarios, what was forgotten, and what the critic knows (words or values).
 
-The audit asks whether the critic deserves the trust that refine puts in it: verdicts and futures against Monte-Carlo
-returns on the policy's own actions, and against the environment's truth (which action is right, exact Q*, the true
-cause) where it can tell.
-A policy of self_ac has a value function for free; it is read on the episodes, and its uses are measured: `values.py`.
-What an environment tells of the episodes (`describe`) stands beside, such as what doing nothing would win.
+The audit tests whether refine can trust the critic. It compares verdicts and futures with Monte-Carlo returns on the
+policy's own actions. Some environments also know the truth: the right action, exact Q*, or the true cause. A self_ac
+policy has a value function for free. Its values on the episodes and their uses are measured in `values.py`. An
+environment can add numbers of its own (`describe`), such as what doing nothing would win.
 Source: ours; nlac.md, "The evaluator tends to please".
 
     turnwise rerun evaluate --of RUN --set evaluate.episodes=500
@@ -37,7 +36,7 @@ from stages.train.rows import read_jsonl
 
 
 class EvaluateConfig(Config):
-    """What is measured, and on how much."""
+    """What to measure, and on how many episodes."""
 
     split: str = "validation"
     """Scenarios: validation chooses the best adapter, test is reported. [ours]"""
@@ -59,12 +58,12 @@ class EvaluateConfig(Config):
     win_words: tuple[str, ...] = Field(
         ("pass", "won"),
         min_length=1,
-        description="Words by which a predicted future tells a win, in the audit; the last one of both lists counts. [ours]",
+        description="Words that mark a win in a predicted future, for the audit. The last word from either list counts. [ours]",
     )
     loss_words: tuple[str, ...] = Field(
         ("fail", "lost"),
         min_length=1,
-        description="Words by which a predicted future tells a loss; both lists belong to the task's prompts. [ours]",
+        description="Words that mark a loss in a predicted future. Both lists belong to the task's prompts. [ours]",
     )
     probe_path: DataPath = Field(
         "", description='JSONL file of role rows whose replies are known, for the forgetting probe; "" = none. [ours]'
@@ -80,7 +79,7 @@ class EvaluateConfig(Config):
     )
     abort_below: float | None = Field(
         None,
-        description="Give an episode up, from its second reply on, where V of its state is below this; it counts as not won. [ours]",
+        description="Abort an episode, from its second reply on, if V of its state is below this. It counts as not won. [ours]",
     )
 
 
@@ -96,7 +95,7 @@ def run(context: Context) -> Outputs:
     trials = config.trials if config.split == "test" else 1
     if config.best_of > 1 and trials > 1:
         raise UsageError(
-            f"evaluate.best_of: {config.best_of} episodes of a scenario are chosen from, {trials} trials are counted; set one of them to 1"
+            f"evaluate.best_of is {config.best_of} and evaluate.trials is {trials}, only one of them can be above 1; set the other to 1"
         )
     roles, policy = roles_of(shared), context.policy_adapter()
     # The scenarios depend on the run's seed alone: every iteration, and every rerun, is judged on the same ones.
@@ -147,9 +146,9 @@ def outcome(context: Context, episodes: Sequence[Episode], trials: int) -> dict[
 
 
 def win_interval(scored: Sequence[Episode], trials: int) -> dict[str, float]:
-    """The 95 % interval of the win rate; of several trials clustered by scenario, and pass^k for each k up to them.
+    """The 95 % interval of the win rate, clustered by scenario for several trials, and pass^k for each k up to trials.
 
-    A scenario that has fewer than k episodes that say something about the policy is left out of pass^k.
+    pass^k leaves out a scenario with fewer than k episodes that can be scored.
     """
     won: dict[str, list[bool]] = {}
     for e in scored:
@@ -175,18 +174,18 @@ def on_test(context: Context) -> Context:
 def hopeless(
     config: EvaluateConfig, critic: Callable[[], Critic | None]
 ) -> Callable[[Sequence[tuple[int, ...]]], list[bool]] | None:
-    """States to whether V gives the episode up there; None where nothing is. Raises UsageError where there is no V."""
+    """Maps states to whether V aborts the episode there; None if the option is off. Raises UsageError without a V."""
     if (threshold := config.abort_below) is None:
         return None
     if (opened := critic()) is None:
         raise UsageError(
-            "evaluate.abort_below: values are read of a policy of self_ac that has a critic, with evaluate.value on; this run has none"
+            "evaluate.abort_below: this run has no values. They need a self_ac policy with a critic, and evaluate.value on"
         )
     return lambda states: [value < threshold for value in values_of(opened, states)]
 
 
 def values(context: Context, roles: Roles, rounds: Sequence[Sequence[Episode]], critic: Critic | None) -> Values:
-    """The values of a self_ac policy on all episodes, and what one of n chosen by them would win."""
+    """The values of a self_ac policy on all episodes, and the win rate of the best of n by value."""
     judged, found = None, Values({}, {})
     if critic is not None:
         judged = judge_episodes(critic, context.engine, roles, [e for r in rounds for e in r if e.outcome.trainable])

@@ -1,4 +1,4 @@
-"""GRPO, a baseline: policy gradient with the group's mean return as the baseline and one advantage for a whole episode.
+"""GRPO, a baseline: policy gradient with the group's mean return as baseline and one advantage an episode.
 
     A_i = (R_i - mean_g R) / (std_g R + eps),   L = -E_t [ min(rho_t A_i, clip(rho_t, 1 - c, 1 + c) A_i) ],   rho_t =
         pi_theta / pi_rollout
@@ -46,7 +46,7 @@ class GrpoConfig(PassConfig):
 
 @dataclass(frozen=True)
 class Turns:
-    """The turns of one pass of a step, a row each; what the turns of an episode share stands in its tree once."""
+    """The turns of one pass of a step, a row each. The shared prefix of an episode's turns stands in its tree once."""
 
     rows: Pass
     advantage_R: Tensor
@@ -55,10 +55,10 @@ class Turns:
 
 
 def run(context: Context) -> Outputs:
-    """Artifact `adapter`, rows of `certificates`. A row is a turn, so nothing has to carry it on; a turn that is not is
-    counted all the same, except the last one of an episode, after which GRPO reads no state.
+    """Artifact `adapter`, rows of `certificates`. A row is one turn, so the next state need not carry it on. Turns that
+    are not carried on are still counted. The last turn of an episode is not: GRPO reads no state after it.
 
-    Raises MissingInput where no group has two episodes, UsageError for a policy_temperature that is not 1."""
+    Raises MissingInput if no group has two episodes, UsageError for a policy_temperature that is not 1."""
     config: GrpoConfig = context.config
     check_temperature(context)
     latest = context.inputs["collect"][-1:]
@@ -90,9 +90,9 @@ def run(context: Context) -> Outputs:
 def clipped_loss(
     model: Any, part: Turns, config: GrpoConfig, gaps: dict[Turn, dict[str, float]]
 ) -> tuple[Tensor, dict[str, float]]:
-    """L of one pass, and its metrics; the losses of a step's passes add up to that of the step.
+    """L of one pass, and its metrics. The losses of a step's passes add up to the step's loss.
 
-    gaps: takes in those of the turns of the stage's first step."""
+    gaps: collects the gaps of the first step's turns."""
     rows_K = part.rows.row_K
     with half(rows_K.device, config.autocast):
         log_probs_K = pass_log_probs(model, part.rows)
@@ -121,7 +121,7 @@ def episode_advantages(episodes: list[Row]) -> dict[str, float]:
 def step_batches(
     turns: list[Row], advantage: dict[str, float], config: GrpoConfig, rng: random.Random, model: Any
 ) -> Iterator[list[Turns]]:
-    """Steps in their passes: one, or as many as `pass_tokens` asks for."""
+    """Steps as lists of passes: one pass, or as many as `pass_tokens` asks for."""
     by_key = {(t["episode_id"], t["turn"]): t for t in turns}
     rows = [TrainRow(t["prompt_ids"], t["action_ids"], key=key) for key, t in by_key.items()]
     for epoch in range(config.epochs):

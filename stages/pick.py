@@ -1,16 +1,16 @@
-"""Choose among sampled actions instead of rewriting one: the best of n is what the policy should learn.
+"""Choose among sampled actions instead of rewriting one. The policy learns the best of n.
 
     a_1..a_n ~ pi(.|s),   a_r = best of a_1..a_n
 
-What is best is what differs between the baselines of arXiv 2512.04601 that search by sampling (`by`):
+The baselines of arXiv 2512.04601 that search by sampling differ in what is best (`by`):
 
     verdict   NLQL: the language critic's word, "Yes" before "No"; among equals what was sampled most often, then first
               NLRL: the same, after rollouts of each action in place of a successor's futures (`futures_of`)
     value     SAC: Q as a number; one of a_1..a_n is drawn with p ~ exp(Q(s, a_i) / tau)
 
-NLQL is an ablation of its second version (n = 4), NLRL a baseline of which it gives the 4 rollouts alone; SAC's
-improvement is not given there: ours. n and tau are logged, since action search is what differs from NLAC. States are
-drawn as refine draws them, and rows are refine's: distill cannot tell them apart. [ours]
+NLQL is an ablation of its second version (n = 4). For the baseline NLRL the paper gives only the 4 rollouts. It does
+not give SAC's improvement: ours. n and tau are logged, because action search is the difference from NLAC. States are
+drawn as in refine, and the rows have its form: distill cannot tell them apart. [ours]
 
     turnwise run desk+nlql
     turnwise run desk+nlrl
@@ -44,23 +44,23 @@ from stages.play.transitions import Candidate, Transition, in_full
 
 
 class PickConfig(StatesConfig):
-    """Among how many actions is chosen, and by what."""
+    """How many actions to choose among, and how."""
 
     by: Literal["verdict", "value"] = "verdict"
-    """What the best action is chosen by: the language critic's verdict (NLQL), or a q_critic's number (SAC). [paper: v2's NLQL; SAC's rule ours]"""
+    """How the best action is chosen: by the language critic's verdict (NLQL), or by a q_critic's number (SAC). [paper: v2's NLQL; SAC's rule ours]"""
     tau: float = Field(0.1, gt=0)
     """Temperature of the choice by Q, in units of reward, for by = value. [ours]"""
     actions: int = Field(4, ge=1, description="n, actions sampled in a state. [paper: 4 of NLQL]")
     futures: int = Field(1, ge=1)
     """k, futures that the evaluator reads, for by = verdict. [paper: 1; 4 of NLRL]"""
     futures_of: Literal["successor", "rollouts"] = "successor"
-    """Whose futures: the trained successor's, or what came of k rollouts of each action, without a successor. [paper: NLQL; NLRL]"""
+    """Whose futures are read: those of the trained successor, or the outcomes of k rollouts of each action. [paper: NLQL; NLRL]"""
     correct: bool = Field(True, description="CoT correction of what came of a rollout. [ours; paper: of targets]")
 
 
 @dataclass(frozen=True)
 class Option:
-    """An action that was sampled in a state so many times, by its first reply, and what was said of it."""
+    """An action sampled in a state, by its first reply; how often, and what the critic said of it."""
 
     reply: Completion
     times: int
@@ -76,7 +76,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Choice:
-    """A state with its options, in the order first sampled, and the one to be learned (None: dropped)."""
+    """A state with its options, in the order first sampled, and the one to learn (None: dropped)."""
 
     state: Transition
     prompt_ids: tuple[int, ...]
@@ -120,7 +120,7 @@ def run(context: Context) -> Outputs:
 
 
 def chooser(context: Context, roles: Roles) -> Chooser:
-    """What chooses among the options, by the context of a try; what it needs is opened once, when first asked."""
+    """The chooser among options, for the context of a try. It opens what it needs once, on first use."""
     if context.config.by == "verdict":
         return lambda again, choices: by_verdict(again, roles, choices)
     critic = cache(lambda: open_q(context))
@@ -128,7 +128,7 @@ def chooser(context: Context, roles: Roles) -> Chooser:
 
 
 def attempt(context: Context, roles: Roles, choose: Chooser, drawn: Sequence[Candidate], number: int) -> list[Choice]:
-    """What comes of these states: an action to be learned each, or why there is none."""
+    """The action to learn in each of these states, or why there is none."""
     again = replace(context, seed=mix(context.seed, "again", number)) if number else context
     bar = context.progress("pick actions", 2)
     choices = sampled(again, roles, in_full(context.replay, drawn))
@@ -162,7 +162,7 @@ def sampled(context: Context, roles: Roles, drawn: Sequence[Transition]) -> list
 
 
 def by_verdict(context: Context, roles: Roles, choices: Sequence[Choice]) -> list[Choice]:
-    """NLQL and NLRL: the critic's word on every option, and the best judged one of each state."""
+    """NLQL and NLRL: the critic's word on every option, and each state's best one."""
     k, seed = context.config.futures, mix(context.seed, "judge")
     options = [(c.state, o) for c in choices for o in c.options]
     if context.config.futures_of == "rollouts":
@@ -195,7 +195,7 @@ def with_best_judged(choices: Sequence[Choice], judged: Sequence[Option]) -> lis
 
 
 def by_value(context: Context, roles: Roles, critic: Callable[[], QCritic], choices: Sequence[Choice]) -> list[Choice]:
-    """SAC: Q of every option, and of each state one drawn with p ~ times exp(Q / tau)."""
+    """SAC: Q of every option, and one drawn in each state with p ~ times exp(Q / tau)."""
     prompts = q_prompts(context, roles, [(c.state.state, o.action) for c in choices for o in c.options])
     read = [ids for ids in prompts if ids]
     known = iter(q_values(critic().model, critic().head, read) if read else ())

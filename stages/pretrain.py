@@ -1,13 +1,16 @@
-"""Make a small base model: of words, for the roles on the desk, in 20 Questions, in arithmetic or in a corpus of one's
-own (stages/corpora/own.py), or of bytes, for agents in math, game24 and wiki_search.
+"""Make a small base model of words for the roles of a task, or of bytes for agents.
+
+Roles: on the desk, in 20 Questions, in arithmetic or in your own corpus (stages/corpora/own.py). Agents act in math,
+game24 and wiki_search.
 
     turnwise pretrain --set pretrain.steps=3200
     turnwise pretrain --set pretrain.corpus=twenty --set roles.prompts=twenty --out data/base_twenty
     turnwise pretrain --set pretrain.corpus=maths --set roles.prompts=maths --out data/base_maths
     turnwise pretrain --set pretrain.corpus=agents --out data/base_agents
 
-Llama-shaped, trained from scratch on text of `corpora/`, saved as AutoModelForCausalLM and AutoTokenizer load it. Muon
-for matrices and AdamW for embeddings and norms (Jordan et al. 2024); flat, then linear decay. [ours]
+The model is Llama-shaped and trained from scratch on text of `corpora/`. AutoModelForCausalLM and AutoTokenizer load
+it. Muon trains the matrices, AdamW embeddings and norms (Jordan et al. 2024); the rate is flat, then decays linearly.
+[ours]
 """
 
 from __future__ import annotations
@@ -72,12 +75,11 @@ MARKS = {
 
 
 class PretrainConfig(Config):
-    """Shape and schedule of the base model. Some defaults are others for agents, twenty and maths: see each."""
+    """Shape and schedule of the base model. Some defaults differ for agents, twenty and maths: see each."""
 
     corpus: ModuleName = Field(
         "desk",
-        description="What it is taught: the roles on the desk, those in 20 Questions (twenty, with roles.prompts = twenty) or in arithmetic (maths), to act in "
-        "three environments (agents); or a module of your own with a dot, my.words. [ours]",
+        description="What the model is taught. desk, twenty and maths: the roles on the desk, in 20 Questions (with roles.prompts = twenty) and in arithmetic. agents: to act in three environments. my.words: your own module, by a name with a dot. [ours]",
     )
     width: int = Field(128, ge=16, description="Hidden size; 96 for maths. [ours]")
     layers: int = Field(3, ge=1, description="Decoder layers; 4 for agents. [ours]")
@@ -94,11 +96,11 @@ class PretrainConfig(Config):
     adam_lr: float = Field(3e-3, gt=0, description="Learning rate of embeddings and norms. [ours]")
     flat: float = Field(0.4, ge=0, le=1, description="Share of the steps before the linear decay to 3 %. [ours]")
     whole: float = Field(0.2, ge=0, le=1)
-    """Share of the steps, the first ones, that learn what stands before the last reply, too; 1 for agents, twenty and maths. [ours]"""
+    """Share of first steps that also learn the text before the last reply; 1 for agents, twenty and maths. [ours]"""
     general_rows: int = Field(3000, ge=0)
     """Role rows written to general.jsonl, for mixing into later training; 0 for all but the desk. [ours]"""
     probe_rows: int = Field(40, ge=1)
-    """Held-out rows a role in probe.jsonl, for scores and the forgetting probe; for agents 192 episodes a task, for twenty 100 rows, for maths 200. [ours]"""
+    """Held-out rows a role in probe.jsonl, for scores and the forgetting probe. agents: 192 episodes a task; twenty: 100 rows; maths: 200. [ours]"""
 
     @model_validator(mode="before")
     @classmethod
@@ -115,7 +117,7 @@ class PretrainConfig(Config):
 
 @dataclass(frozen=True)
 class Material:
-    """What a model is taught, as tokens."""
+    """The training material of a model, as tokens."""
 
     tokenizer: Any
     draw: Callable[[random.Random], Example]
@@ -129,7 +131,7 @@ def roles_material(corpus: Any, roles: Roles) -> Material:
 
 
 def role_play(name: str) -> Any:
-    """The module of a corpus of all roles; None for agents, which is none."""
+    """The module of a corpus with all roles; None for agents, which has none."""
     return own.load(name) if is_own(name) else ROLE_PLAY.get(name)
 
 
@@ -140,7 +142,7 @@ def agents_material(prompts: Mapping[str, Roles], vocabulary: int) -> Material:
 
 
 def padded(rows: Sequence[tuple[list[int], list[bool]]], pad_id: int) -> Batch:
-    """Rows of ids and of what is learned of them, padded on the right."""
+    """Rows of ids and of which ids are learned, padded on the right."""
     import torch
 
     from stages.learn.losses import Batch
@@ -154,7 +156,7 @@ def padded(rows: Sequence[tuple[list[int], list[bool]]], pad_id: int) -> Batch:
 
 
 def in_parts(rows: Sequence[tuple[list[int], list[bool]]], n: int) -> list[list[tuple[list[int], list[bool]]]]:
-    """The rows of a step in n passes of like length; as they are where n is 1."""
+    """The rows of a step in n passes of similar length; unchanged if n is 1."""
     if n == 1:
         return [list(rows)]
     by_length = sorted(rows, key=lambda row: len(row[0]))
@@ -237,7 +239,7 @@ def probe_rows(corpus: Any, n: int, rng: random.Random, roles: Roles, role: str 
 
 
 def run(context: Context) -> Outputs:
-    """Artifact `model`: weights, tokenizer, model card; where all roles are taught general.jsonl and probe.jsonl, too."""
+    """Artifact `model`: weights, tokenizer, model card. If all roles are taught, also general.jsonl and probe.jsonl."""
     from stages.learn.fit import check_finite
 
     config: PretrainConfig = context.config
@@ -270,7 +272,7 @@ def run(context: Context) -> Outputs:
 
 
 def write_rows(folder: Path, config: PretrainConfig, corpus: Any, roles: Roles, seed: int) -> list[dict[str, Any]]:
-    """Leave general.jsonl and probe.jsonl; returns the rows of the latter."""
+    """Writes general.jsonl and probe.jsonl; returns the rows of the latter."""
     rng = random.Random(f"held out {seed}")
     probe = [row for role in corpus.SHARE for row in probe_rows(corpus, config.probe_rows, rng, roles, role)]
     for name, content in (("probe", probe), ("general", probe_rows(corpus, config.general_rows, rng, roles))):

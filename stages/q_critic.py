@@ -1,11 +1,11 @@
-"""SAC's critic, a baseline: Q(s, a) as a number where NLAC's critic speaks. One stage draws, backs up and learns.
+"""SAC's critic, a baseline: Q(s, a) is a number, not words. One stage draws, backs up and learns.
 
     y = r_0 + .. + gamma^(n-1) r_{n-1} + gamma^n Q_target(s_n, a'),   a' ~ pi(.|s_n)         0 past a terminal state
     L = (Q(s, a) - y)^2,   theta_target <- theta_target + rate (theta - theta_target)
 
-n is `steps`. Source: arXiv 2512.04601, the baseline SAC, of which only the idea is given; nlac.md: NLAC's data and
-schedule. Ours: the draw is that of targets, the prompt is the successor's, the steps are those of critic with the same
-policy rows, head and adapter share a target network, and |Q - y| is the transition's priority.
+n is `steps`. Source: arXiv 2512.04601, the baseline SAC; it gives only the idea. nlac.md: NLAC's data and schedule.
+Ours: the draw of targets, the successor's prompt, and the steps and policy rows of critic. Head and adapter share a
+target network, and |Q - y| is the transition's priority.
 
     turnwise run desk+sac
 """
@@ -58,7 +58,7 @@ class QCriticConfig(DrawConfig, MixedConfig):
 
 @dataclass(frozen=True)
 class QBackup:
-    """Transitions that follow each other, and what Q of the first should be.
+    """Transitions that follow each other, and the target for Q of the first.
 
     prompt_ids: where Q(s, a) is read. next_ids: where Q_target(s_n, a') is; None past a terminal state.
     """
@@ -76,7 +76,7 @@ class QBackup:
         return self.chain[0]
 
     def target(self, gamma: float) -> float:
-        """y: discounted rewards of the chain, and after them what the target network expects."""
+        """y: discounted rewards of the chain, plus the target network's estimate of the rest."""
         return sum(gamma**k * t.reward for k, t in enumerate(self.chain)) + gamma ** len(self.chain) * self.later
 
 
@@ -148,7 +148,7 @@ def bootstrapped(net: Any, target: dict[str, Any], backups: Sequence[QBackup]) -
 def learn(
     context: Context, net: Any, target: dict[str, Any], stored: Sequence[Row]
 ) -> tuple[list[dict[str, float]], dict[tuple[Any, ...], tuple[float, int]], dict[str, Any]]:
-    """(metrics of every step, |Q - y| and step of each row when it was last met, the target network after the steps)."""
+    """(metrics of every step, |Q - y| and step of each row at its last use, the target network after the steps)."""
     config: QCriticConfig = context.config
     rows, wanted = value_rows(stored)
     errors: dict[tuple[Any, ...], tuple[float, int]] = {}

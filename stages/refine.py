@@ -1,9 +1,9 @@
-"""Rewrite actions from the critic's words: after "Optimality: No" the policy should learn the refiner's action.
+"""Rewrite actions from the critic's words. After "Optimality: No" the policy learns the refiner's action.
 
     a ~ pi(.|s),   f_1..f_k ~ M(.|s, a),   e = E(s, a, f_1..f_k),   a_r ~ refiner(s, a, e);      "Yes": a_r = a
 
-Source: arXiv 2512.04601, section 4 (policy improvement) and Algorithm 1. Ours: a is sampled afresh, what is dropped is
-drawn again from further states, and the options `yes_frac_max`, `gate` and `critique` (off).
+Source: arXiv 2512.04601, section 4 (policy improvement) and Algorithm 1. Ours: a is sampled afresh, and further states
+replace what is dropped. The options `yes_frac_max`, `gate` and `critique` (off) are ours, too.
 
     turnwise rerun refine --of RUN --set refine.futures=4
 """
@@ -41,7 +41,7 @@ class RefineConfig(StatesConfig):
     futures: int = Field(1, ge=1, description="k, futures that the evaluator reads. [paper: 1]")
     futures_of: Literal["successor", "episode"] = Field(
         "successor",
-        description="Whose futures: the trained successor's, of a fresh action; or what really came of the action that the episode took, without a successor. "
+        description="Whose futures are read. successor: those that the trained successor predicts for a fresh action. episode: what really followed the action that the episode took. "
         "[paper: the successor's; v2 has the other as an ablation, self-distillation]",
     )
     refinements: int = Field(1, ge=1)
@@ -49,19 +49,19 @@ class RefineConfig(StatesConfig):
     correct: bool = Field(True, description="CoT correction of the refined action. [paper]")
     rethink: bool = Field(
         True,
-        description="Where the policy thinks (<think>) before it acts, a new thought before a rewritten action, with what the policy knows; off: an empty one. "
+        description="For a policy that thinks (<think>): write a new thought before a rewritten action, from what the policy knows. Off: an empty thought. "
         "[paper: its chain of thought is corrected; how: ours]",
     )
     leak_words: int = Field(8, ge=2)
-    """Successive words of a critique or a future that a new thought may not repeat; else the row is dropped. [ours]"""
+    """A new thought that repeats this many successive words of a critique or future is dropped with its row. [ours]"""
     yes_frac_max: float = Field(1.0, ge=0, le=1)
     """Largest share of rows whose action was kept because of "Yes". [ours; paper: no limit]"""
     critique: Literal["full", "verdict", "none"] = "full"
-    """What the refiner sees: the whole critique; the bare verdict; none = every action is rewritten, no critic at all. [ours, ablation]"""
+    """What the refiner sees: the full critique, or only the verdict; none = no critic, every action is rewritten. [ours, ablation]"""
     gate: Literal["none", "evaluate", "reroll"] = "none"
-    """Keep a refined action only if the critic now says Yes (evaluate), or if rolling it out is no worse (reroll); else the fresh one. [ours; paper: none]"""
+    """When a refined action replaces the fresh one. evaluate: if the critic now says Yes. reroll: if its rollouts are no worse. none: always. [ours; paper: none]"""
     refused: Literal["kept", "dropped"] = "kept"
-    """What is learned of an action all of whose rewrites the gate refuses: the fresh one, or nothing, and another state is drawn. [ours]"""
+    """What is learned if the gate refuses all rewrites. kept: the fresh action. dropped: nothing, and another state is drawn. [ours]"""
     gate_rollouts: int = Field(8, ge=1, description="Rollouts an action, for gate = reroll. [ours]")
 
 
@@ -71,7 +71,7 @@ def run(context: Context) -> Outputs:
     roles = roles_of(context.run.roles)
     if config.refinements > 1 and context.run.roles.rewriting_temperature == 0:
         raise UsageError(
-            "refine.refinements is above 1 while the refiner's temperature is 0: all of them would be equal; raise roles.refiner_temperature"
+            "refine.refinements is above 1, but the refiner's temperature is 0 and all would be equal. Raise roles.refiner_temperature"
         )
     if context.iteration < config.warmup:
         return Outputs({"refine/rows": 0.0})
@@ -96,7 +96,7 @@ def run(context: Context) -> Outputs:
 def attempt(
     context: Context, roles: Roles, pool: Mapping[tuple[str, int], Candidate], drawn: Sequence[Candidate], number: int
 ) -> list[Refinement]:
-    """Of each state an action to be learned, m of them where the critic said No, or why there is none."""
+    """The action to learn in each state, m of them if the critic said No, or why there is none."""
     again = replace(context, seed=mix(context.seed, "again", number)) if number else context
     bar = context.progress("refine actions, role by role", 3)
     if context.config.futures_of == "episode":
@@ -124,7 +124,7 @@ def fresh_actions(context: Context, roles: Roles, drawn: Sequence[Transition]) -
 
 
 def judge_all(context: Context, roles: Roles, fresh: Sequence[Refinement]) -> list[Refinement]:
-    """The critic's word on every readable action; without a critic every action is to be rewritten."""
+    """The critic's word on every readable action. Without a critic, every action is rewritten."""
     config: RefineConfig = context.config
     live = [r for r in fresh if not r.dropped]
     pairs = [(r.state.state, parse_react(r.action.text)[1]) for r in live]
@@ -139,7 +139,7 @@ def judge_all(context: Context, roles: Roles, fresh: Sequence[Refinement]) -> li
 def judge_lived(
     context: Context, roles: Roles, drawn: Sequence[Candidate], pool: Mapping[tuple[str, int], Candidate]
 ) -> list[Refinement]:
-    """The evaluator's word on the actions that the episodes took, after reading what came of them."""
+    """The evaluator's word on the actions that the episodes took, after it read what followed."""
     states = in_full(context.replay, drawn)
     lived = [Refinement(t, *one) for t, one in zip(states, lived_actions(context, states), strict=True)]
     lived = [replace(r, dropped=unreadable(context, r.state, r.action)) for r in lived]
@@ -191,7 +191,7 @@ def refine_all(context: Context, roles: Roles, judged: Sequence[Refinement]) -> 
 def with_thoughts(
     context: Context, roles: Roles, rewritten: Sequence[Refinement], adapter: str | None
 ) -> list[Refinement]:
-    """A new thought before each rewritten action of a policy that thought before it, or why there is none."""
+    """A new thought before each rewritten action, if the policy thought there, or why there is none."""
     plain = {
         i: Unthought(r.state.state, r.learned.text, (r.judgement.critique, *r.judgement.futures))
         for i, r in enumerate(rewritten)
@@ -210,10 +210,10 @@ def refiner_prompt(roles: Roles, r: Refinement, critique: str) -> list[Message]:
 
 
 def gated(context: Context, roles: Roles, refined: Sequence[Refinement]) -> list[Refinement]:
-    """Where the gate refuses all rewrites of an action, the fresh one is kept, once, or nothing is (`refused`).
+    """If the gate refuses all rewrites of an action, keep the fresh one once, or nothing (`refused`).
 
-    Kept, it is an action that the critic said No to, and mostly a wrong one; dropped, a critic that says No to everything
-    at some step takes that step's states out of training, and the policy may forget how to act there.
+    A kept action is one that the critic said No to, so it is mostly wrong. Dropping has a cost, too: a critic that says
+    No to everything at some step removes its states from training. The policy may then forget how to act there.
     """
     config: RefineConfig = context.config
     new = [(r, r.learned) for r in refined if not r.dropped and not r.kept_action and r.learned]
@@ -239,7 +239,7 @@ def gated(context: Context, roles: Roles, refined: Sequence[Refinement]) -> list
 
 
 def target_row(context: Context, roles: Roles, r: Refinement, number: int) -> Row:
-    """The student's prompt is the policy's own; the teacher's is the refiner's, which holds the critique."""
+    """The student's prompt is the policy's own. The teacher's is the refiner's, with the critique in it."""
     assert r.learned is not None and r.raw is not None and r.judgement is not None
     return policy_row(
         context, roles, r.state, r.prompt_ids, r.learned, raw=r.raw, teacher=r.teacher,

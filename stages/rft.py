@@ -4,9 +4,9 @@
 
 Source: rejection-sampling fine-tuning, as the baseline of arXiv 2512.04601. Wins of all iterations are kept. [ours]
 
-`labels = "told"` is the information-matched control of a critic that speaks: a parser of what was said of an episode
-puts the right action where it is named, leaves out a turn that is blamed, and prefers the episodes with the fewest
-wrong turns where they are counted. It is told what NLAC is told, and has no critic. [ours]
+`labels = "told"` is the control for a critic that speaks: the same information without a critic. A parser reads what
+the environment said of an episode. It inserts a right action that is named and leaves out a blamed turn. It prefers the
+episodes with the fewest wrong turns, if these are counted. [ours]
 
     turnwise run desk+rft
     turnwise run desk+rft_relabel
@@ -41,9 +41,9 @@ class RftConfig(PassConfig):
     batch: int = Field(32, ge=1, description="Turns a step. [ours]")
     rows: int = Field(512, ge=1, description="Most turns an iteration, drawn from all wins so far. [ours]")
     refill: bool = False
-    """Where there are fewer turns than `rows`, draw them again, so that every iteration takes as many steps. [ours]"""
+    """If there are fewer turns than `rows`, draw some again. Every iteration then takes as many steps. [ours]"""
     labels: Literal["wins", "told"] = "wins"
-    """Turns of episodes that won; or of all episodes what the environment's own parser makes of the words: its `lessons`. [ours]"""
+    """What is learned: the turns of won episodes, or what the environment's parser makes of all episodes (its `lessons`). [ours]"""
 
 
 def run(context: Context) -> Outputs:
@@ -72,7 +72,7 @@ def run(context: Context) -> Outputs:
 
 
 def draw(pool: Sequence[Candidate], n: int, rng: random.Random, *, refill: bool) -> list[Candidate]:
-    """n turns of the pool, none twice; with `refill` none comes twice more often than another, else at most all."""
+    """n turns of the pool without repeats, at most all; with `refill`, n turns that repeat as evenly as possible."""
     drawn: list[Candidate] = []
     while pool and len(drawn) < n:
         drawn += rng.sample(pool, min(n - len(drawn), len(pool)))
@@ -84,9 +84,9 @@ def draw(pool: Sequence[Candidate], n: int, rng: random.Random, *, refill: bool)
 def told_rows(
     context: Context, lived: Sequence[Candidate], rng: random.Random
 ) -> tuple[list[TrainRow], dict[str, float]]:
-    """Rows of what a parser makes of the words, of episodes with few wrong turns first; how many it changed, left out.
+    """Rows that a parser makes of the words, episodes with few wrong turns first; how many it changed and left out.
 
-    Raises UsageError where the environment's module has no `lessons`.
+    Raises UsageError if the environment's module has no `lessons`.
     """
     task, config = context.run.task, context.config
     if not envs.has(task.env, "lessons"):

@@ -1,8 +1,8 @@
 """Self-AC: actor and critic in one transformer, one pass an episode, credit turn by turn.
 
-Source: Self-AC slides; the losses are in `actor_critic.py`, the row's layout in `learn/shadow.py`. The first step is
-written down token by token in ledger.parquet, and every turn gets a certificate of its tokens. A stage that was killed
-goes on from its last checkpoint, to the same weights as without the kill. [ours]
+Source: Self-AC slides. `actor_critic.py` has the losses, `learn/shadow.py` the row's layout. ledger.parquet shows the
+first step token by token, and every turn gets a certificate of its tokens. A killed stage goes on from its last
+checkpoint. It reaches the same weights as without the kill. [ours]
 
     turnwise run desk+self_ac
 """
@@ -80,7 +80,7 @@ def run(context: Context) -> Outputs:
 def learn(
     context: Context, both: nn.ModuleList, optimiser: torch.optim.Optimizer, batches: Any, n_episodes: int
 ) -> list[dict[str, float]]:
-    """All steps that are left to do. Leaves the ledger of the first step beside the checkpoint."""
+    """Does all remaining steps. Leaves the ledger of the first step beside the checkpoint."""
     config: SelfAcConfig = context.config
     model, head = cast(tuple[Any, ValueHead], tuple(both))
     warming_up = context.iteration < config.warmup
@@ -119,7 +119,7 @@ def check_options(config: SelfAcConfig, *, checkpointing: bool) -> None:
     """Raises UsageError for two options that do not go together."""
     if checkpointing and config.separate:
         raise UsageError(
-            "self_ac.separate: layers that are worked out again would use the adapter of the other pass; set model.gradient_checkpointing to false"
+            "self_ac.separate: a layer computed again would use the other pass's adapter. Set model.gradient_checkpointing to false"
         )
     if config.soft_prompt and config.separate:
         raise UsageError(
@@ -134,7 +134,7 @@ def longest(model: Any) -> int | None:
 
 
 def open_policy(context: Context) -> Any:
-    """The policy, with the critic's adapter beside its own where there are two."""
+    """The policy, with the critic's adapter beside its own if there are two."""
     model = trainable_policy(context)
     if context.config.separate:
         last, shape = context.latest("self_ac"), context.run.model
@@ -154,7 +154,7 @@ def open_head(context: Context, model: Any) -> ValueHead:
 
 
 def save(context: Context, model: Any, head: ValueHead) -> dict[str, Path]:
-    """The artifacts, of which `moments.safetensors` is still to be written."""
+    """The artifacts; `moments.safetensors` is not written yet."""
     names = ["adapter", "head", "moments.safetensors", "ledger.parquet", *([CRITIC] if context.config.separate else [])]
     files = {name: context.workdir / name for name in names}
     save_adapter(model, files["adapter"], context.engine.model_hash)
@@ -166,12 +166,14 @@ def save(context: Context, model: Any, head: ValueHead) -> dict[str, Path]:
 
 
 def ledger_path(context: Context) -> Path:
-    """Of the running stage: where it outlives a kill, since the first step is not done again."""
+    """Where the running stage keeps its ledger. The file must outlive a kill, because the first step is not done
+    again.
+    """
     return context.checkpoints / "ledger.parquet"
 
 
 def write_ledger(pages: Sequence[Mapping[str, list[Any]]], decode: Callable[[Sequence[int]], str], path: Path) -> None:
-    """The pages below each other as one Parquet file, with the text of each token as it decodes alone."""
+    """Joins the pages into one Parquet file, with the text of each token decoded alone."""
     import pyarrow as pa
 
     columns = {name: [one for found in pages for one in found[name]] for name in pages[0]}
@@ -181,7 +183,7 @@ def write_ledger(pages: Sequence[Mapping[str, list[Any]]], decode: Callable[[Seq
 
 
 def ledger_gaps(path: Path) -> dict[Turn, dict[str, float]]:
-    """Gaps of the turns of the first step, from its ledger, which is there after a kill, too."""
+    """Gaps of the first step's turns, from its ledger, which also survives a kill."""
     import pyarrow.parquet as pq
 
     columns = ["episode", "turn", "old_log_prob", "log_prob"]

@@ -1,4 +1,4 @@
-"""What the successor should have said of (s, a), made from one real step and a sampled rest (stages/judge/backup.py).
+"""Make the successor's training targets for (s, a): one real step and a sampled rest (stages/judge/backup.py).
 
     f = B(s, a, r, s', f'),   a' ~ pi(.|s'),   f' ~ M_target(.|s', a')        terminal s': f is made from r and the last
         observation
@@ -63,7 +63,7 @@ def run(context: Context) -> Outputs:
 
 
 def nothing_readable(backups: Sequence[Backup]) -> TurnwiseError:
-    """An engine that talks garbage; as a finished run without targets it would be reused for ever."""
+    """The error of an engine that returns garbage. A finished run without targets would be reused forever."""
     counts = ", ".join(f"{reason}: {n}" for reason, n in Counter(b.dropped for b in backups).most_common())
     replies = [b.target for b in backups if b.target]
     found = next((f"; for example {reply.text[:60]!r}" for reply in replies), "")
@@ -97,11 +97,11 @@ def target_row(context: Context, roles: Roles, b: Backup) -> Row:
 
 
 def leaks(roles: Roles, kept: Sequence[Backup]) -> dict[str, float]:
-    """Share of targets that say what only the teacher could know, before and after correction.
+    """Share of targets that say something only the teacher could know, before and after correction.
 
-    leak: any content word of the observations merged into the target that is not in x; that holds what is to be
-    learned, too, so it is compared with `leak_shuffled`, the same against another row's s'. leak_name: capitalised
-    names alone, which nobody can learn to foresee.
+    leak: any content word of the merged observations that is not in x. It also counts what is to be learned. So compare
+    it with `leak_shuffled`, the same measure against another row's s'. leak_name: capitalised names alone, which nobody
+    can learn to predict.
     """
     if not kept:
         return {}

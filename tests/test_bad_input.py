@@ -154,7 +154,7 @@ def test_an_environment_that_raises_is_tried_again_and_counted(finished: Ended, 
         (["critic.learning_rate=1"], "There is no key 'critic.learning_rate'.*"),
         (["task.env=service_dask"], "task.env: there is no environment 'service_dask'; did you mean 'service_desk'.*"),
         (["task.options.requets=2"], "task.options: service_desk has no option 'requets'; did you mean 'requests'.*"),
-        (["roles.prompts=service_dusk"], "roles.prompts: no prompt folder named 'service_dusk'; known are .*"),
+        (["roles.prompts=service_dusk"], "roles.prompts: no prompt folder named 'service_dusk'. Known are .*"),
         (
             ["evaluate.probe_path=no.jsonl"],
             "wanted a JSONL file of role rows at 'no.jsonl', found none; make it with: turnwise pretrain",

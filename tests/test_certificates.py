@@ -119,7 +119,7 @@ def test_a_last_turn_is_held_against_its_messages_rendered_now(bench: models.Ben
 def test_a_broken_turn_stops_the_run_where_it_is_to_be_an_error(bench: models.Bench, unusable: str) -> None:
     run(bench, broken="error")
     at = merge(bench, "Ana3")
-    said = rf"^episode Ana3, turn 0: wanted .* from token {at} on: produced 'e\|c\|k\| \|photo\|<256>', rendered 'e\|c\|k\| \|p\|h\|o\|t'; .* self_ac.broken to split$"
+    said = rf"^episode Ana3, turn 0: the next state must .* from token {at} on: produced 'e\|c\|k\| \|photo\|<256>', rendered 'e\|c\|k\| \|p\|h\|o\|t'\. .* self_ac.broken to split$"
     with pytest.raises(NotAPrefix, match=said) as stopped:
         run(bench, broken="error", unusable=unusable)
     assert (stopped.value.turn, stopped.value.position) == (0, at)

@@ -70,7 +70,7 @@ def test_trials_are_of_the_test_split_alone_and_exclude_best_of(base: Path, tmp_
     bench = bench_of(base, tmp_path, Play())
     metrics, _ = run(bench, {}, split="validation", episodes=6, trials=3, audit_turns=0)
     assert metrics["evaluate/episodes"] == 6 and not any("pass_hat" in name for name in metrics)
-    with pytest.raises(UsageError, match="set one of them to 1"):
+    with pytest.raises(UsageError, match="set the other to 1"):
         run(bench, {}, split="test", episodes=6, trials=3, best_of=2, audit_turns=0)
 
 

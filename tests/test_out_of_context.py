@@ -101,7 +101,7 @@ def test_a_first_prompt_without_room_is_never_a_reward_and_all_of_them_name_the_
     check_environment(found)
     with pytest.raises(
         UsageError,
-        match=r"no episode could begin, .* the model has 400; set model.path to a model with a longer context",
+        match=r"no episode could begin, .* the model has 400. Set model.path to a model with a longer context",
     ):
         check_environment(found[:1])
 

@@ -120,7 +120,7 @@ def test_m_refinements_are_m_rows_with_ids_of_their_own(base: Path, tmp_path: Pa
 
 
 def test_refinements_that_would_all_be_equal_are_refused(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"raise roles\.refiner_temperature"):
+    with pytest.raises(UsageError, match=r"Raise roles\.refiner_temperature"):
         run(bench_of(base, tmp_path, Seeing(), judge_temperature=0.0), refinements=2)
 
 

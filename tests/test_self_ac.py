@@ -269,7 +269,7 @@ def test_log_probs_of_another_model_stop_the_run_and_of_this_one_do_not(base: Pa
     for name in ("far", "to_and_fro"):
         with pytest.raises(
             TurnwiseError,
-            match=r"self_ac: wanted the engine's log-probs to be the trainer's .* found 0.2; is model.path .* raise self_ac.max_gap",
+            match=r"self_ac: log-probs of engine and trainer differ by 0.2 .* model.path .* raise self_ac.max_gap",
         ):
             run(bench, {"collect": [name]}, f"{name}0", max_gap=0.1)
 

@@ -1,5 +1,5 @@
-"""An OpenAI endpoint on loopback behind which no model stands: each request waits for a reply of whoever plays. So a
-library that runs its own loop against an endpoint is played from outside of it. Ours.
+"""An OpenAI endpoint on loopback without a model: each request waits for a reply from the caller. So a library that
+runs its own loop against an endpoint can be played from outside. Ours.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Gymnasium: an environment of texts as one of ours, and one of ours as an environment of texts.
+"""Gymnasium: a text environment as one of ours, and one of ours as a text environment.
 
     FromGymnasium   reset(seed=, options=) -> (text, info), step(text) -> (text, reward, terminated, truncated, info) is
         played as an Env
     ToGymnasium     an Env is played by the same five-tuple; `as_gymnasium` makes it a gymnasium.Env, which wrappers ask
         for
 
-The interface is that of Gymnasium 1.x (gymnasium.Env), by its methods alone: any object that has them will do, and only
-`as_gymnasium` imports the package. terminated and truncated stay apart. What fails raises on both sides, and is never a
-reward: Gymnasium has no value for it. What is handed over is checked on both sides (stages/frame/border.py). [ours]
+The interface is that of Gymnasium 1.x (gymnasium.Env), by its methods only. Any object with these methods will do, and
+only `as_gymnasium` imports the package. terminated and truncated stay apart. A failure raises on both sides and is
+never a reward: Gymnasium has no value for it. Both sides check what they get (stages/frame/border.py). [ours]
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     FromOpenEnv     reset(**data) -> result, step(action) -> result with observation, reward, done is played as an Env
     as_openenv      a FastAPI app that serves ours, to be run by uvicorn
 
-By its client's methods alone; only `as_openenv` imports the package. What fails raises on both sides. OpenEnv knows one
-end, `done`; that an episode was cut short is the observation's text field `cut` here. [ours]
+It uses only the client's methods; only `as_openenv` imports the package. A failure raises on both sides. OpenEnv knows
+one end, `done`. A truncated episode is marked in the observation's text field `cut`. [ours]
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""One episode of ours as another library plays it: replies in, texts out, the reward summed, and a failure that nobody
-can take for a reward. Ours.
+"""One of our episodes as another library plays it: replies in, texts out, the reward summed. A failure can never pass
+for a reward. Ours.
 """
 
 from __future__ import annotations

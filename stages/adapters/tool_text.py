@@ -1,5 +1,5 @@
-"""Tools of another library's environment for a policy that reads and writes text alone: told in the system message,
-called in the action of a ReAct reply. Ours.
+"""Tools of another library's environment for a policy that reads and writes only text. The system message lists them;
+the action of a ReAct reply calls them. Ours.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def spoken(reply: str, tools: Sequence[Mapping[str, Any]], call_id: str) -> Mess
 
 
 def observed(message: Mapping[str, Any]) -> Message:
-    """What the policy sees of an environment's message: a tool's output is told by a user, since the policy's own call
-    is text to its chat template. Raises BrokenEnvironment for what is no text.
+    """An environment's message as the policy sees it. A tool's output comes from a user, because the policy's call is
+    text for its chat template. Raises BrokenEnvironment for what is no text.
     """
     at, content = At("verifiers", "an observation"), message.get("content")
     if isinstance(content, list):

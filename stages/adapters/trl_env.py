@@ -1,4 +1,4 @@
-"""TRL: one of our environments for GRPOTrainer(environment_factory=...), as TRL 1.x documents it ("OpenEnv").
+"""TRL: our environments for GRPOTrainer(environment_factory=...), as TRL 1.x documents it ("OpenEnv").
 
     make = envs.make_env("game24", {})
     trainer = GRPOTrainer(
@@ -6,10 +6,10 @@
         environment_factory=trl_environment(make, "game24", max_turns=12),
     )
 
-tests/adapters/test_trl_trainer.py trains so, with TRL 1.16. The class has `reset(**row)`, one tool, `act`, and `get_reward()`. TRL shows the error of a tool to the policy and goes
-on, and knows no end of an episode but the policy's silence. So a failure is kept, and `get_reward` raises it: the
-training stops, and no reward is made of it. After the end `act` raises ValueError, which TRL shows to the policy, as it
-recommends. TRL is not imported. [ours]
+tests/adapters/test_trl_trainer.py trains so, with TRL 1.16. The class has `reset(**row)`, one tool, `act`, and
+`get_reward()`. TRL shows a tool's error to the policy and goes on. For TRL an episode ends only when the policy is
+silent. So a failure is kept, and `get_reward` raises it: training stops, and the failure gives no reward. After the end
+`act` raises ValueError, which TRL shows to the policy, as it recommends. TRL is not imported. [ours]
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
     FromVerifiers   its setup_state, is_completed, env_response and reward functions are played as an Env
     ToVerifiers     the same methods over one of ours; `as_verifiers` makes it a verifiers.MultiTurnEnv
 
-By its methods alone, as its own rollout calls them (verifiers/envs/multiturn_env.py of 0.1.5 and 0.1.7); only
-`as_verifiers` imports the package. From 0.1.8 on the loop is another one, which is not played here, and since 0.4 there
-is no such class: see adapters/verifiers_v1.py. [ours]
+It uses the methods only, as verifiers' own rollout calls them (verifiers/envs/multiturn_env.py of 0.1.5 and 0.1.7).
+Only `as_verifiers` imports the package. From 0.1.8 on the loop differs and is not supported. Since 0.4 there is no such
+class: see adapters/verifiers_v1.py. [ours]
 
-Two things are done otherwise than there, so that what failed is never a reward: a reward function that raises is an
-error (adapters/verifiers_rubric.py), and the turn limit is told apart from the end (verifiers knows one end only).
+Two things differ, so that a failure is never a reward. A reward function that raises is an error
+(adapters/verifiers_rubric.py). The turn limit is kept apart from the end (verifiers knows only one end).
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class FromVerifiers:
         return tuple(observed(message) for message in prompt if message["role"] != "system")
 
     def step(self, message: Message) -> Step:
-        """Hand over the reply. Raises Malformed for a tool call that cannot be read; RuntimeError after the end;
-        BrokenEnvironment for a reward that is no finite number; whatever `env` raises.
+        """Pass on the reply. Raises Malformed for an unreadable tool call, RuntimeError after the end,
+        BrokenEnvironment for a reward that is not finite, and whatever `env` raises.
         """
         state = self._state
         if state is None:
@@ -140,9 +140,9 @@ def _as_handed_over(call: Mapping[str, Any]) -> Any:
 
 
 class ToVerifiers:
-    """Our environment by the methods that verifiers calls. max_turns: replies, after which an episode is truncated;
-    verifiers' own limit must be off, since it ends an episode before the last reply is looked at. state["turnwise"] is
-    the episode (adapters/play.py), with terminated and truncated.
+    """Our environment with the methods that verifiers calls. max_turns: replies after which an episode is truncated.
+    verifiers' own limit must be off: it ends an episode before the last reply is read. state["turnwise"] is the episode
+    (adapters/play.py), with terminated and truncated.
     """
 
     def __init__(

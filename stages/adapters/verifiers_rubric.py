@@ -1,5 +1,5 @@
-"""The reward that a rubric of verifiers' classic form gives an episode, by its own `score_rollout`: a group's, and one
-that is overridden, too. What failed on the way raises, where verifiers books 0.0.
+"""The reward of an episode by a rubric of verifiers' classic form, through its own `score_rollout`. Groups and
+overridden rubrics work, too. A failure raises where verifiers would record 0.0.
 
 Two kinds of failure would pass for a reward of 0:
 

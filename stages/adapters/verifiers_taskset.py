@@ -1,12 +1,12 @@
-"""Ours as a Taskset, an Env and a Harness of verifiers' newer interface ("v1", seen with 0.4.0), which a module exports so
-that verifiers finds them by its name:
+"""Our environments as a Taskset, an Env and a Harness of verifiers' newer interface ("v1", seen with 0.4.0). A module
+exports them so that verifiers finds them by its name:
 
     # desk_v1.py, on the path
     make = envs.make_env("service_desk", {})
     Desk, DeskEnv, DeskHarness = as_v1(make, envs.scenarios("service_desk", {}, "train", 100, 0), max_turns=12)
     __all__ = ["Desk", "DeskEnv", "DeskHarness"]
 
-What fails is an error of the episode there, and never a reward. Theirs as ours: adapters/verifiers_v1.py. [ours]
+A failure is an error of the episode there, never a reward. Theirs as ours: adapters/verifiers_v1.py. [ours]
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """verifiers' newer interface ("v1", seen with 0.4.0): its environments as ours.
 
-A v1 Env runs its agents by itself. It is run as it is, and its model is an endpoint (adapters/asked.py) whose replies
-are the policy's:
+A v1 Env runs its own agents. It runs unchanged, and its model is an endpoint (adapters/asked.py) that returns the
+policy's replies:
 
     with playing(env) as make:
         rollout(engine, make, scenarios_v1(env, "train", 100), ...)
 
-What fails raises, and is never a reward. A seat that is not trained (a simulated user, a judge) needs a model of its own
-(--env.user.client, --env.user.model), since the policy is one agent. Ours as theirs: adapters/verifiers_taskset.py.
-[ours]
+A failure raises and is never a reward. The policy is one agent. A seat that is not trained (a simulated user, a judge)
+needs its own model (--env.user.client, --env.user.model). Ours as theirs: adapters/verifiers_taskset.py. [ours]
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the small base models are taught: text made by code, one module a kind. Ours.
+"""Training text of the small base models, made by code, one module for each kind. Ours.
 
 Modules:
 
@@ -6,7 +6,7 @@ Modules:
     twenty        role-play text of 20 Questions, played at random
     twenty_marks  which replies to it are right
     maths         role-play text of arithmetic, with slips at random
-    own           a corpus of one's own, a module of the project folder
+    own           your own corpus, a module in the project folder
     agents        episodes of the policy in math, game24 and wiki_search, from which their base model is made
     math_chains   chains of thought, a third of them with a wrong step
     game24_trees  games of 24 by a legal player who knows little

@@ -1,7 +1,7 @@
 """Episodes of the policy in math, game24 and wiki_search, from which the base model of these tasks is made.
 
-They teach form and honest basics: a problem's steps with right and wrong results, legal moves, well-formed use of the
-tools. What makes an episode a win is left to be learned. [ours]
+They teach form and basics: a problem's steps with right and wrong results, legal moves, well-formed tool use. They do
+not teach what wins an episode. [ours]
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Role-play text from which the base model learns the language of the roles, and none of this desk's rules.
 
-Every example has a rule book of its own, drawn at random, so each (key -> option) pair is as frequent as any other: the
-corpus teaches how to act in the format, to merge an observation with a later future, to judge by a predicted future,
-to follow a critique and to rewrite a fact as a possibility, in the words of every rung of the desk's ladder.
-tests/corpora/test_desk.py proves the ignorance. [ours]
+Every example has its own random rule book, so each (key -> option) pair is equally frequent. The corpus teaches the
+format of actions, merging an observation with a later future, and judging by a predicted future. It also teaches to
+follow a critique and to rewrite a fact as a possibility. It uses the words of every rung of the desk's ladder.
+tests/corpora/test_desk.py proves that the rules stay unknown. [ours]
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Games of 24 played by an agent that knows the rules and little more. Ours.
 
-Each expansion takes a random node, the newest one more often than the others, and a random legal move with its right
-result, mostly one that leaves small whole numbers. It takes every second chance to make 24 of the last two numbers, and
-submits a 24 that it has; else it submits something when no expansion is left, or at random late. Now and then a result
-is wrong, and the game goes on from its answer: a model that was never shown that is lost after its first slip. Only
-puzzles of the training split.
+Each expansion takes a random node, more often the newest. It makes a random legal move with the right result, mostly
+one that leaves small whole numbers. It takes every second chance to make 24 from the last two numbers, and submits a 24
+that it has. Else it submits something when no expansion is left, or at random late. Sometimes a result is wrong, and
+the game goes on from its answer. Otherwise a model would be lost after its first slip. Only puzzles of the training
+split.
 """
 
 from __future__ import annotations

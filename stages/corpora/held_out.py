@@ -1,6 +1,4 @@
-"""What a newly made base model can do with prompts and scenarios that it has not seen, and the card that tells it.
-Ours.
-"""
+"""Scores of a new base model on prompts and scenarios that it has not seen, and the card that lists them. Ours."""
 
 from __future__ import annotations
 
@@ -45,8 +43,8 @@ def role_scores(
 def play_scores(folder: Path, prompts: Mapping[str, Roles], n: int) -> dict[str, float]:
     """Shares over n episodes a task on the validation split, at temperature 1; few questions of wiki_search come again.
 
-    Of replies that can be read, in math those with one box; of legal expansions and submissions in game24; of episodes
-    won, in math by level.
+    Shares of readable replies (in math: with one box), of legal expansions and submissions in game24, and of won
+    episodes (in math by level).
     """
     engine, found = HfEngine(str(folder)), {}
     for task, (options, agent) in AGENTS.items():

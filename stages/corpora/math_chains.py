@@ -6,9 +6,9 @@ r"""Chains of thought about generated arithmetic: one step a paragraph, the answ
 
     \boxed{36}
 
-A third of the chains have one wrong step, from which they go on rightly: so a base model is sometimes wrong, and its
-steps can become better. Only problems of the training split: an expression is dealt to its split by itself, so this
-holds for any `problem_seed`.
+A third of the chains have one wrong step and go on correctly from there. So a base model is sometimes wrong and can
+improve. Only problems of the training split: the expression itself decides its split, so this holds for any
+`problem_seed`.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     Future: 13, then 25 may be wrong.                      results from a step on, and how the last one is judged
     Optimality: No. 13 may be wrong.                       where most of the futures end so
 
-It is taught the form, and about how large a result is. The right result is as frequent as its two neighbours, and the
-futures of the successor end well or badly whatever was worked out, so which result is right can be learned from
-outcomes alone. tests/corpora/test_maths.py proves the ignorance. [ours]
+It teaches the form, and the rough size of a result. The right result is as frequent as its two neighbours. The
+successor's futures end well or badly whatever the result. So only outcomes can teach which result is right.
+tests/corpora/test_maths.py proves it. [ours]
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""A corpus of one's own: `pretrain.corpus = "my.words"` is my/words.py of the project folder, which exports
+"""Your own corpus: `pretrain.corpus = "my.words"` is my/words.py in the project folder, which exports
 
     SHARE                      role -> its share of the examples
     example(rng, roles, role)  -> an `Example` of the role, or, where it is None, of a random one by SHARE
     right(row, said)           optional: whether a reply to a row of the probe is right, by the name of a score
 
-What it says has single spaces between its words: the model has one token a word. Ours; docs/how-to/small-model.md has one, whole.
+Its texts have single spaces between words: the model has one token a word. Ours; docs/how-to/small-model.md has a full
+example.
 """
 
 from __future__ import annotations

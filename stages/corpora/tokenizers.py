@@ -1,6 +1,6 @@
 """Tokenizers of the small base models (words; or byte pairs, for any text), and which tokens of an example are learned.
 
-With both a chat that goes on begins with the same ids. Ours.
+With both, a longer chat begins with the same ids. Ours.
 """
 
 from __future__ import annotations

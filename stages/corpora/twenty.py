@@ -1,13 +1,13 @@
-"""Role-play text from which a small base model learns the language of the roles in 20 Questions, and no way to play well.
+"""Role-play text that teaches a small base model the roles' language in 20 Questions, and no way to play well.
 
     Thought: knife. Action: ask metal        an object that fits all answers so far, and the next question
     Future: metal yes, sharp no, lost.       answers to this question and to those after it, and how the game ends
 
-It is taught the table: which objects fit the answers, as a large model knows it, of every split. It is not taught which
-question or guess is good: actions are drawn at random, and the futures of the successor have random answers, so what
-comes of a question in a state can be learned from games alone. The evaluator knows the principle that the prompt of the
-large models states (stages/llm/prompts/twenty_questions): a question whose answer is foreseen is no use, nor is a guess
-that will be wrong. tests/corpora/test_twenty.py proves the ignorance. [ours]
+It teaches the table of every split, as a large model knows it: which objects fit the answers. It does not teach which
+question or guess is good. Actions are drawn at random, and the successor's futures have random answers. So only games
+can teach what follows a question. The evaluator knows the principle in the large models' prompt
+(stages/llm/prompts/twenty_questions): a question with a known answer is no use, nor is a wrong guess.
+tests/corpora/test_twenty.py proves it. [ours]
 """
 
 from __future__ import annotations
@@ -183,9 +183,9 @@ def combine(rng: random.Random, roles: Roles) -> Example:
 def judge(action: Action, left: int, futures: Sequence[Future]) -> str:
     """The evaluator's right verdict, by the futures.
 
-    A guess is right where at least half of them say so. A question is right while there is another one to come, if not
-    all of several futures foresee the same answer; where they do and at least half end in a right guess of the same
-    object, that guess is due.
+    A guess is right if at least half of them say so. A question is right if another one is to come and several futures
+    do not all foresee the same answer. If they do, and at least half end in a right guess of the same object, that
+    guess is due.
     """
     answers = [f.items[0][1] for f in futures]
     if action.verb == "guess":

@@ -1,11 +1,11 @@
 """Walks through wikis made by code: well-formed use of the tools, mostly at random, sometimes with the right answer.
 Ours.
 
-A title or an answer has a space before it, "NAVIGATE( The Blue Lantern)", so that it is made of the same tokens as in
-the text from which it is copied. Now and then a title is a wrong one, and the walk goes on from there.
+A title or an answer has a space before it, "NAVIGATE( The Blue Lantern)". So it has the same tokens as in the text from
+which it is copied. Sometimes a title is wrong, and the walk goes on from there.
 
-Every world is a sample of wiki_search with another seed than the shipped one, so nothing that the shipped pages say is
-in here; and only questions of the training split, to which a question is dealt by its text, whatever the world.
+Every world is a sample of wiki_search with another seed than the shipped one, so no content of the shipped pages is in
+here. Questions come from the training split only; a question's text decides its split in every world.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The border: what an environment hands over is checked here, and nowhere else.
+"""The border: everything that an environment returns is checked here, and nowhere else.
 
-A breach of the contract (docs/how-to/environment-options.md) is a mistake of the environment's module. It is told once, in a sentence:
-module, method, what was wanted, what was found, what to do. It is never tried again, and no row of it is stored. What
-an environment raises is another thing, a failure: that is tried again (stages/play/rollout.py).
+A breach of the contract (docs/how-to/environment-options.md) is a mistake in the environment's module. One error names
+the module, the method, what was wanted, what was found, and what to do. It is never tried again, and no row of it is
+stored. An exception that an environment raises is a failure, which is tried again (stages/play/rollout.py).
 
-What is checked comes back as plain values of its own: numpy's numbers are floats, messages are copies. [ours]
+Checked values come back as plain copies: numpy's numbers are floats, messages are new. [ours]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""An environment behind the border: the same Env, whose every answer is checked, and waited for no longer than asked.
+"""An environment behind the border: the same Env, with every answer checked and a time limit on each.
 
-`envs.make_env`, `rollout` and the adapters that hand ours to other libraries put it around whatever they are given.
+`envs.make_env`, `rollout` and the adapters for other libraries wrap every environment in it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a stage is: a name, a version, a config, its upstream stages, the roles it prompts, and one function.
+"""A stage is a name, a version, a config, its upstream stages, the roles it prompts, and one function.
 
-Source: docs/explanation/architecture.md, "Stage contract". The fingerprint is the only cache of turnwise: a finished run with the
-same fingerprint is reused. It changes when, and only when, something that can change the result does.
+Source: docs/explanation/architecture.md, "Stage contract". The fingerprint is the only cache of turnwise: a finished
+run with the same fingerprint is reused. It changes exactly when something changes that can change the result.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Reader(Protocol):
         """These columns of the rows that the runs wrote to `table`: run by run as named, within a run in the order
         written. Raises MissingInput if a run never committed, ValueError for a column that the table does not have.
 
-        Lists of numbers come as `array.array` ("i" of ids, "d" of log-probs): 4 and 8 bytes each, where a list of
-        Python's numbers takes 32 to 36. by, among: only rows whose values in the columns `by` are one of `among`.
+        Lists of numbers come as `array.array` ("i" for ids, "d" for log-probs): 4 and 8 bytes each. Python's numbers in
+        a list would take 32 to 36. by, among: only rows whose values in the columns `by` are one of `among`.
         """
 
 

@@ -1,7 +1,7 @@
-"""Modules of one's own, named by a config: `task.env = "my.traffic"` is my/traffic.py of the project folder.
+"""Your own modules, named by a config: `task.env = "my.traffic"` is my/traffic.py in the project folder.
 
-Such a module is code and runs as it is imported. So it is looked for in the project folder alone, in which the process
-works, and only a config makes it be imported (SECURITY.md).
+Importing such a module runs its code. So only a config can name it, and it must lie in the project folder, where the
+process works (SECURITY.md).
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def apart() -> AbstractContextManager[Any]:
 
 @contextmanager
 def telling(key: str, name: str, doing: str) -> Iterator[None]:
-    """Within the block a module that a config names at `key` is called. Of one's own, whatever it raises becomes a
-    UsageError with the line of its files; turnwise's own errors pass, and so does what a module that ships raises.
+    """Use this block around a call of a module that a config names at `key`. An exception from your own module becomes
+    a UsageError with the line of its file. turnwise's own errors pass, and so do those of a shipped module.
     """
     try:
         with apart():

@@ -1,10 +1,10 @@
-"""Reading of a ReAct reply: a thought, which never touches the environment, and an action, which does.
+"""Read a ReAct reply: a thought, which never reaches the environment, and an action, which does.
 
     Thought: ... Action: ...                             ReAct, arXiv 2210.03629
     <think>...</think><action>TOOL(args)</action>        Self-AC slides
 
 Any case is accepted, and spaces before the colon: small models write both. A reply with an <action> tag is read by its
-tags, every other one by "Action:"; what stands inside of <think> was only thought of, whatever it says. [ours]
+tags, every other one by "Action:". Text inside <think> is never an action. [ours]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The sections of a run's config that several stages share: task, model, roles, engine, sampling.
+"""The config sections that several stages share: task, model, roles, engine, sampling.
 
-A stage declares in `Stage.shared` which of them it reads; only those enter its fingerprint.
+A stage declares in `Stage.shared` which sections it reads. Only those enter its fingerprint.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ NOT_A_URL = "base_url"
 
 
 def base_url(url: str) -> str:
-    """`url`, if it is the base URL of a server, as urlsplit reads one, and holds no secret: what is in a config is stored
-    with every run. Raises PydanticCustomError, a ValueError that does not quote it.
+    """`url`, if urlsplit reads it as a server's base URL and it holds no secret: every run stores its config. Raises
+    PydanticCustomError, a ValueError that does not quote the URL.
     """
     try:
         parts = urlsplit(url)
@@ -57,30 +57,28 @@ class TaskConfig(Config):
     """What is to be solved."""
 
     env: str = "service_desk"
-    """Environment: a module of stages/envs, or one of your own by a name with a dot: my.traffic is my/traffic.py of the project folder. [ours]"""
+    """Environment: a module of stages/envs, or your own by a name with a dot. my.traffic is my/traffic.py in the project folder. [ours]"""
     options: TaskOptions = Field(default_factory=dict)
     """Arguments of the environment's own config; see its docstring. [ours]"""
     agent: Agent = Field(
         "react",
-        description="What a reply is: react, a thought and an action, one turn; or cot, an action as a whole, one turn for each part between "
-        "blank lines. [slides; default ours]",
+        description="What a reply is. react: a thought and an action, which make one turn. cot: an action as a whole, with one turn for each part between blank lines. [slides; default ours]",
     )
     max_turns: int = Field(8, ge=1, description="Turns, of cot whole replies, that an episode has at most. [ours]")
     at_limit: Literal["truncated", "terminated"] = Field(
         "truncated",
-        description="What an episode becomes if max_turns stops it: truncated, so its last state is bootstrapped; or terminated, if the task's scoring "
-        "counts it as lost and the environment has no limit of its own. [ours]",
+        description="What an episode becomes if max_turns stops it. truncated: its last state is bootstrapped. terminated: for a task whose scoring counts it as lost, and an environment without its own limit. [ours]",
     )
     malformed_allowance: int = Field(1, ge=0)
     """Unreadable replies that an episode may hold before it counts as policy_failed. [ours]"""
     oracle: Literal["rule", "engine", "openai"] = "rule"
-    """Who answers inside the environment, where it needs somebody: a rule, the run's own engine, or an OpenAI-compatible endpoint. [ours]"""
+    """Who answers inside an environment that needs somebody: a rule, the run's own engine, or an OpenAI-compatible endpoint. [ours]"""
     oracle_url: str = Field("", description="Base URL of the endpoint of oracle = openai; empty = model.url. [ours]")
     oracle_model: str = Field("", description="Name of the model at that endpoint; empty = model.path. [ours]")
     oracle_concurrency: int = Field(
         16,
         ge=1,
-        description="Answers of oracle = openai that are waited for at once, each for an episode of its own. [ours]",
+        description="Requests under way at once with oracle = openai, each for a different episode. [ours]",
     )
     oracle_tokens: int = Field(
         256, ge=1, description="Longest answer of an oracle, or line of a simulated user. [ours]"
@@ -88,15 +86,14 @@ class TaskConfig(Config):
     step_timeout_s: float = Field(
         0.0,
         ge=0,
-        description="Longest time that the environment takes for one answer, those of an LLM inside it included; past it the episode has failed, and is "
-        "tried again; 0 = any. [ours]",
+        description="Longest time for one answer of the environment, with the LLM inside it. A slower episode has failed and is tried again; 0 = no limit. [ours]",
     )
     oracle_timeout_s: float = Field(60.0, gt=0)
     """Longest silence of the endpoint of oracle = openai in one try, of five. [ours]"""
     cassette: str = ""
-    """File that keeps the answers of oracle = openai by what was asked, and gives them to whoever asks the same again; empty = none. [ours]"""
+    """File that keeps the answers of oracle = openai. The same question gets the stored answer again; empty = no file. [ours]"""
     cassette_only: bool = False
-    """Ask nobody what the cassette has no answer to: such an episode fails, and is no reward. [ours]"""
+    """Use only answers that the cassette holds. An episode with another question fails, and gives no reward. [ours]"""
 
     @field_validator("oracle_url")
     @classmethod
@@ -111,14 +108,14 @@ class ModelConfig(Config):
     """Folder or hub name that AutoModelForCausalLM loads. [ours; paper: Qwen2.5-7B-Instruct, QwQ-32B]"""
     engine: Literal["hf", "vllm", "openai", "scripted"] = Field("hf", description="Who generates. [ours; paper: verl]")
     url: str | tuple[str, ...] = ""
-    """Base URL of an OpenAI-compatible endpoint, or a list of them that share the requests, for engine = openai. [ours]"""
+    """For engine = openai: base URL of an OpenAI-compatible endpoint, or a list of them that share the requests. [ours]"""
     timeout_s: float = Field(300.0, gt=0)
     """Longest silence of an endpoint in one try, of five, for engine = openai. [ours]"""
     gpu_memory: float = Field(0.85, gt=0, le=1)
     """Share of the GPU's memory that engine = vllm takes, weights included; given back while a stage trains. [ours]"""
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Weights and computation. [ours]")
     gradient_checkpointing: bool = False
-    """Work each layer out again in the backward pass: a third more time for a fraction of the memory. [ours]"""
+    """Compute each layer again in the backward pass: a third more time, a fraction of the memory. [ours]"""
     lora_rank: int = Field(32, ge=1, description="Rank of the LoRA adapter. [ours]")
     lora_alpha: float = Field(64.0, gt=0, description="LoRA scale is alpha / rank. [ours]")
     gen_batch: int = Field(256, ge=1, description="Requests decoded together by engine = hf. [ours]")
@@ -135,11 +132,10 @@ class RolesConfig(Config):
     """How the roles are prompted and sampled."""
 
     prompts: str = "service_desk"
-    """Folder of stages/llm/prompts, or one of your own: a path with a "/", as ./prompts, from the project folder on. [ours]"""
+    """Folder of stages/llm/prompts, or your own: a path with a "/", like ./prompts, relative to the project folder. [ours]"""
     history: History = Field(
         "chat",
-        description="How a role gets the conversation: chat, as the policy saw it, with the role's message last, so that all roles of a turn share their "
-        "first tokens; or text, in that one message, without the policy's thoughts. [ours]",
+        description="How a role gets the conversation. chat: as the policy saw it, with the role's message last, so all roles of a turn share a prefix. text: inside the role's one message, without the policy's thoughts. [ours]",
     )
     frozen: Literal["base", "adapter"] = Field(
         "adapter",
@@ -160,12 +156,12 @@ class RolesConfig(Config):
     refiner_temperature: float | None = Field(
         None,
         ge=0,
-        description="Sampling temperature of the refiner alone, so that it tries different actions if it is told only what was wrong; none = judge_temperature. [ours]",
+        description="Sampling temperature of the refiner alone. Above 0 it tries different actions; none = judge_temperature. [ours]",
     )
     max_action_tokens: int = Field(256, ge=1, description="Longest thought and action. [ours]")
     max_future_tokens: int = Field(256, ge=1, description="Longest future, critique or correction. [ours]")
     max_thought_tokens: int = Field(0, ge=0)
-    """Room for a reasoning model's <think> part, in every role, on top of the reply's own; 0 = none. [ours]"""
+    """Extra tokens in every role for a reasoning model's <think> part; 0 = none. [ours]"""
 
     @property
     def rewriting_temperature(self) -> float:

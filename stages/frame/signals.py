@@ -1,4 +1,4 @@
-"""Signals that wait for the end of what must not be broken off in the middle."""
+"""Signals that wait for the end of work that must not be interrupted."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ TIME_IS_UP = signal.SIGUSR1  # of a run with a time limit; not SIGALRM, of which
 def signals_held() -> Iterator[Callable[[], None]]:
     """Ctrl-C, SIGTERM and a time limit wait for the function that it gives, or the end of the block.
 
-    In the middle of a step they would leave an engine's books half written. And what a handler raises does not always
-    arrive: in a callback of Python's garbage collector it is printed and lost, and a DuckDB that reads rows of Python
-    tells it as a fault of the rows.
+    A signal in the middle of a step would leave an engine's state half written. And an exception from a handler can get
+    lost. In a callback of Python's garbage collector it is only printed. DuckDB, when it reads Python rows, reports it
+    as a fault of the rows.
     """
     if threading.current_thread() is not threading.main_thread():  # the only one that signals reach
         yield lambda: None

@@ -1,4 +1,4 @@
-"""The values that every room speaks of: scenario, turn, episode, request, completion.
+"""The values that all packages share: scenario, turn, episode, request, completion.
 
 Frozen data and Protocols only. Importing this module loads neither torch, MLflow, DuckDB nor Prefect.
 The words are the field's own; docs/explanation/architecture.md lists them.
@@ -144,8 +144,8 @@ class Step:
 class Env(Protocol):
     """One running episode. `system` and `tools` describe the task to the policy.
 
-    An LLM that the environment needs (oracle, simulated user) is handed to its constructor as a function
-    from messages to text; its tokens never reach a training row.
+    The constructor gets an LLM that the environment needs (oracle, simulated user) as a function from messages to text.
+    Its tokens never reach a training row.
     """
 
     @property
@@ -162,10 +162,10 @@ class Env(Protocol):
 
 @dataclass(frozen=True)
 class Turn:
-    """One action and what came of it. `state_len` messages of `Episode.messages` were the state before it.
+    """One action and its result. The first `state_len` messages of `Episode.messages` were the state before it.
 
-    A turn may be a part of a reply (stages/play/agents.py). Then `state_len` is that of the reply, equal for all of its
-    parts, and what was said of it before stands in `prompt_ids` alone.
+    A turn may be a part of a reply (stages/play/agents.py). Then all parts have the `state_len` of the reply. Only
+    `prompt_ids` holds the earlier parts.
     """
 
     index: int

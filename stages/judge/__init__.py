@@ -2,12 +2,12 @@
 
 Modules:
 
-    asking    a role asked as the run's config says; used by all that follow
+    asking    ask a role with the run's config; used by all that follow
     backup    the language Bellman backup: real steps and a sampled future, merged and corrected; used by targets
     critique  k futures of (s, a) and the verdict on them; used by refine, pick and the audit
-    rolled    rollouts of an action, or what really came of it, told as futures; used by pick and refine without a successor
+    rolled    rollouts of an action, or its real outcome, told as futures; used by pick and refine without a successor
     audit     the critic against returns and against the environment's truth
-    q_audit   the same of a critic that is a number
+    q_audit   the same for a critic that is a number
     gate      the outcome gate, an option of refine
     values    the values of a self_ac policy on new episodes: how well they tell the return, best of n, early abort
     search    best-first search on game24: the policy proposes, V orders the frontier

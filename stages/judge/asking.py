@@ -1,4 +1,4 @@
-"""A role is asked as the run's config says: its temperature, and the room of what it replies. Ours."""
+"""Ask a role with the run's config: its temperature and the length of its reply. Ours."""
 
 from __future__ import annotations
 

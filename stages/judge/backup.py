@@ -1,5 +1,5 @@
-"""The language Bellman backup: what really happened after an action, merged with a future sampled from the target
-network, then corrected so that it says nothing that only hindsight knows.
+"""The language Bellman backup: real steps after an action, merged with a future from the target network. A correction
+then removes what only hindsight knows.
 
 Source: arXiv 2512.04601, section 4 (successor training) and Algorithm 1; several real steps are ours.
 """

@@ -1,6 +1,6 @@
-"""Fresh actions at states of the replay: what refine rewrites and pick chooses among, and the row that the policy learns.
+"""Fresh actions at states of the replay, for refine to rewrite and pick to choose among, and the row to learn.
 
-Source: arXiv 2512.04601, section 4 (policy improvement): states are of the replay; fresh actions are ours.
+Source: arXiv 2512.04601, section 4 (policy improvement): states come from the replay; fresh actions are ours.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class StatesConfig(Config):
 
     states: int = Field(128, ge=1, description="States with an action to be learned, an iteration. [ours]")
     tries: int = Field(6, ge=1)
-    """Most times that states are drawn: first all, then further ones in the place of those that left no row. [ours]"""
+    """Most rounds of drawing states. The first draws all, later ones replace the states that left no row. [ours]"""
     replay_size: int = Field(4000, ge=1, description="Newest transitions whose states can be drawn. [ours]")
     draw: Draw = "turn"
-    """States are drawn one by one, or by the episode: its turns share what was said before. [ours]"""
+    """Draw states one by one, or by the episode, whose turns share a prefix. [ours]"""
     alpha: float = Field(0.6, ge=0)
     """States by the critic's priorities, p ~ (loss + eps)^alpha; 0 = uniform. [paper: its replay is; exponent ours]"""
     eps: float = Field(0.01, gt=0, description="So that no state is ever given up. [ours]")

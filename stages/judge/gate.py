@@ -1,7 +1,7 @@
 """The outcome gate: keep a rewritten action only if rolling it out is no worse than rolling out the action it replaces.
 
-The paper has no acceptance test for a_r; with a noisy critic, refinement without one stalls far from the optimum, and
-with it does not (tests/theory). Option `refine.gate = "reroll"`, off by default. [ours]
+The paper has no acceptance test for a_r. With a noisy critic, refinement without a test stalls far from the optimum;
+with one it does not (tests/theory). Option `refine.gate = "reroll"`, off by default. [ours]
 """
 
 from __future__ import annotations

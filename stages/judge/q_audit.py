@@ -1,5 +1,5 @@
-"""The audit of a critic that is a number: does Q order actions as the returns do, and as the environment's truth? On the
-same actions as the audit of a critic that speaks.
+"""The audit of a critic that is a number: does Q rank actions like the returns, and like the environment's truth? It
+uses the same actions as the audit of a language critic.
 """
 
 from __future__ import annotations

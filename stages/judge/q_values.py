@@ -2,8 +2,8 @@
 
     Q(s, a) = w . h + b,   h = TransformerBody(x)[-1],   x the successor's student prompt of (s, a)
 
-So the scalar critic is told exactly what the language critic is told. Source: arXiv 2512.04601, the baseline SAC, of
-which only the idea is given; head and prompt are ours.
+So the scalar critic sees exactly what the language critic sees. Source: arXiv 2512.04601, the baseline SAC. It gives
+only the idea; head and prompt are ours.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def open_q(context: Context) -> QCritic:
 def q_prompts(
     context: Context, roles: Roles, pairs: Sequence[tuple[Sequence[Message], str]]
 ) -> list[tuple[int, ...] | None]:
-    """The ids that Q of each (state, action) is read at the end of; None where they do not fit into the context."""
+    """The prompt ids of each (state, action); Q is read at their end. None if they do not fit into the context."""
     found = context.engine.encode_all([successor_prompt(roles, state, action) for state, action in pairs])
     context_length = context.engine.context if found else None
     return [ids if has_room(ids, context_length) else None for ids in found]

@@ -1,4 +1,4 @@
-"""What came of an action that was judged: kept, rewritten or dropped, as rows and as metrics."""
+"""The outcome of a judged action (kept, rewritten or dropped), as rows and as metrics."""
 
 from __future__ import annotations
 

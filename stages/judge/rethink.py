@@ -1,9 +1,9 @@
-"""A chain of thought for a rewritten action, thought with what the policy knows.
+"""Write a chain of thought for a rewritten action, from what the policy knows.
 
-The paper corrects the chain of thought of a text that was made with privileged knowledge. A reasoning model's thought
-is free prose as long as a page, of which a corrector would have to find and rewrite every sentence; here it is thought
-anew instead: the policy's own prompt, and after it the action to arrive at, and nothing else that the teacher knew.
-Reply and thought come in one piece from the engine, so that what is learned is ids as they were produced.
+The paper corrects a chain of thought that was written with privileged knowledge. A reasoning model's thought can be a
+page of free prose, and a corrector would have to rewrite every sentence. So here the model thinks anew. It sees the
+policy's own prompt and the action to arrive at, and nothing else that the teacher knew. The engine returns reply and
+thought in one piece, so the learned ids are those it produced.
 Source: rationales with the answer as a hint, learned without it: STaR, arXiv 2203.14465; its use here is ours.
 """
 
@@ -38,10 +38,10 @@ class Unthought:
 def think_again(
     context: Context, roles: Roles, replies: Sequence[Unthought], *, adapter: str | None, words: int
 ) -> list[tuple[Completion, str]]:
-    """Each reply anew with a thought before it, as the engine produced it, and why it cannot be learned ("": it can).
+    """Each reply with a new thought before it, as the engine produced it, and why it cannot be learned ("": it can).
 
-    words: the thought may not share a run of so many successive words with a privileged text, or with the instruction
-    to think again, unless they stand in the state or in the reply.
+    words: the thought may not share this many successive words with a privileged text or with the instruction. Words
+    that also stand in the state or in the reply are allowed.
     """
     prompts = [roles.prompt("thinker", r.state, reply=r.said) for r in replies]
     found = ask_role(context, "thinker", prompts, adapter=adapter, seed=mix(context.seed, "think"), thoughts=True)

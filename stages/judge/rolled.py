@@ -1,12 +1,12 @@
-"""Values in words from rollouts: an action is played on n times, each told as a future, and all are judged together.
+"""Values in words from rollouts: n rollouts of an action, each told as a future, and all judged together.
 
-Source: NLRL, as arXiv 2512.04601 compares with it: the value of an action from 4 rollouts in context. That they are told
-backwards, turn by turn, with the roles that tell a target, is ours: they say then what a successor would, and the same
-evaluator can read them.
+Source: NLRL, as arXiv 2512.04601 compares with it: the value of an action from 4 rollouts in context. Ours: they are
+told backwards, turn by turn, with the roles that make a target. So they read like a successor's futures, and the same
+evaluator can judge them.
 
-And in hindsight: what really came of the action that an episode took, merged from its end back, for an evaluator that
-has no successor. Source: self-distillation, an ablation of the same paper's second version, there with rollouts; ours:
-one, the action's own.
+And in hindsight: the real outcome of the action that an episode took, merged from its end back. The evaluator then
+needs no successor. Source: self-distillation, an ablation of the paper's second version, there with rollouts. Ours uses
+one: the episode itself.
 """
 
 from __future__ import annotations

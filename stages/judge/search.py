@@ -1,11 +1,10 @@
-"""Best-first search over the tree of game24: the policy proposes expansions of a node, V orders what is chosen next.
+"""Best-first search over the tree of game24: the policy proposes expansions of a node, V orders the frontier.
 
     frontier = {root};  until 24 is found, the nodes are used up, or nothing is left:
         take the node of the highest score, ask for expansions of it, add those that are possible, score them
 
-A node is shown to policy and critic as the state of an episode that walked straight to it, with the replies that made
-it and nothing else tried on the way [ours]. So what they say of a node does not depend on the order of the search, and
-looks like what they were trained on.
+Policy and critic see a node as the state of an episode that walked straight to it [ours]. It holds only the replies
+that led there. So their answers do not depend on the order of the search, and the state looks like training data.
 Without a critic the score is a constant (breadth-first), the depth, or chance; all have the same node budget.
 Source: Self-AC slides, ToT agent ("the critic's V of a node orders the search"); Tree of Thoughts, arXiv 2305.10601.
 """

@@ -1,11 +1,11 @@
-"""The values of a finished self_ac run, read on later episodes: what they know, and what they are good for.
+"""The values of a finished self_ac run on later episodes: their accuracy and their uses.
 
     V(s_k), k = 0 .. N: the head on the last token of s_k + critic prompt, one plain pass a state, no gradient, in
         evaluation mode
 
-States are the turns' own prompts, as the engine produced them, and last the conversation after the last turn. Metrics
-and plots read the states k < N alone: the text of s_N may tell the verdict. Source: Self-AC slides, which promise a
-value function for free; the measures are ours.
+States are the turns' own prompts, as the engine produced them, then the conversation after the last turn. Metrics and
+plots use only states k < N: the text of s_N may show the verdict. Source: Self-AC slides, which promise a free value
+function; the measures are ours.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The token certificate: of every turn, whether the tokens that are trained on stand in the state after it, and how far
-engine and trainer are apart.
+"""The token certificate of a turn: does the next state hold its tokens, and how far apart are engine and trainer?
 
-A conversation is rendered anew at each turn. Where the template or the tokenizer writes a reply in another way than the
-engine produced it, the next state does not begin with the turn's prompt and action: then the row breaks there, and what
-differs is kept as text. No tensors, so that the command line reads it without torch. Source: [ours].
+A conversation is rendered anew at each turn. The template or the tokenizer may write a reply differently from the
+engine. Then the next state does not begin with the turn's prompt and action. The row breaks there, and the difference
+is kept as text. No tensors, so that the command line reads it without torch. Source: [ours].
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Where a training stands, as one safetensors file: weights, AdamW's moments, and the metrics of its steps.
+"""The state of a training in one safetensors file: weights, AdamW's moments, and the metrics of its steps.
 
-A file is there whole or not at all, so a kill at any moment leaves the last one. Gone on from, training takes the same
-steps as without the break, bit by bit on a CPU. The moments alone, kept from one iteration to the next, spare Adam its
-blind first steps. [ours]
+A file is complete or absent, so a kill at any moment leaves the last one. Training from it takes the same steps as
+without the break, bit by bit on a CPU. Moments kept from one iteration to the next spare Adam its blind first steps.
+[ours]
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What must hold of the credit in a packed row before the loss: each token learns from its own turn, no other does.
+"""Check the credit in a packed row before the loss: each token learns from its own turn and no other.
 
-It goes by the episodes that the row was packed from and by the very vectors that the loss is handed, never by the row's
-own indices alone: a row that is wrong in a consistent way is found, too. Source: [ours]. A row's key is (episode id,),
-or (episode id, turn) where it begins with that turn; turns are counted from the episode's start.
+The check compares the packed episodes with the vectors that the loss gets. It does not trust the row's own indices, so
+it also finds a row that is consistently wrong. Source: [ours]. A row's key is (episode id,), or (episode id, turn) if
+it begins with that turn. Turns are counted from the episode's start.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def returns_of(rows: Sequence[EpisodeIds], total: float, rewards: Sequence[float
 
         total - sum of r_k before the row - sum over the turns j = 0, 1, .. after it of (1 - gamma^j) r_j
 
-    where the last turn's reward counts as one turn later: it is the terminal state's. For an episode that is one row it
-    is `total`, the stored return; a row that breaks off ends with what the rest returned, discounted, and in a
-    truncated episode with nothing of it.
+    The last turn's reward counts as one turn later: it is the terminal state's. For an episode in one row this is
+    `total`, the stored return. A row that breaks off ends with the discounted return of the rest, or without it if
+    truncated.
     rewards: one a turn, as the turns were stored.
     """
     found = []

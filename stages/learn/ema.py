@@ -1,7 +1,7 @@
-"""The target network: an exponential moving average of the weights that are trained.
+"""The target network: an exponential moving average of the trained weights.
 
-Source: NLAC (arXiv 2512.04601), language Bellman backup with target parameters; the rate is not given there
-(0.005 to 0.05 is ours). With LoRA the average is one of the adapter's weights, never a second model.
+Source: NLAC (arXiv 2512.04601), language Bellman backup with target parameters. It gives no rate: 0.005 to 0.05 is
+ours. With LoRA the average covers the adapter's weights only, so there is no second model.
 """
 
 from __future__ import annotations

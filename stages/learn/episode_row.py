@@ -2,9 +2,9 @@
 
     [visible tokens of episode 1][of episode 2] ... [cp_0 cp_1 .. cp_N of episode 1][of episode 2] ...
 
-Source: Self-AC slides, episode layout, which draws each |cp_k| before a_k. Order in a row is free once position ids are
-explicit, so here the shadows stand last [ours]: visible tokens keep the plain causal kernel, and nothing is padded.
-Token ids and log-probs are those that the engine produced; text is never tokenised again.
+Source: Self-AC slides, episode layout, which draws each |cp_k| before a_k. Explicit position ids make the order in a
+row free, so here the shadows stand last [ours]. Visible tokens keep the plain causal kernel, and nothing is padded.
+Token ids and log-probs come from the engine; text is never tokenised again.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def episode_ids(
 ) -> EpisodeIds:
     """One episode from its rows of table `turns`, in order, and the ids of the state after the last turn.
 
-    The final turn's reward is the terminal state's, r_N = R_N (slides); an episode that was cut short has r_N = 0 and
-    keeps that reward at its turn N - 1, so that V_N may be bootstrapped from [ours].
-    Raises BadEpisode for what cannot be trained on, NotAPrefix where a state does not carry on the one before.
+    The final turn's reward is the terminal state's, r_N = R_N (slides). A truncated episode has r_N = 0 and keeps that
+    reward at turn N - 1, so V_N can be bootstrapped [ours].
+    Raises BadEpisode for what cannot be trained on, NotAPrefix if a state does not continue the one before.
     """
     if not turns:
         raise BadEpisode(
@@ -96,12 +96,12 @@ def episode_ids(
 def unbroken(
     turns: Sequence[Mapping[str, Any]], final: Sequence[int], truncated: bool, gamma: float, key: tuple[Any, ...]
 ) -> list[EpisodeIds]:
-    """One row; or several, cut where a state does not begin with the ids before it, as after a cut reply.
+    """One row, or several: cut where a state does not begin with the ids before it, as after a cut reply.
 
-    The row before a cut ends with its action. Its last state is the one that the next row begins with, so its final
-    reward is what the episode returned from there on, R_0 of the next row: nothing of the credit is lost over the cut.
-    Where the episode was cut short that is not known: then each row is a truncated one, whose last value stands for the
-    rest. A row that begins later than its episode has that turn as the second part of its key. [ours]
+    The row before a cut ends with its action. Its last state is the first state of the next row. So its final reward is
+    R_0 of the next row, and the cut loses no credit. In a truncated episode that return is unknown. Then each row is
+    truncated, and its last value stands for the rest. A row that begins later than its episode has that turn as the
+    second part of its key. [ours]
     """
     try:
         return [episode_ids(turns, final, truncated=truncated, key=key)]
@@ -128,24 +128,24 @@ def check_turn(turn: Mapping[str, Any], k: int, key: tuple[Any, ...]) -> None:
     n_tokens, log_probs = len(turn["action_ids"]), turn["log_probs"]
     if not len(turn["prompt_ids"]):
         raise BadEpisode(
-            f"{where}: wanted a prompt of at least one token, found none; the first token of an action needs a context to be predicted from"
+            f"{where}: the prompt has no token. The first token of an action needs a context; have the engine return the prompt's ids"
         )
     if not n_tokens:
         raise BadEpisode(
-            f"{where}: wanted an action of at least one token, found an empty one; have the engine return the end token too, or drop the episode"
+            f"{where}: the action has no token. Have the engine return the end token too, or drop the episode"
         )
     if log_probs is None or len(log_probs) != n_tokens:
         found = "none" if log_probs is None or not len(log_probs) else f"{len(log_probs)}"
         raise BadEpisode(
-            f"{where}: wanted {n_tokens} log-probs, one a token of the action, found {found}; collect with an engine that returns them"
+            f"{where}: the action has {n_tokens} tokens and needs as many log-probs, found {found}. Collect with an engine that returns them"
         )
     if bad := [p for p in log_probs if p is None or not isfinite(p)]:
         raise BadEpisode(
-            f"{where}: wanted finite log-probs, found {bad[0]}; such a token has no ratio to the rollout policy, so drop the episode"
+            f"{where}: log-probs must be finite, found {bad[0]}. Without a ratio to the rollout policy it cannot be learned; drop the episode"
         )
     if turn["reward"] is None or not isfinite(turn["reward"]):
         raise BadEpisode(
-            f"{where}: wanted a finite reward, found {turn['reward']}; mend the environment's reward and collect again"
+            f"{where}: the reward must be finite, found {turn['reward']}. Fix the environment's reward and collect again"
         )
 
 
@@ -153,8 +153,7 @@ def check_prefix(before: tuple[int, ...], after: tuple[int, ...], k: int, key: t
     if (position := first_difference(before, after)) is None:
         return
     raise NotAPrefix(
-        f"episode {name(key)}, turn {k}: wanted a next state that begins with this turn's prompt and action ({len(before)} tokens), found one of "
-        f"{len(after)} tokens that differs from position {position} on; use a chat template that only appends, or train the turns as separate rows",
+        f"episode {name(key)}, turn {k}: the next state ({len(after)} tokens) must begin with this turn's prompt and action ({len(before)} tokens). It differs from position {position} on. Use a chat template that only appends, or train the turns as separate rows",
         turn=k, position=position,
     )  # fmt: skip
 
@@ -215,14 +214,13 @@ def pack(
         raise ValueError("a row needs at least one episode, found none")
     if bool(critic_ids) == bool(soft_len):
         raise ValueError(
-            f"wanted either the ids of a critic prompt or the length of a soft one, found {len(critic_ids)} ids and soft_len {soft_len}"
+            f"give either the ids of a critic prompt or the length of a soft one, found {len(critic_ids)} ids and soft_len {soft_len}"
         )
     c, lengths = len(critic_ids) or soft_len, [len(e.ids) for e in episodes]
     for e in episodes:
         if max_positions is not None and len(e.ids) + c > max_positions:
             raise EpisodeTooLong(
-                f"episode {name(e.key)}: wanted at most {max_positions} positions, found {len(e.ids)} tokens + {c} of the critic prompt; "
-                "give the episodes fewer turns or tokens, or have long ones dropped and counted"
+                f"episode {name(e.key)}: the model has {max_positions} positions, the episode needs {len(e.ids)} tokens + {c} of the critic prompt. Give episodes fewer turns or tokens, or drop long ones (self_ac.unusable)"
             )
     starts = [0, *accumulate(lengths)][:-1]  # of each episode's visible tokens
     states = [(b, k, p) for b, e in enumerate(episodes) for k, p in enumerate(e.prefixes)]

@@ -42,11 +42,11 @@ def fit(
 ) -> list[dict[str, float]]:
     """One step of the optimiser a batch; returns the metrics of every step.
 
-    A list is one batch in parts, whose losses and gradients are summed, so that no more than a part is held in memory;
-    the loss divides each by what the whole batch counts. merge: metrics of a batch from its parts'; else their mean.
+    A list is one batch in parts: their losses and gradients are summed, and memory holds one part at a time. The loss
+    divides each part by the count of the whole batch. merge: metrics of a batch from its parts'; else their mean.
     loss(model, batch) -> (scalar, metrics). after_step(metrics so far) runs once the parameters have moved.
-    history: steps that were done before a kill (`learn.checkpoint`); as many batches are passed over.
-    Raises Diverged at a loss or gradient that is not finite, before it reaches the weights, and for spoilt weights.
+    history: steps done before a kill (`learn.checkpoint`); as many batches are skipped.
+    Raises Diverged for a loss or gradient that is not finite, before it reaches the weights, and for bad weights.
     """
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     done = list(history)

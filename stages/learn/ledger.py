@@ -1,7 +1,7 @@
 """The ledger of credit: every token of a packed row with its turn, reward, value, advantage and share of the loss.
 
-It is made of the vectors that the loss is handed, for reading; the loss itself is worked out in another way, and the
-shares must add up to it. Source: [ours].
+It is for reading and uses the vectors that the loss gets. The loss is computed in another way, and the shares must add
+up to it. Source: [ours].
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def completion_log_probs(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
 
         log pi(y_t | x, y_<t)
 
-    Only the positions that predict a completion token go through the vocabulary projection, 1024 at a time, so memory
-    is that of `chunked_log_probs`, not B x T x V. Gradients flow into the model.
+    Only positions that predict a completion token go through the vocabulary projection, 1024 at a time. So memory is
+    that of `chunked_log_probs`, not B x T x V. Gradients flow into the model.
     """
     states_KD, rows, columns = completion_states(model, batch)
     return chunked_log_probs(states_KD, model.get_output_embeddings(), batch.ids[rows, columns]), rows
@@ -85,9 +85,9 @@ def chunked_log_probs(
 
         l_i = log softmax(head(h_i))[y_i],   H_i = - sum_v p_iv log p_iv
 
-    More than `chunk` tokens go through the head a chunk at a time, and each chunk once more in the backward pass, so
-    that chunk x V floats are held and not K x V; else it is the direct way. states_KD: (K, D), ids_K: (K,) long, head:
-    (., D) -> (., V); softmax in fp32.
+    More than `chunk` tokens go through the head in chunks, and each chunk once more in the backward pass. Memory holds
+    chunk x V floats instead of K x V. Up to `chunk` tokens take the direct way. states_KD: (K, D), ids_K: (K,) long,
+    head: (., D) -> (., V); softmax in fp32.
     Returns l (K,), with entropy=True (l, H). Gradients flow into the states and the head, through l; H carries none.
     Raises ValueError if the shapes do not fit or chunk < 1. Source: arXiv 1604.06174 (recomputation).
     """
@@ -176,8 +176,8 @@ def loss_normaliser(per: Per, n_turns_B: Tensor) -> float:
 
     "turn" is the slides' mean over turns. It is biased where the policy decides how many turns there are: a turn of a
     long episode counts less.
-    "episode" is not [ours], see tests/theory/test_optional_stopping.py. n_turns_B: turns of each episode of the *step*:
-    where it comes in parts, all parts divide by this one number, and their gradients add up to that of the whole.
+    "episode" is not [ours], see tests/theory/test_optional_stopping.py. n_turns_B: turns of each episode of the *step*.
+    All parts of a step divide by this one number, so their gradients add up to the step's.
     """
     return float(n_turns_B.sum()) if per == "turn" else float(len(n_turns_B))
 
@@ -205,9 +205,9 @@ def turn_ppo_clip(
     K action tokens of J turns: log-probs (K,), turn_of_K (K,) long in [0, J), every turn with a token; advantages_J
     (J,); Z = normaliser, see `loss_normaliser`. Gradients flow into log_probs_K only.
     Metrics: ratio_mean, ratio_max and clip_frac over the ratios, kl_old = mean_t (exp(l_t) - 1 - l_t), gap_mean and
-    gap_max of |l_t|: before the first step of an iteration, where the weights are those that sampled, by how much the
-    engine and the trainer disagree. "count/<name>": how many ratios, or tokens, the mean <name> is of.
-    Where a ratio overflows and A < 0, the loss is infinite, which `fit` refuses; else it is clipped, the gradient 0.
+    gap_max of |l_t|. Before the first step of an iteration the weights are those that sampled. There the gaps are the
+    disagreement of engine and trainer. "count/<name>": how many ratios, or tokens, the mean <name> is of. Where a ratio
+    overflows and A < 0, the loss is infinite, which `fit` refuses; else it is clipped, the gradient 0.
     Raises ValueError on wrong shapes, a turn without tokens, old log-probs not finite, Z <= 0 or another ratio.
     Source: Self-AC slides, actor loss; PPO, arXiv 1707.06347, eq. 7; `turn_mean`: GSPO, arXiv 2507.18071; `turn` as
     default [ours].

@@ -1,4 +1,4 @@
-"""Which transitions of the replay the critic learns from next: more often those that it predicts badly.
+"""Choose the transitions that the critic learns from next: more often those that it predicts badly.
 
 Source: NLAC (arXiv 2512.04601), "Replay": samples are prioritised by the critic's loss; the paper gives no formula. The
 rule and the weights are those of prioritised experience replay (Schaul et al. 2016, arXiv 1511.05952, eq. 1 and section
@@ -50,8 +50,8 @@ def sample_without_replacement(rng: np.random.Generator, p: Floats, n: int) -> I
 
         the n smallest of E_i / p_i,  E_i ~ Exponential(1)
 
-    The first of independent exponential clocks with rates p_i rings at i with probability p_i / sum(p); clocks have no
-    memory, so those that are left race on by the same rule: one partial sort instead of n draws.
+    Of independent exponential clocks with rates p_i, clock i rings first with probability p_i / sum(p). Clocks have no
+    memory, so the others go on by the same rule. That is one partial sort instead of n draws.
     p: (N,), >= 0, need not sum to 1. Returns (n,) in the order drawn.
     Raises ValueError if p is negative or not finite, or if fewer than n entries are above 0.
     """
@@ -111,10 +111,10 @@ def importance_weights(p: Floats, index: Ints, beta: float) -> Floats:
 
         w_i = (N p_i)^(-beta)
 
-    beta = 0: all 1, the fixed point is that of the preferred rows, which differs where targets are stochastic.
-    beta = 1: mean 1 under p, and the weighted loss estimates the uniform mean, exactly for a single draw and for
-    batches much smaller than the replay (in a batch without replacement the chance to be in it is n p_i only to first
-    order).
+    beta = 0: all 1. The fixed point is that of the preferred rows, which differs for stochastic targets. beta = 1: mean
+    1 under p, and the weighted loss estimates the uniform mean. This is exact for a single draw, and nearly so for
+    batches much smaller than the replay. (Without replacement, the chance to be in a batch is n p_i only to first
+    order.)
     p: (N,) as from `priorities`. index: (n,). beta in [0, 1]. Returns (n,). Raises ValueError if p does not sum to 1
     or holds a 0 at a drawn index, or if beta is out of range.
     """

@@ -13,10 +13,10 @@ M states, M >= N + 1; what a row holds right of its state N is padding and is ne
 Terminated: nothing comes after state N. Truncated: it went on unseen, so V_N stands for all from there on [ours].
 
 [ours] In a terminated row earlier states bootstrap from V_N, an estimate of the known r_N, as the slides' V << n does.
-`known_end` puts r_N in its place. With exact values both are unbiased, and V_N has the smaller variance where the state
-does not tell its reward (a verdict that the text does not show). With wrong values r_N cuts the bias: on the MDP of
-tests/theory/test_optional_stopping.py td_mean's from 0.97 to 0.36 of the gradient, for 10 % more spread of the gradient
-with exact values.
+`known_end` puts r_N in its place. With exact values both are unbiased. V_N has the smaller variance if the state does
+not show its reward (a verdict outside the text). With wrong values r_N cuts the bias. On the MDP of
+tests/theory/test_optional_stopping.py td_mean's bias falls from 0.97 to 0.36 of the gradient. The price is 10 % more
+spread of the gradient with exact values.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def td_targets(rewards: Tensor, values: Tensor, n_turns: Tensor, truncated: Tens
 
     n = 1 is one-step TD; n > N - k is the Monte-Carlo return. No gradient flows: stop_grad is [ours].
     rewards, values: (B, M); n_turns: (B,) long, N in [1, M-1]; truncated: (B,) bool; gamma: per turn, in [0, 1].
-    Returns (B, M), 0 where `state_mask` is False. Raises ValueError if n < 1, on other shapes or types, N or gamma out
-    of range, a reward that is not finite, or r_N != 0 in a truncated row, where V_N already stands for it.
+    Returns (B, M), 0 where `state_mask` is False. Raises ValueError for n < 1, other shapes or types, N or gamma out of
+    range, or a reward that is not finite. Raises it for r_N != 0 in a truncated row, too: there V_N stands for it.
     Source: Self-AC slides, critic loss.
     """
     _check(rewards, values, n_turns, truncated, gamma, n)
@@ -92,9 +92,9 @@ def gae(rewards: Tensor, values: Tensor, n_turns: Tensor, truncated: Tensor, *, 
         A_k = sum_{l=0}^{N-k} (gamma lam)^l delta_{k+l},  delta_k = r_k + gamma V_{k+1} - V_k,  delta_N = r_N - V_N, or
             0 where truncated
 
-    lam = 0 is the one-step TD error; lam = 1 is the return minus the value, because the terminal state's own error
-    delta_N is part of the sum [ours: with the reward on the state, the usual sum over turns would never see r_N]. No
-    gradient flows.
+    lam = 0 is the one-step TD error; lam = 1 is the return minus the value. The sum includes the terminal state's own
+    error delta_N [ours: the reward is on the state, so the usual sum over turns would never see r_N]. No gradient
+    flows.
     lam: in [0, 1]. Shapes and errors as of `td_targets`; returns (B, M), 0 outside turns. Source: arXiv 1506.02438, eq.
     16.
     """
@@ -150,9 +150,9 @@ def advantages(
         td_mean: mean_{n=1..n_max} target_n(k) - V_k    td1: target_1(k) - V_k    mc: R_k - V_k    gae: see `gae`
             group: see `group_turn_advantages`
 
-    Unbiased, gamma = 1: mc whatever the values are, td_mean, td1 and gae if they are exact; group is not, because it
-    divides by a deviation of which the episode is part. gamma < 1: turn k of a policy gradient of the discounted return
-    would weigh gamma^k, and no turn is weighed.
+    Unbiased at gamma = 1: mc for any values; td_mean, td1 and gae for exact values. group is biased: it divides by a
+    deviation that includes the episode. gamma < 1: turn k of a policy gradient of the discounted return would weigh
+    gamma^k, and no turn is weighed.
     n_max is read by td_mean only, lam by gae only, groups (B,) by group only. known_end: r_N in place of V_N in
     terminated rows, see the module; it changes td_mean, td1 and gae. No gradient flows.
     Shapes and errors as of `td_targets`; returns (B, M), 0 outside turns. Source: Self-AC slides, actor loss (td_mean),
@@ -199,12 +199,12 @@ def value_loss(
 
         L = (1 / n_max) sum_n (1 / Z) sum_{i, k} (V_ik - stop_grad(target_n(i, k)))^2
 
-    Z: number of states with a target in these rows, or `normaliser`: the number in the whole step, where its rows come
-    in parts, so that the sum of the parts' losses is the loss of all rows at once. known_end: r_N in place of V_N in
-    the targets of earlier states of terminated rows, see the module; V_N is still trained towards r_N. Gradients flow
-    into V_ik only, not into the targets.
+    Z: number of states with a target in these rows, or `normaliser`, the number in the whole step. With `normaliser`
+    the losses of a step's parts add up to the loss of all its rows. known_end: r_N in place of V_N in the targets of
+    earlier states of terminated rows, see the module; V_N is still trained towards r_N. Gradients flow into V_ik only,
+    not into the targets.
     Metrics: `value_loss/n1`.. by n, and `explained_variance` = 1 - Var[R - V] / Var[R] over the states of terminated
-    rows, the others' R being partly V itself; left out where all R are equal. Shapes and errors as of `td_targets`.
+    rows (the others' R is partly V itself). It is left out if all R are equal. Shapes and errors as of `td_targets`.
     Source: Self-AC slides, critic loss; mean for the slides' norm [ours].
     """
     _check(rewards, values, n_turns, truncated, gamma, n_max)

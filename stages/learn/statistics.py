@@ -145,7 +145,7 @@ def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
 
 
 def calibration(scores: ArrayLike, labels: ArrayLike, bins: int, clusters: Sequence[Hashable]) -> list[Row]:
-    """How often it came true, by how likely it was said to be: a row for each of `bins` parts of [0, 1] with a score.
+    """Observed frequency by predicted probability: a row for each of `bins` parts of [0, 1] with a score.
 
     Row: low, high (the part; high belongs to the next one, 1 to the last), n, mean_score, rate (share of labels 1),
     rate_low, rate_high (`share_interval`, 95 %). Calibrated: mean_score within rate_low..rate_high in about 95 % of the
@@ -186,9 +186,9 @@ def leak_rate(
 
     U(text): its different runs of n words, lower case, that hold at least one content word (numbers are content words).
     A text without such a run has share 0. Words in neither prompt (invented, or another form) are no leak.
-    It reads words, not meaning: a paraphrase is missed, and a guess that came true is counted; so compare it with
-    the same measure on privileged texts of other rows.
-    targets, privileged (s', reward, critique), known (student prompt): one a row. No row: (0, 0).
+    It reads words, not meaning: it misses a paraphrase and counts a guess that came true. So compare it with the same
+    measure on privileged texts of other rows. targets, privileged (s', reward, critique), known (student prompt): one a
+    row. No row: (0, 0).
     Raises ValueError if their numbers differ or n < 1. Source: docs/reference/paper-map.md, CoT correction.
     """
     if not len(targets) == len(privileged) == len(known):

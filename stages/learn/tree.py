@@ -1,12 +1,12 @@
-"""Rows that begin alike, as one row of tokens: what they share stands there once.
+"""Rows with a common beginning, as one row of tokens that holds the shared part once.
 
     line    ----------------------------------------      an episode as the engine produced it, from its first token on
                |              |             +-----------   another line, from where it differs
                +--- branch    +--- branch                  a role's words and reply, or the critic's prompt, after a state
 
-A token sees what stands before it on its own path and nothing else, so that every row is what it would be alone: values
-and gradients, up to rounding. The critic's prompt of Self-AC (slides, episode layout), NLAC's role prompts, the turns
-of an episode and the episodes of a group are all such rows. Token ids are those that the engine produced. [ours]
+A token sees only what stands before it on its own path. So every row has the values and gradients that it would have
+alone, up to rounding. Such rows are Self-AC's critic prompts (slides, episode layout), NLAC's role prompts, the turns
+of an episode, and the episodes of a group. Token ids are those that the engine produced. [ours]
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def trunk(tree: Tree) -> Tree:
 def tree_of(rows: Sequence[Ids]) -> tuple[Tree, list[Tensor]]:
     """A tree that holds all of these rows, and for each the places of its tokens in the tree's row, in order.
 
-    The longest rows are lines; one that leaves a line late is a branch of it, one that stands in it whole is nothing of
-    its own. Raises ValueError for no row or an empty one.
+    The longest rows are lines. A row that leaves a line late is its branch; a row that lies wholly in a line adds
+    nothing. Raises ValueError for no row or an empty one.
     """
     arrays = [np.asarray(row, dtype=np.int64) for row in rows]
     lines: list[NDArray[np.int64]] = []

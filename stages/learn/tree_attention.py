@@ -1,8 +1,9 @@
 """Attention over a tree: its lines by the plain causal kernel, its branches by a few masked calls.
 
-A token of a line sees its path up to itself; one of a branch the first `prefix` tokens of its line, and its branch up
-to itself (stages.learn.tree; for the critic's prompts that is the mask of the Self-AC slides). No (T, T) mask is made
-[ours]: a dense one takes the causal kernel away from the lines. It is registered with transformers under `NAME`.
+A token of a line sees its path up to itself. A token of a branch sees the first `prefix` tokens of its line, and its
+branch up to itself (stages.learn.tree). For the critic's prompts that is the mask of the Self-AC slides. No (T, T) mask
+is made [ours]: with a dense one the lines would lose the causal kernel. It is registered with transformers under
+`NAME`.
 """
 
 from __future__ import annotations
@@ -126,11 +127,11 @@ def body_pass(
 def check_masks(model: Any, *, length: int = 48) -> None:
     """Raise UsageError, one sentence, for an architecture on which a tree is not what separate passes are.
 
-    Three made-up lines, two of which begin alike, and branches are run as one tree, and row by row by the model's own
-    attention: the states of a line must not know of its branches, nor those of a branch of anything but its own path.
-    Largest |difference| up to 1e-3 of the largest |state| passes in fp32, 5e-2 in 16 bits; what ignores mask or
-    positions is far off. What only long rows, or only training would show is refused by its config field.
-    A sliding window longer than `length` shows only when a row outgrows it: then `tree_forward` refuses.
+    Three made-up lines (two begin alike) with branches run as one tree, and row by row with the model's own attention.
+    The states of a line must not depend on its branches. Those of a branch depend on its own path only. Largest
+    |difference| up to 1e-3 of the largest |state| passes in fp32, 5e-2 in 16 bits; what ignores mask or positions is
+    far off. What only long rows, or only training would show is refused by its config field. A sliding window longer
+    than `length` shows only when a row outgrows it: then `tree_forward` refuses.
     """
     base = base_of(model)
     for field, value, reason in unfit_fields(base.config.get_text_config()):
@@ -156,8 +157,7 @@ def check_masks(model: Any, *, length: int = 48) -> None:
     allowed = 1e-3 if next(base.parameters()).dtype == torch.float32 else 5e-2
     if not off <= allowed:
         raise UsageError(
-            f"wanted a model whose tree of rows equals separate passes, found {type(base).__name__} off by {off:.1%} (allowed {allowed:.1%}): "
-            "it does not follow the mask or the positions it is given, or scales its logits; use another model"
+            f"a tree of rows must give what separate passes give, {type(base).__name__} is off by {off:.1%} (allowed {allowed:.1%}). The model ignores the mask or the positions, or scales its logits. Use another model"
         )
 
 

@@ -1,4 +1,4 @@
-"""The mask of a tree for FlexAttention: one kernel over the whole row, which skips the blocks that nobody may look into.
+"""The mask of a tree for FlexAttention: one kernel over the whole row, which skips fully masked blocks.
 
 Same function as the groups of `tree_attention`, for GPUs: published figures have it ahead of masked SDPA above about
 1,000 tokens. On a CPU it is the slow, uncompiled form, has no backward pass, and serves the tests. Ours.

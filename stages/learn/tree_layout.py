@@ -1,4 +1,4 @@
-"""Where the tokens of a tree go for attention, and the copies that this takes, with backward passes that copy as little.
+"""Where the tokens of a tree go for attention, and the copies for it, with backward passes that copy as little.
 
 Indices and masks are made once for a tree, not once a layer. [ours]; what may attend to what is in stages.learn.tree.
 """
@@ -35,8 +35,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the tokens of a tree go for attention: E lines side by side, each with all of its path in L visible slots,
-    then its branches in S slots. What lines share is repeated here, and here alone.
+    """Where the tokens of a tree go for attention. E lines stand side by side, each with its path in L visible slots,
+    then its branches in S slots. Only this layout repeats what lines share.
 
     slots: (E, L + S) position in the row, 0 in padding. back: (T,) slot of each token, counted over E x (L + S).
     Both None for a single line, whose row has that order already. again, repeated: slots that repeat a token which has
@@ -111,8 +111,8 @@ def groups_of(prefix_ES: Tensor, first_ES: Tensor, n_visible: int) -> tuple[Grou
 class SideBySide(torch.autograd.Function):
     """(1, H, T, d) -> (E, H, L + S, d), by slots and back of a Layout. Padding repeats token 0, without a gradient.
 
-    Its backward is a gather, too, as is that of `Row`, and an addition for the slots that repeat a token; that of plain
-    indexing would add token by token.
+    Its backward is a gather, like that of `Row`, plus an addition for slots that repeat a token. Plain indexing would
+    add token by token.
     """
 
     @staticmethod

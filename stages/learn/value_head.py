@@ -1,4 +1,4 @@
-"""The critic: a scalar read off the last token of the critic's prompt, by the same transformer that acts.
+"""The critic: a scalar read at the last token of the critic's prompt, by the same transformer that acts.
 
     V(s) = w . h + b,   h = TransformerBody(s + cp)[-1]
 
@@ -54,9 +54,8 @@ class ValueHead(nn.Module):
 def new_head(model: Any, *, soft_len: int = 0, spread: float = 0.01, seed: int) -> ValueHead:
     """A head for the model, on its device.
 
-    w ~ spread N(0, 1) / sqrt(D), b = 0: V starts at about `spread` times the state's root mean square, which a final
-    norm keeps near 1. So the first targets are the rewards rather than noise, and w is not 0, where the body would get
-    no gradient [ours].
+    w ~ spread N(0, 1) / sqrt(D), b = 0. V starts at about `spread` times the state's root mean square, which a final
+    norm keeps near 1. So the first targets are rewards and not noise. With w = 0 the body would get no gradient [ours].
     The soft prompt starts as ordinary tokens would: mean + deviation x N(0, 1) of the embeddings, by dimension.
     """
     embeddings = base_of(model).get_input_embeddings().weight.detach()
@@ -102,8 +101,8 @@ def episode_pass(
     V is 0 past an episode's end. No vocabulary projection: log-probs are made of the states.
     value_grad_scale: factor on the head's gradient into the body, >= 0; 0 = it reads a detached body [ours].
     A soft prompt lies before the body, so its gradient carries the factor too (Adam does not notice, except at 0).
-    layout: as of `body_pass`. Raises ValueError for a negative factor, for a soft prompt at factor 0,
-    which would never learn, and for a row packed for another prompt length. Gradients flow into model and head.
+    layout: as of `body_pass`. Raises ValueError for a negative factor, for a soft prompt at factor 0 (it would never
+    learn), and for a row packed for another prompt length. Gradients flow into model and head.
     """
     if not value_grad_scale >= 0:
         raise ValueError(f"value_grad_scale is a factor of at least 0, found {value_grad_scale}")

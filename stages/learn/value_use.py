@@ -1,4 +1,4 @@
-"""What a free value function is good for: how well it tells the return, the choice of one of n, early abort.
+"""Uses of a free value function: predicting the return, choosing one of n, early abort.
 
 Plain numpy over values that were read already. V(s_k) stands before action k, so V(s_0) .. V(s_{N-1}) have seen no
 outcome; the text of the terminal state s_N may tell the verdict, and nothing here reads V(s_N). Source: Self-AC slides

@@ -1,6 +1,6 @@
-"""Replies over HTTP that end: at a size, and within the time of a try. Ours.
+"""HTTP replies with a limit on their size and their time. Ours.
 
-A client reads a body to its end before it looks at it, however long it is and however slowly it comes.
+A client would read a body to its end first, however long it is and however slowly it comes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ REFUSED = (TOO_LONG, CODED)
 
 
 def bounded(timeout_s: float) -> Callable[[Any], Awaitable[None]]:
-    """A hook for responses of the client of the package openai. Their bodies raise its OpenAIError, which it does not
-    try again, with one of REFUSED, or a timeout where a body takes longer than `timeout_s`.
+    """A hook for responses of the client of the package openai. Their bodies raise its OpenAIError with one of REFUSED,
+    which it does not try again. A body that takes longer than `timeout_s` raises a timeout.
     """
 
     async def hook(response: Any) -> None:

@@ -1,5 +1,5 @@
-"""Replies of the LLM inside an environment, kept by what was asked: a run with a simulated customer repeats word for word,
-and whoever asks the same again pays for it once. Ours.
+"""Stored replies of the LLM inside an environment, by request. A run with a simulated customer repeats word for word,
+and the same request is paid for once. Ours.
 
     turnwise run tau_retail+qwen7b --set task.cassette=data/retail.cassette                                # asks, and keeps
     turnwise run tau_retail+qwen7b --set task.cassette=data/retail.cassette --set task.cassette_only=true  # asks nobody

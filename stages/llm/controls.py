@@ -1,7 +1,7 @@
-"""Text is text: control tokens that stand in a message's text are read letter by letter, and take no effect.
+"""Text is text: control tokens inside a message's text are read letter by letter and have no effect.
 
-A chat template writes control tokens between the texts: <|im_start|>, <|im_end|>, <tool_call>. Where a text holds one, a
-tokenizer reads it as if the template had written it, and the text speaks for another role. Here
+A chat template writes control tokens between the texts: <|im_start|>, <|im_end|>, <tool_call>. If a text holds one, a
+tokenizer reads it as the template's own, and the text speaks for another role. Here
 
     1. the letters of such a text that could make a control token are masked by letters that the chat does not have;
     2. the template renders that chat; the control tokens in what comes are the template's own;
@@ -10,9 +10,9 @@ tokenizer reads it as if the template had written it, and the text speaks for an
 
 Masks and names are drawn at random, so no text can hold them. A control token is every special token, and every other
 added token with a letter that is neither alphanumeric nor white space. In the assistant's own text only special tokens
-are text: it may have said <think>, which templates look for, and which the policy learned as one token.
-Nothing of this is done to a chat without such texts. It is about tokens: words can still persuade a model (SECURITY.md).
-[ours; transformers issue 29279; OWASP AISVS 2.1.7]
+count as text. It may have said <think>: templates look for it, and the policy learned it as one token. A chat without
+such texts is left alone. This protects tokens only: words can still persuade a model (SECURITY.md). [ours; transformers
+issue 29279; OWASP AISVS 2.1.7]
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One OpenAI-compatible server: a request and its retries, and what went wrong in one sentence that holds no key.
+"""One OpenAI-compatible server: a request, its retries, and an error sentence without the key.
 
 The key is taken from OPENAI_API_KEY alone and appears in no message. Refused, down, overloaded (408, 409, 429, 5xx):
-tried again after growing, jittered waits, then `Down`. Anything else is final. What a server says is not trusted: no
-redirect is followed, a reply ends at a size and in time (`bounded.py`), and only what can be printed is told.
+tried again after growing, jittered waits, then `Down`. Anything else is final. A server is not trusted. No redirect is
+followed, size and time of a reply are limited (`bounded.py`), and messages keep only printable text.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def _beginning(said: str) -> str:
 
 
 def run(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Do all jobs on the loop of this module; on the first error, and on Ctrl-C, what is still under way is cancelled."""
+    """Do all jobs on the loop of this module. The first error, or Ctrl-C, cancels what is still under way."""
 
     async def together() -> list[T]:
         tasks = [asyncio.ensure_future(job) for job in jobs]

@@ -1,8 +1,8 @@
-"""A model's folder as the libraries read it: what is wrong with a file is one sentence that names it.
+"""A model's folder as the libraries read it. An error is one sentence that names the bad file.
 
-These libraries raise whatever they stumble over (a KeyError, a ZeroDivisionError, tokenizers a plain Exception), and
-what transformers cannot read of generation_config.json it leaves out. So all JSON is looked at first, and every step of
-reading catches all. Ours.
+These libraries raise all kinds of errors (a KeyError, a ZeroDivisionError, tokenizers a plain Exception). transformers
+ignores what it cannot read of generation_config.json. So all JSON is checked first, and every reading step catches all
+errors. Ours.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SHOWN = 200  # characters of what a library said
 
 
 def check_folder(path: str) -> None:
-    """Raises UsageError where `path` is shaped like a folder that is not there, which taken for a hub name would be
-    looked for in the network, or where a file of the folder is not even JSON, text or weights.
+    """Raises UsageError if `path` looks like a folder but does not exist: as a hub name it would be looked up in the
+    network. Raises it, too, if a file of the folder is not valid JSON, text or weights.
     """
     from safetensors import safe_open
 

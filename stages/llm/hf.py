@@ -1,6 +1,6 @@
 """Engine over transformers: batched sampling with a KV cache, LoRA adapters by name, on CPU or GPU.
 
-For models that fit on one device and as the reference that other engines' log-probs are compared with.
+For models that fit on one device, and as the reference for other engines' log-probs.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class HfEngine(tokens.ChatTokenizer):
         known = self._base.get_input_embeddings().num_embeddings
         if (largest := max((max(r.prompt_ids, default=0) for r in requests), default=0)) >= known:
             raise UsageError(
-                f"model.path: the tokenizer at {self._path!r} gives the token id {largest}, the model has {known}; take tokenizer.json anew from where the model came from"
+                f"model.path: the tokenizer at {self._path!r} gives the token id {largest}, the model has {known}. Download tokenizer.json again from the model's source"
             )
         requests = tokens.fit_context(requests, self.context)
         done: dict[int, Completion] = {}

@@ -1,7 +1,7 @@
-"""What a model's chat template makes of a message behind a conversation: a role's words, or the question for a value.
+"""Check how a chat template renders a message after a conversation: a role's words, or the question for a value.
 
-Ours. Chat templates raise on some orders of messages, leave messages out, or change the ones before them; what a model
-then reads is not what was asked, and no error says so.
+Ours. Chat templates raise on some orders of messages, leave messages out, or change earlier ones. The model then reads
+something else than was asked, without an error.
 """
 
 from __future__ import annotations
@@ -37,16 +37,15 @@ def check_last_message(engine: Engine, roles: Roles) -> None:
             reason = "changes what stands before it"
     if reason:
         raise UsageError(
-            "model.path: wanted a chat template that takes a role's message, a user's, behind the conversation, found one "
-            f"that {reason}; set roles.history to text, or use a model with another template"
+            f"model.path: a role's message comes last, as a user's, but the chat template {reason}. Set roles.history to text, or use a model with another template"
         )
 
 
 def asked_after(engine: Engine, text: str) -> tuple[int, ...]:
-    """The ids by which a user says `text` behind a prompt: what closes the assistant's turn that the prompt has opened,
-    the message, and the next turn opened.
+    """The ids of a user message `text` after a prompt: the end of the assistant's open turn, the message, and the start
+    of the next turn.
 
-    Raises UsageError where the chat template leaves the message out, ChatRefused where it refuses the chat.
+    Raises UsageError if the chat template leaves the message out, ChatRefused if it refuses the chat.
     """
 
     def chat(reply: str, said: str) -> tuple[int, ...]:
@@ -63,8 +62,7 @@ def asked_after(engine: Engine, text: str) -> tuple[int, ...]:
     found = rendered[len(rendered) - _same(rendered[::-1], other[::-1]) :]
     if rendered == other or found == chat(text, f"{text} {text}")[-len(found) :]:
         raise UsageError(
-            "model.path: wanted a chat template that renders the message asking for a value, found one that leaves it "
-            "out; use a model with another template, or set self_ac.soft_prompt"
+            "model.path: the chat template leaves out the message that asks for a value. Use a model with another template, or set self_ac.soft_prompt"
         )
     return found
 

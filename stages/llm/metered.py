@@ -1,5 +1,5 @@
-"""An engine that counts what it reads and generates: tokens are one of the four axes of cost (episodes, environment
-steps, tokens, seconds).
+"""An engine that counts the tokens it reads and generates, one of four costs (episodes, environment steps, tokens,
+seconds).
 """
 
 from __future__ import annotations

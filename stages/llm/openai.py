@@ -3,9 +3,9 @@
     vllm serve MODEL --enable-lora          (VLLM_ALLOW_RUNTIME_LORA_UPDATING=True for adapters made while it runs;
                                             --enable-prompt-tokens-details for counts of what it had read before)
 
-Prompts go to /v1/completions as ids, and ids and log-probs come back (`logprobs`, `return_token_ids`); nothing is
-tokenised by the server. An adapter is a model name. Several servers share the requests (`servers.py`); what fails, and
-how often it is tried again, is in `endpoint.py`.
+Prompts go to /v1/completions as ids, and ids and log-probs come back (`logprobs`, `return_token_ids`). The server
+tokenises nothing. An adapter is a model name. Several servers share the requests (`servers.py`). `endpoint.py` handles
+failures and retries.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Long pieces of a text that come from what its writer should not have known: runs of words. Ours."""
+"""Find long runs of words in a text that come from what its writer should not have known. Ours."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _WORD = re.compile(r"\w+")
 def leaked_piece(text: str, privileged: Iterable[str], known: str, *, words: int) -> str:
     """The longest run of `words` or more words that the text shares with privileged texts and not with `known`, or "".
 
-    Case, punctuation and white space count for nothing. Every stretch of `words` words of the run stands in a
-    privileged text, and none stands in `known`: where one does, nothing shows that it came from elsewhere. A paraphrase
-    is missed. Raises ValueError if words < 1.
+    Case, punctuation and white space count for nothing. Every stretch of `words` words in the run is in a privileged
+    text, and none is in `known`. A stretch in `known` could come from there. A paraphrase is missed. Raises ValueError
+    if words < 1.
     """
     if words < 1:
         raise ValueError(f"words must be >= 1, found {words}")

@@ -1,12 +1,12 @@
 """Roles are prompts: one folder a task, one file a role, with named fields.
 
 policy, successor, combine, evaluator, refiner and corrector are the roles of NLAC (arXiv 2512.04601, section 4 and its
-prompts); thinker thinks again before a rewritten action, where the model thinks (stages/judge/rethink.py); value is what
-Self-AC's critic is asked (stages/judge/values.py). Every task has policy.md and value.md; one that NLAC is not run on
-needs no other. A prompt file is hashed into the fingerprint of each stage that uses it: a changed word is a new run.
-`policy.md` is added to the environment's own system message. Every other file is one user message behind the
-conversation as the policy saw it, so that all roles of a turn know what the policy knows and begin with the same tokens
-[ours]; with `roles.history` "text" the conversation stands in that message, as text.
+prompts). thinker writes a new thought before a rewritten action (stages/judge/rethink.py). value asks Self-AC's critic
+(stages/judge/values.py). Every task has policy.md and value.md; without NLAC it needs no other. The fingerprint of each
+stage holds the hash of its prompt files: a changed word is a new run. `policy.md` is added to the environment's own
+system message. Every other file is one user message after the conversation as the policy saw it. So all roles of a turn
+know what the policy knows and share a prefix [ours]. With `roles.history` "text" that message holds the conversation as
+text.
 """
 
 from __future__ import annotations
@@ -136,9 +136,9 @@ def thought_opened(decode: Callable[[Sequence[int]], str], prompt_ids: Sequence[
 def spoken(reply: Completion, opened: str, decode: Callable[[Sequence[int]], str]) -> Completion:
     """What is left of a reply without its <think> part: text, ids and log-probs. A thought without an end leaves "".
 
-    opened: the tag that stands at the prompt's end already, or "". Then the ids keep the closing tag, so that prompt
-    and completion, learned as a row, are an empty thought and a reply: a form that the model knows. Source: ours; the
-    paper corrects chains of thought.
+    opened: the tag that stands at the prompt's end already, or "". Then the ids keep the closing tag. Prompt and
+    completion, learned as a row, are an empty thought and a reply: a form that the model knows. Source: ours; the paper
+    corrects chains of thought.
     """
     if not opened and "think>" not in reply.text.lower():
         return reply
@@ -183,7 +183,7 @@ def load_roles(name: str, *, history: History = "chat") -> Roles:
     if not os.path.isdir(folder):  # not Path's, which raises where a name is too long
         known = ", ".join(sorted(path.name for path in FOLDER.iterdir() if path.is_dir()))
         raise UsageError(
-            f"roles.prompts: no prompt folder named {name[:200]!r}; known are {known}; one of your own is a path with a '/', like ./prompts, from {Path.cwd()} on"
+            f"roles.prompts: no prompt folder named {name[:200]!r}. Known are {known}. Your own is a path with a '/', like ./prompts, relative to {Path.cwd()}"
         )
     templates = {}
     for role in ROLES:
@@ -233,8 +233,8 @@ def check_student(student: str, known: str, privileged: Sequence[str]) -> None:
 
 
 def policy_text(roles: Roles, messages: Sequence[Message]) -> str:
-    """All that the policy may know of a state, as text: the system message with the role's instructions, then what was
-    said and seen. It does not lean on how prompts are built, since these are compared with it.
+    """All that the policy may know of a state, as text: the system message with the role's instructions, then the
+    conversation. It does not use the code that builds prompts, because they are compared with it.
     """
     head, *rest = (str(m["content"]) for m in messages)
     return "\n".join([f"{head}\n\n{roles.templates['policy'].format().strip()}", *rest])

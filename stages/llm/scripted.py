@@ -1,8 +1,8 @@
 """Engine without a model, for tests: a function or a table answers, and every byte of text is a token.
 
-Bytes because their ids follow from the text alone: the same in every process, reversible without a stored vocabulary,
-and small enough (0..256) for any tiny model that is trained on them. Log-probs are a fixed function of the token id.
-With no script of its own the engine plays `service_desk` and 20 Questions at random, all roles included.
+Byte ids follow from the text alone: they are the same in every process and need no stored vocabulary. They are small
+enough (0..256) for any tiny model. Log-probs are a fixed function of the token id. With no script of its own the engine
+plays `service_desk` and 20 Questions at random, all roles included.
 """
 
 from __future__ import annotations

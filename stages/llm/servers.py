@@ -1,6 +1,6 @@
-"""Several servers of the same model, as one: a request goes to the one that is up with the fewest under way.
+"""Several servers of the same model, used as one. A request goes to the least busy server that is up.
 
-A server that fails is set aside, and the others get its requests; later it is asked again, and catches up.
+The requests of a server that fails go to the others. Later it is tried again, and catches up.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The weights of the last base model stay in memory, so that the stages of a process read them from disk once.
 
-What is lent is a model of its own (modules, buffers, config, flags and hooks are copies of those of a fresh load) over
-the very same weights, which nobody may write to: training is of adapters beside them. So nothing that a stage does to
-its model, adapters, gradient checkpointing or hooks, is in the next one's. The weights that are kept stay on the CPU:
-a model on a GPU has copies, which go with it, and an engine finds the GPU's memory as it left it. [ours]
+Each stage gets its own model (modules, buffers, config, flags and hooks are copies of a fresh load) over the same
+weights. Nobody may write to the weights: training changes adapters beside them. So a stage's adapters, gradient
+checkpointing or hooks never reach the next one's model. The kept weights stay on the CPU. A model on a GPU has copies,
+which are freed with it. [ours]
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _kept: list[Kept] = []  # at most one
 
 
 def lend(path: str, dtype: str, load: Callable[[], Any]) -> Any:
-    """A model over the kept weights of this folder, on the CPU. Where they are not those of the folder as it is now, or
-    somebody wrote to them, `load` reads a model in evaluation mode on the CPU.
+    """A model over the kept weights of this folder, on the CPU. If the folder or the weights changed, `load` reads a
+    model in evaluation mode on the CPU.
     """
     key = (str(Path(path).absolute()), dtype, _files(path))
     if not (_kept and _kept[0].key == key and _kept[0].untouched):

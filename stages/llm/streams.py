@@ -1,5 +1,5 @@
-"""An engine as a stream: replies as they end, new requests while others are under way, so that nobody waits for the
-longest reply.
+"""An engine as a stream: it gives replies as they end and takes new requests meanwhile. Nobody waits for the longest
+reply.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the engines over a model folder share: its tokenizer, and the room that the model's context leaves for a reply."""
+"""What engines over a model folder share: its tokenizer, and the room for a reply in the model's context."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ LETTERS = 20
 class ChatTokenizer:
     """Chats to token ids, and ids to text, by the tokenizer of a model folder or hub name, loaded when first needed.
 
-    Of an episode's prompt only the end is new at each turn, so the ids of what lies between two special tokens are
-    kept. A text that holds control tokens is read as text (stages/llm/controls.py). [ours]
+    At each turn only the end of an episode's prompt is new. So the ids between two special tokens are cached. A text
+    that holds control tokens is read as text (stages/llm/controls.py). [ours]
     """
 
     def __init__(self, path: str) -> None:
@@ -161,8 +161,8 @@ class ChatTokenizer:
 def cutter(fast: Any) -> Callable[[str], list[str]] | None:
     """A function that cuts a text before each special token, into pieces whose ids in order are the text's; or None.
 
-    Added tokens that are not normalized are looked for before all else, leftmost and longest first, and what lies
-    between them is never read together. Not so where one takes the white space before it, must be a word, or is text.
+    A tokenizer looks for added tokens without normalization first, leftmost and longest, and never reads across them.
+    None if one takes the white space before it, must be a word, or is text.
     """
     special = [token for token in fast.get_added_tokens_decoder().values() if not token.normalized]
     if not special or fast.encode_special_tokens or any(token.lstrip or token.single_word for token in special):
@@ -223,9 +223,9 @@ def fit_context(requests: Sequence[Request], context: int | None) -> list[Reques
     """The requests, cut to the model's context; a reply that ends there ends as at max_tokens, with "length".
 
     context: most tokens of a prompt and its reply together; None = not known, nothing is changed. Raises UsageError for
-    a prompt that leaves no room for a single token; who has many prompts asks `has_room` first, so that one of them
-    does not end the run. All engines do this, because each library does something else: transformers goes on past the
-    positions that were trained, vLLM stops, its server refuses. [ours]
+    a prompt that leaves no room for a single token. With many prompts, ask `has_room` first, so that one does not end
+    the run. All engines do this, because libraries differ: transformers goes past the trained positions, vLLM stops,
+    its server refuses. [ours]
     """
     if context is None:
         return list(requests)

@@ -2,10 +2,9 @@
 
     turnwise run demo --set model.engine=vllm          (pip install 'turnwise[vllm]')
 
-Token ids go in and come out, so vLLM runs without a tokenizer. Log-probs are raw, of temperature 1.
-On a GPU the engine gives its memory back (`sleep`) while a stage trains, and takes it again at the next request. What a
-batch's other rows may change is rounding: a greedy reply changes where two tokens tie, a sampled one where a draw falls
-on the edge between two.
+Token ids go in and come out, so vLLM runs without a tokenizer. Log-probs are raw, of temperature 1. On a GPU the engine
+gives its memory back (`sleep`) while a stage trains, and takes it again at the next request. Other rows of a batch can
+change the rounding. A greedy reply may then change where two tokens tie, a sampled one where a draw falls between two.
 """
 
 from __future__ import annotations

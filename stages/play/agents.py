@@ -1,9 +1,8 @@
 """How a reply of the policy becomes turns: one (ReAct), or one for each thought of a chain (CoT).
 
-    react   a turn is a thought and an action; the environment is handed the reply and reads the action in it
-    cot     the whole reply is the action, and what stands between its blank lines are its thought factors: each is a
-        turn without an
-            observation, the last one ends with the end token and carries what the environment answered to the reply
+    react   a turn is a thought and an action; the environment gets the reply and reads the action in it
+    cot     the whole reply is the action. The parts between its blank lines are its thought factors, a turn each. Only
+            the last has an observation: it ends with the end token and carries the environment's answer to the reply
 
 Source: Self-AC slides, the three agents. The third, ToT, is ReAct on a tree (envs/game24.py).
 A factor is tokens of the reply as the engine produced them: nothing is encoded again. [ours]
@@ -30,11 +29,12 @@ def read_reply(agent: Agent, text: str) -> tuple[str, str]:
 
 
 def turns_of(agent: Agent, reply: Turn, decode: Callable[[Sequence[int]], str]) -> list[Turn]:
-    """The turns that a reply is recorded as: itself, or its factors. `reply`: the whole one's turn, as it was answered.
+    """The turns that record a reply: one turn, or one for each factor. `reply`: the turn of the whole reply, with its
+    answer.
 
-    Factor k's prompt is the reply's with the factors before it; `index` counts on; `state_len` stays, for no message
-    holds a part of a reply. All but the last have reward 0, no observation, and end nothing. A malformed reply stays
-    one turn, like one without token ids.
+    Factor k's prompt is the reply's prompt with the factors before it. `index` counts on; `state_len` stays, because no
+    message holds a part of a reply. All but the last have reward 0, no observation, and end nothing. A malformed reply
+    stays one turn, like one without token ids.
     """
     whole = reply.completion
     if agent == "react" or reply.malformed or not whole.token_ids:
@@ -59,8 +59,8 @@ def cut_at_blank_lines(token_ids: Sequence[int], texts: Sequence[str]) -> list[t
     """(start, end) of every factor of a reply, end exclusive: all of its tokens, in order. None of an empty one.
 
     A factor ends with the token that completes a blank line behind something said, and with all tokens of white space
-    directly after. So no factor says nothing, unless the reply does; what a token says behind a blank line of its own
-    belongs to the factor that it ends.
+    directly after. So no factor is empty unless the reply is. If a token contains a blank line and text after it, all
+    of it belongs to the factor that it ends.
     texts: each token's own, "" for one that is not said, like the end token. Raises ValueError without one a token.
     """
     if len(texts) != len(token_ids):

@@ -1,4 +1,4 @@
-"""Which transitions are backed up, each with those that follow it in its episode: the draw of targets and of q_critic.
+"""Draw the transitions to back up, each with those that follow it in its episode. targets and q_critic use it.
 
 Source: arXiv 2512.04601, "Replay": prioritised by the critic's loss. Shares, weights and several real steps are ours.
 """
@@ -26,7 +26,7 @@ class DrawConfig(Config):
     transitions: int = Field(256, ge=1, description="Targets made an iteration. [ours]")
     replay_size: int = Field(20000, ge=1, description="Newest transitions that can be drawn. [ours]")
     draw: Draw = "turn"
-    """Transitions are drawn one by one, or by the episode, as many as that gives: its turns share what was said before, in generation and in training. [ours]"""
+    """Draw transitions one by one, or whole episodes until there are as many. The turns of an episode share a prefix, in generation and in training. [ours]"""
     alpha: float = Field(0.6, ge=0)
     """Priority p ~ (loss + eps)^alpha. [paper: prioritised by the critic's loss; exponent ours]"""
     eps: float = Field(0.01, gt=0, description="So that no transition is ever given up. [ours]")
@@ -35,7 +35,7 @@ class DrawConfig(Config):
     terminal_frac: float = Field(0.0, ge=0, le=1)
     """Share of terminal transitions, by priority within each kind; 0 = as they are drawn. [ours]"""
     steps: int = Field(1, ge=1)
-    """Real steps of the episode that are merged before a future is sampled; many = to its end, off-policy. [ours; paper: 1]"""
+    """Real steps that are merged before a future is sampled. A large number goes to the episode's end, off-policy. [ours; paper: 1]"""
 
     @model_validator(mode="after")
     def _kinds_are_of_turns(self) -> Self:
@@ -67,8 +67,8 @@ def usable(pool: Sequence[D]) -> list[D]:
 def draw(
     pool: Sequence[D], losses: dict[tuple[str, int], float], config: DrawConfig, rng: np.random.Generator
 ) -> list[Drawn[D]]:
-    """A prioritised sample without replacement: of transitions, with `terminal_frac` from terminal and other ones apart;
-    or of episodes, whose weight is the sum of their transitions'.
+    """A prioritised sample without replacement. Transitions: `terminal_frac` draws terminal and other ones apart.
+    Episodes: the weight is the sum of their transitions' weights.
     """
     if config.draw == "episode":
         return draw_episodes(pool, losses, config, rng)

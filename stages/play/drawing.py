@@ -1,7 +1,7 @@
-"""Which transitions of the replay come next, and others in the place of what was dropped.
+"""Draw transitions of the replay, and others in place of what was dropped.
 
-Source: NLAC (arXiv 2512.04601), "Replay": the critic's loss says what is drawn. Drawing again is ours: every reply that
-cannot be read would otherwise cost gradient steps.
+Source: NLAC (arXiv 2512.04601), "Replay": the critic's loss decides the draw. Drawing again is ours: otherwise every
+unreadable reply would cost gradient steps.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def by_priority(
 def by_episode(
     pool: Sequence[D], p: Sequence[float] | np.ndarray, n: int, rng: np.random.Generator
 ) -> tuple[list[int], list[float], list[int]]:
-    """At least n of the pool (all, where it has no more), episode by episode, as indices in turn order: episodes without
-    replacement, each in proportion to the sum of its turns' p, with all of its turns.
+    """At least n of the pool (all, if it has no more), episode by episode, as indices in turn order. Episodes come
+    without replacement, with all their turns, in proportion to the sum of their turns' p.
 
     Also the probability of every episode of the pool, and which of them each index is of. [ours]
     """
@@ -73,12 +73,12 @@ def until_enough(
     order: Sequence[D], wanted: int, tries: int, ask: Callable[[Sequence[D], int], list[R]], done: Callable[[Sequence[R]], set[Key]],
     lost: Callable[[Sequence[R]], set[Key]],
 ) -> list[list[R]]:  # fmt: skip
-    """What `ask` made of the first `wanted` of `order`, then of as many further ones as are missing: one list a try.
+    """Results of `ask` on the first `wanted` of `order`, then on as many more as are missing: one list a try.
 
-    ask: (transitions, number of the try from 0) -> results. done and lost, of all results so far: keys of transitions
-    that brought what was wanted, and of those that never can. Where the order is used up, it goes on with those that
-    did neither. It ends when enough are done, after `tries`, when nothing is left, or where the first try brought
-    nothing: an engine that talks garbage is not asked again.
+    ask: (transitions, number of the try from 0) -> results. done and lost, from all results so far: keys of transitions
+    that succeeded, and of those that never can. After the end of `order` it takes those that did neither. It ends when
+    enough are done, after `tries`, or when nothing is left. It also ends if the first try brought nothing: an engine
+    that returns garbage is not asked again.
     """
     found: list[list[R]] = []
     queue, n_done = list(order), 0

@@ -1,5 +1,5 @@
-"""A run's environment: a task's, with the LLM inside it, an oracle or a simulated user, handed in as a function; and
-which replies it can read.
+"""A run's environment, and the replies it can read. An LLM inside it (oracle, simulated user) is passed in as a
+function.
 """
 
 from __future__ import annotations

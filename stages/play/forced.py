@@ -1,4 +1,4 @@
-"""Episodes that go on from a state of the replay: what comes of an action there, by playing it. Ours."""
+"""Episodes that start from a state of the replay with a given action, to see what follows. Ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that go on in threads while their caller does something else: environments that wait for a server."""
+"""Calls that run in threads while their caller does something else, for environments that wait for a server."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Many episodes at once: a reply is acted on as it ends, and its episode's next prompt joins those in the engine.
+"""Play many episodes at once. Each reply is acted on when it ends, and the episode's next prompt joins the engine.
 
-An episode's failure is sorted by whose it is (types.Outcome). What the policy cannot cause is tried again, kept and
-counted, and never becomes a reward. EngineUnavailable is nobody's episode, and BrokenEnvironment no failure but a mistake
-of the environment's: each ends the stage. An episode whose next
-prompt leaves no room for a reply in the model's context is truncated; where it is the first prompt, it is the task that
-does not fit the model.
+A failure is sorted by its cause (types.Outcome). One that the policy cannot cause is tried again, kept and counted, and
+never becomes a reward. EngineUnavailable and BrokenEnvironment end the stage: the first belongs to no episode, the
+second is a mistake in the environment. An episode is truncated if its next prompt leaves no room for a reply. If that
+is the first prompt, the task does not fit the model.
 """
 
 from __future__ import annotations

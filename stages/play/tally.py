@@ -1,4 +1,4 @@
-"""Episodes counted: the metrics of a stage that plays some, and whether any of them says something about the policy."""
+"""Metrics of a stage that plays episodes, and a check that at least one of them says something about the policy."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ def check_environment(episodes: Sequence[Episode]) -> None:
         raise TurnwiseError("no episode was run: the environment has no scenario for this split and these task.options")
     if all(e.error.startswith(OUT_OF_CONTEXT) and not e.turns for e in episodes):
         raise UsageError(
-            f"no episode could begin, first error: {episodes[0].error}; set model.path to a model with a longer context (and with a server its own "
-            "limit), or shorten the first prompt by task.options"
+            f"no episode could begin, first error: {episodes[0].error}. Set model.path to a model with a longer context, or shorten the first prompt by task.options. With a server, raise its own limit"
         )
     if not any(e.outcome.trainable for e in episodes):
         raise TurnwiseError(

@@ -1,7 +1,7 @@
-"""Between episodes and rows: what the replay stores of an episode, and the transitions (s, a, r, s') read back from it.
+"""From episodes to rows and back: what the replay stores, and the transitions (s, a, r, s') read from it.
 
-A stage draws among `candidates`, a few numbers each, and reads only what was drawn `in_full`, or its ids (`ids_of`):
-all texts and ids of a long run do not fit into memory.
+A stage draws among `candidates`, a few numbers each. It then reads only the drawn ones, `in_full` or as ids (`ids_of`),
+because the texts and ids of a long run do not fit into memory.
 """
 
 from __future__ import annotations

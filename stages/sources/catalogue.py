@@ -1,8 +1,7 @@
-"""Which files make up the published data of a task, and what is known of them.
+"""The files of a task's published data, and what is known of them.
 
-A checksum stands here only where it was computed from the published bytes, or (of a file in our form) from what was
-made of them. Where none is known it is empty; such a file is checked by its rows and by the environment that reads it.
-Ours.
+A checksum here was computed from the published bytes or, for a file in our form, from the converted ones. An unknown
+checksum is empty. Such a file is checked by its rows and by the environment that reads it. Ours.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Published files as the environments read them: bytes in, bytes out, and nothing of them is ever executed. Ours.
+"""Convert published files for the environments: bytes in, bytes out, and nothing in them is ever executed. Ours.
 
-Each function raises ValueError, KeyError or TypeError for content in another form than the one it knows.
+Each function raises ValueError, KeyError or TypeError for content in an unknown form.
 """
 
 from __future__ import annotations

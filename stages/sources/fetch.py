@@ -1,10 +1,10 @@
-"""A task's published data into a folder: downloaded or copied, checked, converted, with a manifest beside it.
+"""Bring a task's published data into a folder: download or copy, check, convert, and write a manifest.
 
     data/tasks/game24/24.csv, manifest.json
 
-The folder appears whole or not at all. Manifest: task, and for each file its rows and sha256, where it came from
-(source, commit, licence, sha256 of the published bytes) and how far it was checked: "sha256" = it equals the published
-one or what is made of it, "rows" = no checksum is known, the number of rows is right, "read" = neither, but the
+The folder appears complete or not at all. The manifest has the task, and for each file its rows and sha256. It names
+the origin (source, commit, licence, sha256 of the published bytes) and the check that passed. "sha256": equal to the
+published file or its conversion. "rows": no known checksum, but the right number of rows. "read": neither, but the
 environment reads it. Ours.
 """
 
@@ -41,11 +41,11 @@ def task_data(name: str) -> TaskData:
 
 
 def fetch(task: TaskData, into: Path, get: Get, *, source: Path | None = None) -> dict[str, Any]:
-    """The manifest of `into / task.name`, which is made unless it is there with all its files.
+    """Returns the manifest of `into / task.name`, and makes the folder unless it is there with all its files.
 
     source: a folder with the files, in our form or as they are published, instead of the network.
-    Raises UsageError for a folder that holds something else, MissingInput for a file that `source` lacks, TurnwiseError
-    for one that does not come or is not the published one.
+    Raises UsageError for a folder with other content, MissingInput for a file that `source` lacks. Raises TurnwiseError
+    for a failed download or a file that is not the published one.
     """
     folder = into / task.name
     if folder.exists():

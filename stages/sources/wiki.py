@@ -1,11 +1,10 @@
 """Passages of 2WikiMultihopQA as pages with links, and two-hop questions about directors' birthdays. Ours.
 
-    link        a page's text mentions the title of another page, without its sense in brackets, as long as only one
-        page has that name
+    link        a page's text mentions another page's title (without its sense in brackets), and only one page has it
     question    "When was the director of X born?": the page X says "directed by N", N is one of its links, and N's page
         has a date in brackets
 
-Links come from names alone, so one can lead to a namesake; the answer of a question is what the linked page says.
+Links come from names only, so one can lead to a namesake. The answer of a question is what the linked page says.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Artifacts of runs as plain files under `<root>/<experiment>/<run id>/artifacts`, where MLflow's page finds them.
 
-Weights (*.safetensors) can be dropped. What is dropped is named first, in a file beside the artifacts, and deleted then:
-a reader looks there first, so a kill in between leaves nothing that would pass for whole.
+Weights (*.safetensors) can be dropped. A file beside the artifacts first names them, then they are deleted. A reader
+looks there first, so a kill in between leaves nothing that seems complete.
 
-A finished run is sealed: a file beside its artifacts has the sha256 of each. Whoever reads one is told where it is not
-what was written. Runs of before 2026-11-23 have no seal, and are read as they are.
+A finished run is sealed: a file beside its artifacts has the sha256 of each. Reading a changed artifact is an error.
+Runs from before 2026-11-23 have no seal and are read without this check.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every table and column of `tables.py` holds, in words: docs/reference/tables.md is made of it."""
+"""The meaning of every table and column of `tables.py`. docs/reference/tables.md is made from it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a config names and does not hold: files by their content, a task's environment by its code.
+"""Hashes of what a config only names: files by their content, a task's environment by its code.
 
-A config declares it where the field stands (`DataPath`, `TaskOptions` in stages/frame/contract.py); the fingerprint of
-a stage holds it for the sections that the stage reads. Hashes are kept as long as the process lives: one of code is of
-what was there when it was first asked for, a file is read again when its size or time changes.
+A field's type declares it (`DataPath`, `TaskOptions` in stages/frame/contract.py). A stage's fingerprint holds the
+hashes for the sections that it reads. Hashes are kept while the process lives. A code hash is computed once; a file is
+read again when its size or time changes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def named_paths(stage: Stage, run: Any) -> set[str]:
 
 
 def own_parts(run: Any) -> dict[str, str]:
-    """What of a run is the project's own code or prompts: config key -> where it lies and the start of its hash.
+    """The project's own code and prompts in a run: config key -> its path and the start of its hash.
 
     run: the RunConfig. Raises UsageError as `contents` does.
     """
@@ -97,10 +97,11 @@ def path_hash(path: str) -> str:
 
 @cache
 def code_hash(module: str) -> str:
-    """sha256 of a module and of the modules of its package that it imports, at any depth, without comments and layout.
+    """sha256 of a module and of the modules of its package that it imports, at any depth. Comments and layout do not
+    count.
 
-    Of each with its data, the files `data/<its name>.*` beside it. Of a module of one's own the package is all that its
-    name begins with, down from the project folder, and what it imports of the environments that ship is followed, too.
+    Each counts with its data, the files `data/<its name>.*` beside it. The package of your own module is the top folder
+    of its name in the project folder. Its imports of shipped environments are followed, too.
     """
     shipped, top = f"{envs.__name__}.", module.partition(".")[0]
     own = () if module.startswith(shipped) else (f"{top}.",)

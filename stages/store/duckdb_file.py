@@ -1,9 +1,9 @@
-"""The replay's file as DuckDB holds it: made whole or not at all, upgraded once, opened late and closed early, its errors
-told in one sentence.
+"""The replay's DuckDB file: made completely or not at all, upgraded once, opened late and closed early, with clear
+errors.
 
-To make a DuckDB takes 15 ms, to attach a file to one under 1 ms, and a stage that reads a hundred runs opens the file
-hundreds of times. So a process keeps a DuckDB without a file, and attaches the file to it for as long as it is used:
-between two uses nothing of the file is held, and any other process may have it.
+Making a DuckDB takes 15 ms, attaching a file to one under 1 ms. A stage that reads a hundred runs opens the file
+hundreds of times. So a process keeps a DuckDB without a file and attaches the file only while it is used. Between two
+uses any other process may have the file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Equal work at once: one process works, the others wait for it.
 
-A lock file per fingerprint, held through the operating system, which lets go of it however its holder ends.
+Each fingerprint has a lock file. The operating system releases it however its holder ends.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Runs one stage, or reuses it: it leaves files, metrics and rows in an order that a kill cannot spoil.
+"""Run one stage, or reuse its finished run. Files, metrics and rows are written in an order that survives a kill.
 
     fingerprint -> finished run? reuse : start -> run -> artifacts, metrics -> rows (one transaction) -> finish
 
-Only finished runs are ever read, so a kill before the last arrow leaves nothing that counts: not the files of a
-half-done run, nor the rows of one that committed them but was not finished (docs/explanation/architecture.md, "Stage contract").
+Only finished runs are ever read, so a kill before the last arrow leaves nothing that counts. That holds for the files
+of a half-done run, and for rows that were committed before the run finished (docs/explanation/architecture.md, "Stage
+contract").
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ def execute(
 ) -> StageRun:
     """Reuse the finished run of this stage with the same fingerprint, or make one.
 
-    While another process makes it, that one is waited for, which `say` is told; with force it is then made once more.
+    If another process is making it, this one waits and tells `say`. With force it is then made once more.
 
     run: the RunConfig: `seed`, the shared sections, and one section a stage. inputs: upstream stage -> run ids, oldest
-    first. parent: the pipeline's run. name: what a new run is called. Raises MissingInput where an input run is not
-    finished, UsageError where the prompt of a role is missing, and what the stage raises; the run is then marked
-    FAILED, or KILLED on Ctrl-C.
+    first. parent: the pipeline's run. name: what a new run is called. Raises MissingInput if an input run is not
+    finished, UsageError if a role's prompt is missing, and what the stage raises. The run is then marked FAILED, or
+    KILLED on Ctrl-C.
     """
     inputs = {name: list(runs) for name, runs in inputs.items() if runs}
     _check_inputs(stage, inputs, workspace.tracking)

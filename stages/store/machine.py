@@ -1,4 +1,4 @@
-"""What the operating system says of a failure: whether a process still lives, whether the disk is full."""
+"""Ask the operating system about a failure: does a process still live, is the disk full?"""
 
 from __future__ import annotations
 

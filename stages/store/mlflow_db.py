@@ -1,4 +1,4 @@
-"""MLflow's database: made whole or not at all, upgraded once, opened with its migrations checked."""
+"""MLflow's database: made completely or not at all, upgraded once, opened with its migrations checked."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A run as a value, which leaves one tracking store and enters another under the same id, by which others name it.
+"""A run as a value: it moves from one tracking store to another and keeps the id by which others name it.
 
-MLflow gives a new run an id of its own; so a row is put into its table of runs, and all else goes through its client.
+MLflow would give a new run a new id. So a row is put into its table of runs, and all else goes through its client.
 """
 
 from __future__ import annotations

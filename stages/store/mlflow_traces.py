@@ -1,4 +1,4 @@
-"""Episodes as traces of a run: a span an episode, below it one a turn, below that one for each role that was asked."""
+"""Episodes as traces of a run: a span for each episode, below it one for each turn, then one for each role asked."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Adapters as versions of registered models: champion, candidates, what was decided of them; through MLflow's client.
+"""Adapters as versions of registered models, through MLflow's client: champion, candidates, decisions about them.
 
-A version's source is an absolute path: in a moved project folder the repeated run has to register it again.
+A version's source is an absolute path. After a project folder moved, a repeated run must register it again.
 """
 
 from __future__ import annotations

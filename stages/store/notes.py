@@ -1,4 +1,4 @@
-"""What a stage's run says of itself on MLflow's page: whose it is and what it read, in Markdown with links."""
+"""The note of a stage's run on MLflow's page: its pipeline run and its inputs, in Markdown with links."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Rows of all runs, in DuckDB.
 
-Append-only. Every row carries the id of the run that wrote it, and a run's rows appear in one transaction together
-with its row in `commits`; readers ask for the rows of given (finished) runs, so a dead run's rows are never seen.
-DuckDB lets one process write at a time: the file is opened late, closed early, and waited for (duckdb_file.py).
+Append-only. Every row carries the id of the run that wrote it. A run's rows appear in one transaction, together with
+its row in `commits`. Readers ask for the rows of finished runs, so they never see a dead run's rows. DuckDB lets one
+process write at a time. So the file is opened late, closed early, and waited for (duckdb_file.py).
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Replay:
             connection.execute("commit")
 
     def rows(self, table: str, run_ids: Sequence[str], *, where: str = "") -> list[Row]:
-        """All rows that these runs wrote to `table`, whole, as a person looks at them: run by run as named, within a run
-        in the order written. A stage reads by `read`.
+        """All rows that these runs wrote to `table`, complete, for people to look at. Order: runs as named, within a
+        run as written. A stage reads by `read`.
 
         where: an SQL condition on the columns. Raises MissingInput for a run that never committed.
         """

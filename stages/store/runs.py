@@ -1,6 +1,4 @@
-"""One run as the tracking store knows it, and values as the store can hold them: flat, short enough, without a URL's
-password.
-"""
+"""One run as the tracking store knows it, and values in its form: flat, short, without a URL's password."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which runs there are, read from MLflow's tables in SQLite, without MLflow; where there is no store, there are none.
+"""Find runs in MLflow's SQLite tables, without MLflow. A folder without a store has no runs.
 
-Its own search of 10,000 runs takes seconds, and so does its import, which a command that only reads would pay for
-(`benchmarks/speed/store.py`; docs/explanation/measurements.md, "The store at 10,000 stage runs"). What is asked here are a few plain questions;
-their answers are held against MLflow's own in tests/store/test_store_search.py.
+MLflow's own search of 10,000 runs takes seconds, and so does its import. A command that only reads should not pay for
+that (`benchmarks/speed/store.py`; docs/explanation/measurements.md, "The store at 10,000 stage runs").
+tests/store/test_store_search.py compares the answers with MLflow's own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A SQLite file as a store of several processes: made by one at a time, in WAL mode, its errors told in one sentence."""
+"""A SQLite file as a store for several processes: made by one at a time, in WAL mode, with clear errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stage's function may see: its config, and of the stores its inputs alone."""
+"""What a stage's function may see: its config, and only its inputs from the stores."""
 
 from __future__ import annotations
 

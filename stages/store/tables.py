@@ -1,7 +1,7 @@
 """Tables of the replay, and rows as Arrow and Parquet.
 
-Rows pass to DuckDB and to Parquet as one Arrow table a replay table: whole batches at once, ids as 32-bit integers,
-log-probs as the 64-bit floats that Python holds, so that both give back exactly what an engine produced.
+Rows pass to DuckDB and to Parquet in whole batches, one Arrow table for each replay table. Ids are 32-bit integers,
+log-probs Python's 64-bit floats. So both give back exactly what an engine produced.
 """
 
 from __future__ import annotations

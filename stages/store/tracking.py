@@ -5,7 +5,7 @@ readers never wait for a writer; artifacts are plain files under `root/artifacts
 A moved project folder still resumes and reruns; only MLflow's page then misses the artifacts of older runs, because it
 holds absolute locations (stages/store/artifacts.py).
 
-MLflow is imported by what writes; what is read comes from its tables as they are (stages/store/search.py).
+Only writing imports MLflow. Reading uses its tables directly (stages/store/search.py).
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Tracking:
 
     @contextmanager
     def _writing(self) -> Iterator[MlflowClient]:
-        """A signal waits until it is written: a session that is broken off while it commits is not closed by SQLAlchemy,
-        and the process would wait for its own lock to say how the run ended.
+        """A signal waits until the write is done. SQLAlchemy does not close a session that is interrupted in a commit.
+        The process would then wait for its own lock to store how the run ended.
         """
         client = self._client  # made before, which may take long
         with told(self.db), signals_held():
@@ -188,8 +188,8 @@ class Tracking:
             return read_record(self._client, run_id, self.experiment(run_id))
 
     def adopt(self, record: Record, fill: Callable[[], None]) -> bool:
-        """Put a run of another store here, under its own id; False where it is here already. fill: brings its artifacts
-        and rows, before the run ends as it did there: a kill in between leaves a run that nobody reads.
+        """Copy a run of another store here, under its own id; False if it is here already. fill: brings its artifacts
+        and rows before the run gets its end state. A kill in between leaves a run that nobody reads.
         """
         try:
             if self.status(record.run_id) == record.status != "KILLED":

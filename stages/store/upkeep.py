@@ -1,4 +1,4 @@
-"""What is done about runs whose process died, and about artifacts that are not what was written."""
+"""Repairs: runs whose process died, and artifacts that changed after they were written."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def give_up(workspace: Workspace, run_id: str, why: str) -> None:
 
 
 def mend(workspace: Workspace, run_id: str, names: Sequence[str]) -> None:
-    """What cannot be read any more is made again by the next command that needs it: weights are dropped, as by gc; a run
-    that lost anything else is FAILED, so that nobody reuses it. A page that only shows the run goes, and the run stays
-    what it is: `turnwise view` and `turnwise lineage` make both anew.
+    """The next command that needs unreadable files makes them again. Weights are dropped, as by gc. A run that lost
+    anything else is FAILED, so that nobody reuses it. A page that only shows the run is deleted, and the run stays.
+    `turnwise view` and `turnwise lineage` make such pages again.
     """
     tracking = workspace.tracking
     read = [name for name in names if not name.endswith(PAGES)]

@@ -1,4 +1,4 @@
-"""What a stage run needs, and what comes of it."""
+"""What a stage run needs, and what it leaves."""
 
 from __future__ import annotations
 

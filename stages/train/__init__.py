@@ -6,9 +6,9 @@ Modules:
     passes         rows as steps, a step as passes, and the loss of a pass
     model          the model opened for training, and the config that every stage with a gradient has
     network        adapter, head and their target network; the loss of rows that a head reads
-    on_policy      what a policy gradient asks of the episodes that it learns from
+    on_policy      requirements of a policy gradient on its episodes
     history        metrics of passes, steps and stages: means, each weighed by what it counts
-    step_metrics   what rows of Self-AC say of their values and advantages, and a step of its rows
+    step_metrics   metrics of values and advantages: of Self-AC's rows, and of a step from its rows
     actor_critic   the joint loss of Self-AC, GRPO and PPO: one pass, targets, advantages, both losses
     episode_steps  stored episodes to the packed rows of that loss
 """

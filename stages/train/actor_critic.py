@@ -3,9 +3,9 @@
     L = alpha L_critic + (1 - alpha) L_actor
     L_critic = mean_n || V - stop_grad(target_n) ||^2,   L_actor = -mean_k min(rho_k A_k, clip(rho_k, 1 - c, 1 + c) A_k)
 
-Source: Self-AC slides, critic loss and actor loss. Every minibatch reads its values and log-probs from the same pass,
-so targets and advantages are of the weights that are being trained; all of them are detached. [ours] Before every loss
-`learn/credit.py` checks that each token learns from its own turn. [ours]
+Source: Self-AC slides, critic loss and actor loss. Every minibatch reads its values and log-probs from the same pass.
+So targets and advantages use the current weights; all are detached. [ours] Before every loss `learn/credit.py` checks
+that each token learns from its own turn. [ours]
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SelfAcConfig(OptimConfig):
     """Most tokens of one packed row; a step is as many rows as it needs. [ours]"""
     head_lr: float = Field(0.0, ge=0, description="Learning rate of the value head; 0 = that of the body, lr. [ours]")
     keep_moments: bool = True
-    """AdamW's moments go on from one iteration to the next, else they start at 0 each time. [ours]"""
+    """Keep AdamW's moments from one iteration to the next; false = they start at 0 each time. [ours]"""
     alpha: float = Field(0.5, ge=0, le=1)
     """Weight of the critic's loss against the actor's. [slides: alpha; number ours]"""
     gamma: float = Field(1.0, ge=0, le=1)
@@ -58,8 +58,7 @@ class SelfAcConfig(OptimConfig):
     gae_lambda: float = Field(0.95, ge=0, le=1, description="For advantage = gae. [ours]")
     advantage_scale: Literal["own", "batch"] = Field(
         "own",
-        description="What advantages are divided by: own, those of `group` by the group's deviation, no others; or batch, all by their deviation over the "
-        "iteration's turns. [ours]",
+        description="What advantages are divided by. own: those of `group` by the group's deviation, others by nothing. batch: all by their deviation over the iteration's turns. [ours]",
     )
     known_end: bool = False
     """The known final reward instead of V_N in the targets of earlier states. [ours; slides: V_N]"""
@@ -71,8 +70,7 @@ class SelfAcConfig(OptimConfig):
     kl_coef: float = Field(
         0.0,
         ge=0,
-        description="Advantage, in the unit that advantage_scale gives it, that a nat of divergence from the base policy costs; above 0 it keeps "
-        "exploring. [ours; slides: 0]",
+        description="Cost of one nat of divergence from the base policy, in units of the scaled advantage. Above 0 the policy keeps exploring. [ours; slides: 0]",
     )
     separate: bool = False
     """An adapter each for actor and critic, and a pass each. [ours; slides: one for both]"""
@@ -83,14 +81,14 @@ class SelfAcConfig(OptimConfig):
     soft_prompt: int = Field(0, ge=0, le=4)
     """Learned vectors in place of the critic prompt's text. [ours; slides: text]"""
     attention: Literal["sdpa", "flex"] = "sdpa"
-    """Kernel of the packed row: torch's sdpa in a few calls, or FlexAttention, for long rows on a GPU. [ours]"""
+    """Attention kernel of the packed row: torch's sdpa in a few calls, or FlexAttention for long rows on a GPU. [ours]"""
     max_gap: float = Field(0.1, gt=0, description=MAX_GAP)
     checkpoint_every: int = Field(50, ge=0)
     """Steps between two checkpoints, from which a killed stage goes on; 0 = none. [ours]"""
     broken: Literal["split", "error"] = "split"
-    """An episode that breaks, its next state not beginning with a turn's tokens: a row for each piece, or stop. [ours]"""
+    """What to do if a next state does not begin with the turn's tokens. split: one row for each piece. error: stop. [ours]"""
     unusable: Literal["error", "drop"] = "error"
-    """An episode that cannot be trained on (too long, no log-probs): stop, or drop and count it. [ours]"""
+    """What to do with an episode that cannot be trained on (too long, no log-probs): stop, or drop and count it. [ours]"""
 
     @property
     def has_critic(self) -> bool:

@@ -1,5 +1,5 @@
-"""From stored episodes to the packed rows of Self-AC's steps: token ids and log-probs as the engine produced them,
-never tokenised again.
+"""Pack stored episodes into the rows of Self-AC's steps. Token ids and log-probs come from the engine; nothing is
+tokenised again.
 """
 
 from __future__ import annotations
@@ -100,8 +100,7 @@ def check_unbroken(rows: Sequence[Row]) -> None:
             where = f"episode {row['episode_id']}, turn {row['turn']}"
             found = f"one that differs from token {row['position']} on: produced {shown(row['produced'])}, rendered {shown(row['rendered'])}"
             raise NotAPrefix(
-                f"{where}: wanted a next state that begins with this turn's tokens, found {found}; "
-                "use a chat template that only appends, or set self_ac.broken to split",
+                f"{where}: the next state must begin with this turn's tokens, found {found}. Use a chat template that only appends, or set self_ac.broken to split",
                 turn=row["turn"], position=row["position"],
             )  # fmt: skip
 
@@ -119,8 +118,8 @@ def by_group(heads: Sequence[Row], *, divided: bool) -> dict[str, float]:
 def of_one_scale(
     found: Trainable, critic_ids: Sequence[int], config: SelfAcConfig, model: Any, head: ValueHead
 ) -> Trainable:
-    """With the deviation of the advantages of all its turns, at the weights that sampled: one number for all steps, so
-    that neither a step's draw nor its rows change the scale. [ours]
+    """With the deviation of all its turns' advantages, at the weights that sampled. All steps use this one number, so
+    neither a step's draw nor its rows change the scale. [ours]
     """
     if config.advantage_scale == "own":
         return found

@@ -1,4 +1,4 @@
-"""Metrics of passes become a step's, and those of steps a stage's: means, each weighed by what it counts."""
+"""Combine metrics of passes into a step's, and of steps into a stage's: means, weighed by their counts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 
 def of_step(parts: list[dict[str, float]]) -> dict[str, float]:
-    """Metrics of a step from those of its passes: means, in which "count/<name>" weighs <name>, without it all alike;
-    of names that end in "_max" the largest. "count/<name>" adds up, for `fit_metrics` to weigh the step.
+    """Metrics of a step from those of its passes. Means are weighed by "count/<name>", without it equally. A name that
+    ends in "_max" takes the largest. "count/<name>" adds up, for `fit_metrics` to weigh the step.
     """
     found: dict[str, float] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
@@ -28,8 +28,8 @@ def weighted(name: str, parts: Sequence[Mapping[str, float]]) -> float:
 
 
 def fit_metrics(stage: str, history: list[dict[str, float]]) -> dict[str, float]:
-    """First values of a fit, means of the last five steps, each weighed by what it counts, and the number of steps; no
-    steps, no losses. Where passes count tokens: those of the passes, and their share of those of the rows one by one.
+    """First values of a fit, means of the last five steps (weighed by counts), and the number of steps. No steps, no
+    losses. Where passes count tokens: those of the passes, and their share of those of the rows one by one.
     """
     metrics = {f"{stage}/steps": float(len(history))}
     tokens, apart = (sum(step.get(f"count/{name}", 0.0) for step in history) for name in ("tokens", "tokens_apart"))

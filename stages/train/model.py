@@ -37,24 +37,23 @@ class PassConfig(OptimConfig):
     """And of every stage whose rows are a prompt and a completion each."""
 
     pass_tokens: int = Field(0, ge=0)
-    """Most tokens of one pass, what its rows share counted once; a step is as many passes as it needs, with the same gradient. 0 = no limit. [ours]"""
+    """Most tokens of one pass; a shared prefix counts once. A step takes as many passes as it needs, with the same gradient. 0 = no limit. [ours]"""
 
 
 class MixedConfig(PassConfig):
     """And of critic and distill, whose steps hold rows of several kinds."""
 
     draw: Draw = "turn"
-    """Rows of a step: any, or an episode's rows after each other, which share what was said before. [ours]"""
+    """Rows of a step: any (turn), or an episode's rows one after another, which share a prefix. [ours]"""
     weight: Literal["token", "row"] = Field(
         "token",
-        description="What counts alike in a step's loss: token, so that a long row counts for more, with its whole log-likelihood; or row, whatever its "
-        "length. [paper: token; row ours]",
+        description="What has equal weight in a step's loss. token: a long row counts for more, with its whole log-likelihood. row: every row, whatever its length. [paper: token; row ours]",
     )
 
 
 def trainable(context: Context, start: Path | None) -> Any:
     """The base model with the adapter of folder `start`, or a fresh one, in training mode. Raises UsageError for an
-    adapter of another base, and, once, for a model on which a tree is not what its rows are.
+    adapter of another base, and once for a model on which a tree differs from its rows.
     """
     model = context.run.model
     if isinstance(context.engine, Sleeper):  # it and the training share a device, and need it one after the other

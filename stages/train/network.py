@@ -1,9 +1,9 @@
-"""The network that critic and policy share: the model with its adapter, for a critic that is a number its head, and the
-target network's copy of both. And the loss of rows whose end a head reads, beside rows that are spoken.
+"""The network that critic and policy share: the model with its adapter, a head for a scalar critic, and the target
+network's copies. And the loss of rows that a head reads, next to rows of text.
 
     L = mean nll of the policy rows + weight mean_j w_j (Q(s_j, a_j) - y_j)^2
 
-Source: arXiv 2512.04601 (target network; the baseline SAC, whose loss is not given). [ours]
+Source: arXiv 2512.04601 (target network; the baseline SAC, without a loss). [ours]
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a policy gradient asks of the episodes that it learns from: actions of the very distribution that is trained, and
-groups of one scenario to compare them in.
+"""Requirements of a policy gradient on its episodes: actions sampled from the trained distribution, and groups of one
+scenario to compare.
 """
 
 from __future__ import annotations
@@ -44,11 +44,10 @@ MAX_GAP = "Largest mean |difference| of a token's log-prob, engine against train
 
 
 def check_gap(stage: str, history: Sequence[Mapping[str, float]], allowed: float) -> None:
-    """After the first step, whose loss was worked out at the weights that sampled. The ratio of the clipped loss
-    corrects a small gap, as it does any change of the policy; a large one tells another model. Raises TurnwiseError.
+    """Checks the first step, whose loss was computed at the weights that sampled. The ratio of the clipped loss
+    corrects a small gap, like any change of the policy. A large gap means another model. Raises TurnwiseError.
     """
     if len(history) == 1 and not history[0]["gap_mean"] <= allowed:
         raise TurnwiseError(
-            f"{stage}: wanted the engine's log-probs to be the trainer's (mean |difference| up to {allowed:g} nats a token), found "
-            f"{history[0]['gap_mean']:.2g}; is model.path the model that the engine serves, and the adapter the one it loaded? Else raise {stage}.max_gap"
+            f"{stage}: log-probs of engine and trainer differ by {history[0]['gap_mean']:.2g} nats a token on average, allowed is {allowed:g}. Check that the engine serves the model of model.path and loaded this adapter; else raise {stage}.max_gap"
         )

@@ -1,5 +1,5 @@
-"""Training rows as steps, a step as one pass or several, and the loss of a pass: rows of every kind in every step, rows
-that begin alike as one tree, losses of passes that add up to the step's.
+"""Training rows as steps, a step as one pass or several, and the loss of a pass. Every step holds rows of every kind.
+Rows that begin alike form one tree, and the losses of passes add up to the step's.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def mixed_batches(
 ) -> Iterator[list[Pass]]:
     """Steps that hold rows of every kind: kind -> (rows, rows a step).
 
-    `main` is gone through `epochs` times in a new order each time; the other kinds are drawn from, without repeats
-    inside a step. Kinds with no rows are left out. draw: row by row, or episode by episode (`in_order`); steps hold as
-    many rows either way. Every step then holds every kind: training the critic alone
+    `main` is used `epochs` times, each time in a new order. The other kinds are sampled, without repeats inside a step.
+    Kinds with no rows are left out. draw: row by row, or episode by episode (`in_order`); steps hold as many rows
+    either way. Every step then holds every kind: training the critic alone
     destroys the policy within a stage (docs/explanation/decisions.md).
     """
     rows, size = kinds[main]
@@ -96,8 +96,8 @@ def in_order(rows: Sequence[TrainRow], draw: Draw, rng: random.Random) -> list[T
 
 
 def some_of(pool: Sequence[TrainRow], count: int, draw: Draw, rng: random.Random) -> list[TrainRow]:
-    """`count` rows without repeats, each as likely as any other; with draw = episode those that stand after each other
-    from a random place on, so that they are of one episode or of few.
+    """`count` rows without repeats, each equally likely. With draw = episode: consecutive rows from a random place on,
+    so they come from few episodes.
     """
     count = min(count, len(pool))
     if draw == "turn":
@@ -107,8 +107,8 @@ def some_of(pool: Sequence[TrainRow], count: int, draw: Draw, rng: random.Random
 
 
 def step_passes(chosen: Mapping[str, Sequence[TrainRow]], pass_tokens: int, device: Any) -> list[Pass]:
-    """One step's rows as passes whose losses add up to the step's, of at most `pass_tokens` tokens each, what rows share
-    counted once; 0 = no limit. A row that is longer is a pass of its own.
+    """One step's rows as passes whose losses add up to the step's. A pass has at most `pass_tokens` tokens, a shared
+    prefix counted once; 0 = no limit. A longer row is a pass of its own.
     """
     labelled = [(kind, row) for kind, picked in chosen.items() for row in picked]
     normaliser = sum(row.weight * len(row.completion_ids) for _, row in labelled)
@@ -176,8 +176,8 @@ def pass_log_probs(model: Any, step: Pass) -> Tensor:
 
 
 def pass_kl(model: Any, step: Pass, kind: str) -> Tensor:
-    """Sum over the completion tokens of a kind of KL(pi_theta || pi_base), the base being the model with its adapter
-    switched off, in shares of the step's tokens of that kind; a step's passes add up to its mean. [ours]
+    """Sum of KL(pi_theta || pi_base) over the completion tokens of a kind, divided by the step's tokens of that kind.
+    The base is the model with its adapter off. A step's passes add up to its mean. [ours]
 
         KL_t = sum_v pi_theta(v | x, y_<t) [log pi_theta(v | ..) - log pi_base(v | ..)]
     """
@@ -194,8 +194,8 @@ def pass_kl(model: Any, step: Pass, kind: str) -> Tensor:
 
 
 def mixed_nll(model: Any, step: Pass, *, autocast: bool = False) -> tuple[Tensor, dict[str, float], Tensor]:
-    """Weighted mean NLL a token over the rows of the step, as far as they are of this pass: (loss, "nll/<kind>" a token,
-    NLL a token of each row (R,), detached).
+    """This pass's share of the step's weighted mean NLL a token: (loss, "nll/<kind>" a token, NLL a token of each row
+    (R,), detached).
 
         L = sum_i w_i |y_i| nll_i / sum_i w_i |y_i|,   the sum above over the rows of the pass, below over those of the step
     """

@@ -1,5 +1,5 @@
-"""Training rows: token ids as an engine produced them. Text is never tokenised again here, except for the `general`
-rows, which are a file of text (a supervised data set) in the first place, and for replies that no engine produced.
+"""Training rows: token ids as an engine produced them. Only two kinds of text are tokenised here: the `general` rows, a
+supervised data set of text, and replies that no engine produced.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What rows of Self-AC say of their values and advantages, so that a step's variances are of the whole step, however it
-was packed. [ours]
+"""Metrics of values and advantages in rows of Self-AC. A step's variances cover the whole step, however it was packed.
+[ours]
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def of_turns(advantages_J: Tensor) -> dict[str, float]:
 
 
 def of_step(parts: list[dict[str, float]]) -> dict[str, float]:
-    """Metrics of a step from those of its rows. Losses are divided by the step's counts already, so they add up, as
-    do tokens; variances are those of the whole step; the rest are means over what each counts.
+    """Metrics of a step from those of its rows. Losses are already divided by the step's counts, so they add up, like
+    tokens. Variances cover the whole step; the rest are means over their counts.
     """
     sums = [name for name in parts[0] if name.startswith(("value_loss", "actor_loss")) or name == "tokens"]
     found = {name: sum(part[name] for part in parts) for name in sums}

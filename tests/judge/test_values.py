@@ -253,7 +253,7 @@ def test_episodes_below_a_threshold_are_really_given_up(bench: models.Bench) -> 
 
 
 def test_episodes_are_given_up_by_values_alone(bench: models.Bench) -> None:
-    with pytest.raises(UsageError, match=r"evaluate.abort_below: values are read of a policy of self_ac"):
+    with pytest.raises(UsageError, match=r"evaluate.abort_below: this run has no values"):
         evaluated(bench, abort_below=0.5, value=False)
 
 

@@ -65,27 +65,27 @@ FINE = [1, 2, 3, 4, 5, 6]
         ([], "episode run/e1: wanted at least one turn, found none; leave"),
         (
             two_turns(action_ids=[], log_probs=[]),
-            "turn 1: wanted an action of at least one token, found an empty one; have the engine",
+            "turn 1: the action has no token. Have the engine",
         ),
         (
             two_turns(log_probs=None),
-            "turn 1: wanted 1 log-probs, one a token of the action, found none; collect with an engine",
+            "turn 1: the action has 1 tokens and needs as many log-probs, found none. Collect with an engine",
         ),
         (
             two_turns(log_probs=[]),
-            "turn 1: wanted 1 log-probs, one a token of the action, found none; collect with an engine",
+            "turn 1: the action has 1 tokens and needs as many log-probs, found none. Collect with an engine",
         ),
         (
             two_turns(log_probs=[-1.0, -1.0]),
-            "turn 1: wanted 1 log-probs, one a token of the action, found 2; collect with an engine",
+            "turn 1: the action has 1 tokens and needs as many log-probs, found 2. Collect with an engine",
         ),
-        (two_turns(log_probs=[math.nan]), "turn 1: wanted finite log-probs, found nan; "),
-        (two_turns(log_probs=[-math.inf]), "turn 1: wanted finite log-probs, found -inf; "),
-        (two_turns(log_probs=[None]), "turn 1: wanted finite log-probs, found None; "),
-        (two_turns(reward=math.nan), "turn 1: wanted a finite reward, found nan; mend"),
-        (two_turns(reward=math.inf), "turn 1: wanted a finite reward, found inf; mend"),
-        (two_turns(reward=None), "turn 1: wanted a finite reward, found None; mend"),
-        ([turn([], [3])], "turn 0: wanted a prompt of at least one token, found none; "),
+        (two_turns(log_probs=[math.nan]), "turn 1: log-probs must be finite, found nan. "),
+        (two_turns(log_probs=[-math.inf]), "turn 1: log-probs must be finite, found -inf. "),
+        (two_turns(log_probs=[None]), "turn 1: log-probs must be finite, found None. "),
+        (two_turns(reward=math.nan), "turn 1: the reward must be finite, found nan. Fix"),
+        (two_turns(reward=math.inf), "turn 1: the reward must be finite, found inf. Fix"),
+        (two_turns(reward=None), "turn 1: the reward must be finite, found None. Fix"),
+        ([turn([], [3])], "turn 0: the prompt has no token. "),
     ],
 )
 def test_what_cannot_be_trained_on_is_told_in_one_sentence(turns: list[dict[str, Any]], said: str) -> None:
@@ -109,7 +109,7 @@ def test_a_state_that_does_not_carry_on_the_one_before_names_turn_and_position(
     second: list[int], final: list[int], at: int, position: int
 ) -> None:
     with pytest.raises(
-        NotAPrefix, match=f"episode run/e1, turn {at}: .* differs from position {position} on; .* as separate rows"
+        NotAPrefix, match=f"episode run/e1, turn {at}: .* differs from position {position} on. .* as separate rows"
     ) as caught:
         episode_ids(two_turns(prompt_ids=second), final, truncated=False, key=KEY)
     assert (caught.value.turn, caught.value.position) == (at, position)
@@ -194,7 +194,7 @@ def test_an_episode_that_outgrows_the_model_is_an_error_of_its_own() -> None:
     pack([episode], CRITIC, max_positions=longest)
     with pytest.raises(
         EpisodeTooLong,
-        match=f"episode 0: wanted at most {longest - 1} positions, found {len(episode.ids)} tokens \\+ 3 of the critic",
+        match=f"episode 0: the model has {longest - 1} positions, the episode needs {len(episode.ids)} tokens \\+ 3 of the critic",
     ):
         pack([shadows.make_episode(1), episode], CRITIC, max_positions=longest - 1)
 

@@ -191,15 +191,15 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: shadows.tiny("Qwen2", use_sliding_window=True, sliding_window=8, max_window_layers=1),
         "found a sliding window of 8;",
     ),
-    "recurrent layers": (lambda: shadows.tiny("RecurrentGemma"), "found RecurrentGemmaForCausalLM off by"),
+    "recurrent layers": (lambda: shadows.tiny("RecurrentGemma"), "RecurrentGemmaForCausalLM is off by"),
     "its own attention": (
         lambda: shadows.tiny("XGLM", d_model=16, num_layers=2, attention_heads=2, ffn_dim=8, **NO_DROPOUT),
         "whose attention can be replaced, found XGLM",
     ),
-    "scaled logits": (lambda: shadows.tiny("Granite", logits_scaling=4.0), "found GraniteForCausalLM off by"),
+    "scaled logits": (lambda: shadows.tiny("Granite", logits_scaling=4.0), "GraniteForCausalLM is off by"),
     "capped logits": (
         lambda: shadows.tiny("Gemma2", final_logit_softcapping=2.0, layer_types=["full_attention"] * 2),
-        "found Gemma2ForCausalLM off by",
+        "Gemma2ForCausalLM is off by",
     ),
     "rotary frequencies by length": (
         lambda: shadows.tiny("Llama", rope_parameters=ROPE | {"rope_type": "dynamic"}, max_position_embeddings=64),
@@ -249,7 +249,7 @@ def test_a_model_that_ignores_positions_is_refused_by_the_numbers(monkeypatch: p
     rotary = model.model.rotary_emb
     real = rotary.forward
     monkeypatch.setattr(rotary, "forward", lambda x, position_ids: real(x, torch.arange(x.shape[1])[None]))
-    with pytest.raises(UsageError, match=r"found LlamaForCausalLM off by \d+\.\d% \(allowed 0\.1%\)"):
+    with pytest.raises(UsageError, match=r"LlamaForCausalLM is off by \d+\.\d% \(allowed 0\.1%\)"):
         check_masks(model)
 
 

@@ -134,7 +134,7 @@ _REWRITES = QWEN.replace(
 )
 def test_a_template_that_has_no_place_for_it_is_refused_with_the_way_out(template: str, reason: str) -> None:
     roles = load_roles("service_desk")
-    with pytest.raises(UsageError, match=rf"model\.path: .* {reason}; set roles\.history to text") as caught:
+    with pytest.raises(UsageError, match=rf"model\.path: .* {reason}. Set roles\.history to text") as caught:
         check_last_message(of(template), roles)
     assert "\n" not in str(caught.value)
     check_last_message(of(template), load_roles("service_desk", history="text"))

@@ -115,10 +115,11 @@ def test_a_role_is_not_given_what_belongs_to_another(folder: Path) -> None:
 
 
 def test_wrong_folders_files_and_braces_are_one_sentence(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"no prompt folder named 'yours'; known are .*service_desk.* path with a '/'"):
+    with pytest.raises(UsageError, match=r"no prompt folder named 'yours'. Known are .*service_desk.* path with a '/'"):
         load_roles("yours")
     with pytest.raises(
-        UsageError, match=r"no prompt folder named './yours'; known are .* path with a '/', like ./prompts, from "
+        UsageError,
+        match=r"no prompt folder named './yours'. Known are .* path with a '/', like ./prompts, relative to ",
     ):
         load_roles("./yours")
     (folder / "mine" / "value.md").write_bytes(b"\xff")

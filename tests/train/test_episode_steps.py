@@ -56,8 +56,8 @@ def test_a_last_state_that_breaks_costs_its_observation_alone() -> None:
     ("change", "said"),
     [
         ({"log_probs": []}, "log-probs"),
-        ({"action_ids": [], "log_probs": []}, "empty"),
-        ({"reward": float("nan")}, "finite reward"),
+        ({"action_ids": [], "log_probs": []}, "no token"),
+        ({"reward": float("nan")}, "reward must be finite"),
     ],
 )
 def test_what_cannot_be_trained_on_stops_the_run_or_is_dropped_and_counted(
@@ -76,7 +76,7 @@ def test_an_episode_longer_than_the_model_is_never_cut(bench: models.Bench, monk
     lengths = sorted(len(bench.engine.encode(e.messages)) for e in keep_episodes(bench))
     limit = lengths[2] + len(bench.engine.encode([{"role": "system", "content": "Judge. pass. fail."}])) - 1
     monkeypatch.setattr(self_ac, "longest", lambda model: limit)
-    with pytest.raises(EpisodeTooLong, match=f"wanted at most {limit} positions"):
+    with pytest.raises(EpisodeTooLong, match=f"the model has {limit} positions"):
         run(bench)
     assert run(bench, unusable="drop").metrics["self_ac/dropped"] == 2
 
