@@ -87,7 +87,9 @@ def test_on_the_shipped_models_it_begins_with_the_end_token() -> None:
 
 @pytest.mark.parametrize("template", [_LAST, "<|im_start|>model\n", _NO_REPLIES])
 def test_a_template_that_drops_it_is_refused_in_one_sentence(template: str) -> None:
-    with pytest.raises(UsageError, match=r"model\.path: the chat template leaves out .* self_ac\.soft_prompt") as caught:
+    with pytest.raises(
+        UsageError, match=r"model\.path: the chat template leaves out .* self_ac\.soft_prompt"
+    ) as caught:
         prompt_ids(of(template), ROLES)
     assert "\n" not in str(caught.value)
 
