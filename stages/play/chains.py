@@ -121,11 +121,19 @@ def read_in_full(replay: Reader, drawn: Sequence[Drawn[Candidate]]) -> list[tupl
 
 def drawn_chains(context: Context, stage: str, critic: str) -> tuple[list[tuple[tuple[Transition, ...], float]], int]:
     """The stage's draw by the losses of `critic`, and of how many transitions. Raises MissingInput where there is none."""
-    config, collects = context.config, context.inputs["collect"]
-    pool = usable(candidates(context.replay, collects, newest=config.replay_size))
+    pool = pool_of(context)
     if not pool:
-        raise MissingInput(
-            f"{stage} needs transitions from collect, found none in its {len(collects)} runs; collect more episodes"
-        )
+        n = len(context.inputs["collect"])
+        raise MissingInput(f"{stage} needs transitions from collect, found none in its {n} runs; collect more episodes")
+    return drawn_from(context, pool, critic), len(pool)
+
+
+def pool_of(context: Context) -> list[Candidate]:
+    """The transitions that the stage may draw."""
+    return usable(candidates(context.replay, context.inputs["collect"], newest=context.config.replay_size))
+
+
+def drawn_from(context: Context, pool: Sequence[Candidate], critic: str) -> list[tuple[tuple[Transition, ...], float]]:
+    """The draw by the losses of `critic`, which the stage's seed fixes."""
     losses = known_losses(context.replay, context.inputs.get(critic, ()))
-    return read_in_full(context.replay, draw(pool, losses, config, np.random.default_rng(context.seed))), len(pool)
+    return read_in_full(context.replay, draw(pool, losses, context.config, np.random.default_rng(context.seed)))

@@ -12,16 +12,14 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from flows.keep.recompute import compare, mute
 from flows.keep.recompute.compare import Compared, Stored
 from stages.frame.types import Completion, Message, Row
 from stages.judge.critique import Judgement
 from stages.llm.roles import roles_of
 from stages.llm.tokens import OUT_OF_CONTEXT
-from stages.play.chains import draw, read_in_full, usable
-from stages.play.transitions import candidates, in_full, known_losses
+from stages.play.chains import drawn_from, pool_of
+from stages.play.transitions import in_full
 
 if TYPE_CHECKING:
     from stages.frame.contract import Context
@@ -146,11 +144,8 @@ def check_q_critic(context: Context, stored: Stored) -> Compared:
 
 def _drawn(context: Context, critic: str) -> tuple[list[tuple[tuple[Transition, ...], float]], int]:
     """The chains that were drawn, in their order, with their weights; and among how many."""
-    config = context.config
-    pool = usable(candidates(context.replay, context.inputs["collect"], newest=config.replay_size))
-    losses = known_losses(context.replay, context.inputs.get(critic, ()))
-    drawn = draw(pool, losses, config, np.random.default_rng(context.seed))
-    return read_in_full(context.replay, drawn), len(pool)
+    pool = pool_of(context)
+    return drawn_from(context, pool, critic), len(pool)
 
 
 def _matched(
