@@ -4,7 +4,7 @@ The audit tests whether refine can trust the critic. It compares verdicts and fu
 policy's own actions. Some environments also know the truth: the right action, exact Q*, or the true cause. A self_ac
 policy has a value function for free. Its values on the episodes and their uses are measured in `values.py`. An
 environment can add numbers of its own (`describe`), such as what doing nothing would win.
-Source: ours; nlac.md, "The evaluator tends to please".
+Source: ours.
 
     turnwise rerun evaluate --of RUN --set evaluate.episodes=500
 """

@@ -3,8 +3,8 @@
     y = r_0 + .. + gamma^(n-1) r_{n-1} + gamma^n Q_target(s_n, a'),   a' ~ pi(.|s_n)         0 past a terminal state
     L = (Q(s, a) - y)^2,   theta_target <- theta_target + rate (theta - theta_target)
 
-n is `steps`. Source: arXiv 2512.04601, the baseline SAC; it gives only the idea. nlac.md: NLAC's data and schedule.
-Ours: the draw of targets, the successor's prompt, and the steps and policy rows of critic. Head and adapter share a
+n is `steps`. Source: arXiv 2512.04601, the baseline SAC; it gives only the idea. Ours:
+NLAC's data and schedule, the draw of targets, the successor's prompt, and the steps and policy rows of critic. Head and adapter share a
 target network, and |Q - y| is the transition's priority.
 
     turnwise run desk+sac
