@@ -5,13 +5,10 @@ A line is the mean validation win rate of an arm over its seeds, a band goes fro
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
 WIDTH, HEIGHT, LEFT, TOP, WIDE, HIGH = 880, 372, 52, 66, 350, 226
 STEP = 432  # from panel to panel
 
@@ -118,15 +115,17 @@ def _line(panel: Panel, arm: Arm, x: int, y: int) -> list[str]:
 
 
 def _points(panel: Panel, method: str) -> list[tuple[float, float, float, float]]:
-    """(episodes, worst, mean, best) of each iteration that was evaluated in all runs of an arm."""
-    rows = [json.loads(line) for line in (HERE / "results" / f"{panel.file}.jsonl").read_text("utf-8").splitlines()]
-    found = [row for row in rows if (row["part"], row["method"], row["task"]) == ("table", method, panel.task)]
+    """(episodes, worst, mean, best) of each iteration that was evaluated, over the runs of an arm."""
+    from tables import rows
+
+    from flows.evidence.study.rows import evaluated
+
+    found = rows({"data": panel.file, "show": "rate", "method": method, "task": panel.task})
     if not found:
         raise ValueError(f"docs/results/{panel.file}.jsonl has no rows of {method!r} on {panel.task!r}.")
     points = []
-    for column in zip(*(row["curve"] for row in found), strict=False):
+    for column in zip(*map(evaluated, found), strict=True):
         rates = [one["win_rate"] for one in column]
-        if None not in rates:
-            episodes = sum(one["episodes"] for one in column) / len(column)
-            points.append((episodes, min(rates), sum(rates) / len(rates), max(rates)))
+        episodes = sum(one["episodes"] for one in column) / len(column)
+        points.append((episodes, min(rates), sum(rates) / len(rates), max(rates)))
     return points

@@ -22,7 +22,7 @@ font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif" f
     .card {{ fill: #ffffff; stroke: #cbd5e1 }} .context {{ fill: #e2e8f0; stroke: #94a3b8 }} .action {{ fill: #bbf7d0; stroke: #22a052 }}
     .observation {{ fill: #bfdbfe; stroke: #3b82f6 }} .asked {{ fill: #fed7aa; stroke: #ea700c; stroke-dasharray: 4 2 }}
     .said {{ fill: #e9d5ff; stroke: #9333ea }} .line {{ fill: none; stroke: #475569; stroke-width: 1.5 }}
-    .small {{ font-size: 12px }} .tiny {{ font-size: 11px }} .muted {{ fill: #475569 }} .bold {{ font-weight: 700 }} .middle {{ text-anchor: middle }}
+    .small {{ font-size: 12px }} .tiny {{ font-size: 11px }} .muted {{ fill: #475569 }} .bold {{ font-weight: 700 }} .middle {{ text-anchor: middle }} .end {{ text-anchor: end }}
   </style>
   <defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z" fill="#475569"/></marker></defs>
   <rect class="card" x=".5" y=".5" width="959" height="{below}" rx="10"/>
@@ -115,10 +115,8 @@ def tree(visit: dict[str, Any]) -> str:
         said = min(row["tokens"], own)
         bottom = y + 36
         parts.append(f'  <path class="line" d="M{fork:g} {bottom:g}H{fork + 12:g}"/>')
-        parts.append(text(fork - 14, y + 32, names[row["role"]], "bold").replace("<text", '<text text-anchor="end"'))
-        parts.append(
-            text(fork - 14, y + 50, NOTES[row["role"]], "small muted").replace("<text", '<text text-anchor="end"')
-        )
+        parts.append(text(fork - 14, y + 32, names[row["role"]], "bold end"))
+        parts.append(text(fork - 14, y + 50, NOTES[row["role"]], "small muted end"))
         at = fork + 12
         if own > said:
             parts.append(block(at, y, (own - said) * TOKEN, 72, "asked", row["asked"]))
