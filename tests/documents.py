@@ -6,12 +6,16 @@ import ast
 import importlib.util
 import re
 import shlex
+import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import pytest
 
 from stages.frame.types import UsageError
 
@@ -219,3 +223,21 @@ def load_file(path: Path, name: str) -> ModuleType:
 @cache
 def generator() -> ModuleType:
     return load_file(DOCS / "generate.py", "docs_generate")
+
+
+@contextmanager
+def own_module(folder: Path, name: str, code: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module of one's own in a project folder, in which the process works; forgotten afterwards. Its name."""
+    from stages.frame import own
+
+    package, _, module = name.partition(".")
+    (folder / package).mkdir()
+    (folder / package / f"{module}.py").write_text(code, encoding="utf-8")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    try:
+        yield name
+    finally:
+        for one in (name, package):
+            sys.modules.pop(one, None)
+        own._imported.cache_clear()

@@ -34,6 +34,7 @@ from documents import (
     generator,
     in_module,
     load_file,
+    own_module,
     problem,
     spans,
     text_of,
@@ -149,16 +150,8 @@ def test_every_default_of_the_paper_is_in_the_paper_map() -> None:
 @pytest.fixture
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The environment of the tutorial, in a project folder of its own, and its name."""
-    from stages.frame import own
-
-    (tmp_path / "my").mkdir()
-    (tmp_path / "my" / "crossing.py").write_text(blocks("tutorial/environment.md", "python")[0], encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    yield "my.crossing"
-    for name in ("my.crossing", "my"):
-        sys.modules.pop(name, None)
-    own._imported.cache_clear()
+    with own_module(tmp_path, "my.crossing", blocks("tutorial/environment.md", "python")[0], monkeypatch) as name:
+        yield name
 
 
 def test_the_environment_of_the_page_keeps_the_contract(example: str, monkeypatch: pytest.MonkeyPatch) -> None:

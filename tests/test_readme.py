@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-from documents import FENCE, ROOT, text_of
+from documents import FENCE, ROOT, own_module, text_of
 
 from stages.envs import suite
-from stages.frame import own
 
 
 def test_readme_is_one_page() -> None:
@@ -18,15 +16,7 @@ def test_readme_is_one_page() -> None:
 
 def test_the_environment_of_readme_keeps_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ((_, code),) = [one for one in FENCE.findall(text_of(ROOT / "README.md")) if one[0] == "python"]
-    (tmp_path / "my").mkdir()
-    (tmp_path / "my" / "door.py").write_text(code, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    try:
-        found = list(suite.examine(suite.Subject("my.door", {}, None, ["Action: push"])))
-    finally:
-        for name in ("my.door", "my"):
-            sys.modules.pop(name, None)
-        own._imported.cache_clear()
+    with own_module(tmp_path, "my.door", code, monkeypatch) as name:
+        found = list(suite.examine(suite.Subject(name, {}, None, ["Action: push"])))
     assert len(found) >= 12
     assert not [one for one in found if one.status == "broken"]
