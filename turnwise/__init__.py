@@ -46,22 +46,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "stages.frame.types": ("TurnwiseError", "UsageError"),
-    "stages.store.workspace": ("Workspace",),
-    "turnwise.tables": ("compare", "config", "curve", "episodes", "rows", "runs", "sql"),
-    "turnwise.work": ("open_project", "rerun", "run"),
+    "Project": "stages.store.workspace:Workspace",
+    **{name: f"stages.frame.types:{name}" for name in ("TurnwiseError", "UsageError")},
+    **{name: f"turnwise.tables:{name}" for name in ("compare", "config", "curve", "episodes", "rows", "runs", "sql")},
+    **{name: f"turnwise.work:{name}" for name in ("open_project", "rerun", "run")},
 }
-"""Module -> what it has of these names. It is imported at the first use of one, so that the command line, which lies beside
-them, pays for none."""
+"""Name -> where it lies. It is imported at its first use: the command line lies beside these names, and pays for none."""
 
 
 def __getattr__(name: str) -> Any:
-    own = {"Project": "Workspace"}.get(name, name)
-    for module, names in _HOMES.items():
-        if name in __all__ and own in names:
-            value = globals()[name] = getattr(importlib.import_module(module), own)
-            return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, own = _HOMES[name].partition(":")
+    value = globals()[name] = getattr(importlib.import_module(module), own)
+    return value
 
 
 def __dir__() -> list[str]:
