@@ -108,7 +108,17 @@ def fake_stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
             STAGE=Stage(name, 1, FakeConfig, inputs=inputs, roles=(), run=run), __doc__=f"The fake {name}."
         )
         monkeypatch.setitem(sys.modules, f"fake_{name}", module)
-    monkeypatch.setattr(registry, "STAGES", {name: f"fake_{name}" for name in INPUTS})
+    # In place: a module that is imported meanwhile, and keeps the table, has the real one afterwards.
+    real = dict(registry.STAGES)
+    _fill(registry.STAGES, {name: f"fake_{name}" for name in INPUTS})
     presets.run_config.cache_clear()
-    yield stages
-    presets.run_config.cache_clear()
+    try:
+        yield stages
+    finally:
+        _fill(registry.STAGES, real)
+        presets.run_config.cache_clear()
+
+
+def _fill(table: dict[str, str], values: dict[str, str]) -> None:
+    table.clear()
+    table.update(values)
