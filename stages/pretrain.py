@@ -1,4 +1,4 @@
-"""Make a small base model of words for the roles of a task, or of bytes for agents.
+"""Make a base model for a task's roles: a small one of words or bytes from scratch, or a real one warmed.
 
 Roles: on the desk, in 20 Questions, in arithmetic or in your own corpus (stages/corpora/own.py). Agents act in math,
 game24 and wiki_search.
@@ -7,43 +7,38 @@ game24 and wiki_search.
     turnwise pretrain --set pretrain.corpus=twenty --set roles.prompts=twenty --out data/base_twenty
     turnwise pretrain --set pretrain.corpus=maths --set roles.prompts=maths --out data/base_maths
     turnwise pretrain --set pretrain.corpus=agents --out data/base_agents
+    turnwise pretrain --set pretrain.base=data/models/smollm2 --set pretrain.lora_rank=16 --out data/models/mine
 
-The model is Llama-shaped and trained from scratch on text of `corpora/`. AutoModelForCausalLM and AutoTokenizer load
-it. Muon trains the matrices, AdamW embeddings and norms (Jordan et al. 2024); the rate is flat, then decays linearly.
-[ours]
+A small model is Llama-shaped (stages/train/scratch.py). With `base` any instruct model learns to speak as the roles do,
+through its own chat template (stages/train/warm.py). Every row has its own random rules, so no task's answers are
+learned. AutoModelForCausalLM and AutoTokenizer load the result. [ours]
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from stages.corpora import Example, agents, desk, maths, own, twenty, twenty_marks
-from stages.corpora.held_out import agents_card, desk_card, maths_card, own_card, play_scores, role_scores, twenty_card
-from stages.corpora.tokenizers import (
-    Ids,
-    byte_tokenizer,
-    encode_episode,
-    encode_reply,
-    encode_thoughts,
-    encode_turns,
-    word_tokenizer,
+from stages.corpora import agents, desk, maths, own, scene, twenty, twenty_marks
+from stages.corpora.held_out import (
+    agents_card,
+    desk_card,
+    maths_card,
+    own_card,
+    play_scores,
+    role_scores,
+    twenty_card,
+    warmed_card,
 )
-from stages.frame.contract import Config, Context, ModuleName, Outputs, Stage
+from stages.frame.contract import Config, Context, DataPath, ModuleName, Outputs, Stage
 from stages.frame.own import is_own
+from stages.frame.types import UsageError
 from stages.llm.roles import Roles, roles_of
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from stages.learn.losses import Batch
 
 OF_AGENTS = {
     "layers": 4,
@@ -61,6 +56,9 @@ OF_TWENTY = {"batch": 48, "steps": 3600, "whole": 1.0, "general_rows": 0, "probe
 
 OF_MATHS = {"width": 96, "steps": 2000, "batch": 48, "whole": 1.0, "general_rows": 0, "probe_rows": 200}
 """Defaults where corpus = maths, in which earlier turns are arithmetic, too."""
+
+OF_BASE = {"steps": 160, "batch": 64, "general_rows": 0, "probe_rows": 16}
+"""Defaults where base is set: a real model knows the language already."""
 
 OTHERS: dict[str, dict[str, Any]] = {"agents": OF_AGENTS, "twenty": OF_TWENTY, "maths": OF_MATHS}
 ROLE_PLAY: dict[str, Any] = {"desk": desk, "twenty": twenty, "maths": maths}
@@ -81,6 +79,10 @@ class PretrainConfig(Config):
         "desk",
         description="What the model is taught. desk, twenty and maths: the roles on the desk, in 20 Questions (with roles.prompts = twenty) and in arithmetic. agents: to act in three environments. my.words: your own module, by a name with a dot. [ours]",
     )
+    base: DataPath = ""
+    """Folder or hub name of an instruct model that is warmed for the roles; empty = a small model is made. [ours]"""
+    lora_rank: int = Field(0, ge=0)
+    """With base: rank of the adapter that is trained and merged; 0 = all weights are trained. [ours]"""
     width: int = Field(128, ge=16, description="Hidden size; 96 for maths. [ours]")
     layers: int = Field(3, ge=1, description="Decoder layers; 4 for agents. [ours]")
     heads: int = Field(4, ge=1, description="Attention heads. [ours]")
@@ -93,7 +95,8 @@ class PretrainConfig(Config):
     batch: int = Field(96, ge=1, description="Examples a step; 32 for agents, 48 for twenty and maths. [ours]")
     parts: int = Field(4, ge=1, description="Passes of like length that a step is cut into, against padding. [ours]")
     muon_lr: float = Field(0.02, gt=0, description="Learning rate of the matrices. [ours]")
-    adam_lr: float = Field(3e-3, gt=0, description="Learning rate of embeddings and norms. [ours]")
+    adam_lr: float = Field(3e-3, gt=0)
+    """Learning rate of embeddings and norms. With base of all that is trained: 1e-3 for an adapter, 1e-4 for all weights. [ours]"""
     flat: float = Field(0.4, ge=0, le=1, description="Share of the steps before the linear decay to 3 %. [ours]")
     whole: float = Field(0.2, ge=0, le=1)
     """Share of first steps that also learn the text before the last reply; 1 for agents, twenty and maths. [ours]"""
@@ -105,7 +108,10 @@ class PretrainConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _defaults_of_the_corpus(cls, values: Any) -> Any:
-        return {**OTHERS.get(str(values.get("corpus")), {}), **values} if isinstance(values, Mapping) else values
+        if not isinstance(values, Mapping):
+            return values
+        warm = {**OF_BASE, "adam_lr": 1e-3 if values.get("lora_rank") else 1e-4} if values.get("base") else {}
+        return {**OTHERS.get(str(values.get("corpus")), {}), **warm, **values}
 
     @field_validator("corpus")
     @classmethod
@@ -115,121 +121,9 @@ class PretrainConfig(Config):
         return name
 
 
-@dataclass(frozen=True)
-class Material:
-    """The training material of a model, as tokens."""
-
-    tokenizer: Any
-    draw: Callable[[random.Random], Example]
-    encode: Callable[[Any, Example], Ids]  # of the steps that learn more than the last reply
-
-
-def roles_material(corpus: Any, roles: Roles) -> Material:
-    encode = encode_thoughts if corpus is twenty else encode_turns
-    words = corpus.words(roles) if hasattr(corpus, "words") else own.words(corpus, roles)
-    return Material(word_tokenizer(words), lambda rng: corpus.example(rng, roles, None), encode)
-
-
 def role_play(name: str) -> Any:
     """The module of a corpus with all roles; None for agents, which has none."""
     return own.load(name) if is_own(name) else ROLE_PLAY.get(name)
-
-
-def agents_material(prompts: Mapping[str, Roles], vocabulary: int) -> Material:
-    return Material(
-        byte_tokenizer(agents.texts(prompts), vocabulary), lambda rng: agents.example(rng, prompts), encode_episode
-    )
-
-
-def padded(rows: Sequence[tuple[list[int], list[bool]]], pad_id: int) -> Batch:
-    """Rows of ids and of which ids are learned, padded on the right."""
-    import torch
-
-    from stages.learn.losses import Batch
-
-    ids = torch.full((len(rows), max(len(ids) for ids, _ in rows)), pad_id)
-    mask = torch.zeros(ids.shape, dtype=torch.bool)
-    for i, (row, learned) in enumerate(rows):
-        ids[i, : len(row)] = torch.tensor(row)
-        mask[i, : len(row)] = torch.tensor(learned)
-    return Batch(ids, mask, mask.sum(1))
-
-
-def in_parts(rows: Sequence[tuple[list[int], list[bool]]], n: int) -> list[list[tuple[list[int], list[bool]]]]:
-    """The rows of a step in n passes of similar length; unchanged if n is 1."""
-    if n == 1:
-        return [list(rows)]
-    by_length = sorted(rows, key=lambda row: len(row[0]))
-    edges = [round(i * len(rows) / n) for i in range(n + 1)]
-    return [part for start, end in pairwise(edges) if (part := by_length[start:end])]
-
-
-def make_model(config: PretrainConfig, tokenizer: Any, seed: int) -> PreTrainedModel:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(seed)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=config.width,
-            intermediate_size=3 * config.width,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
-            num_key_value_heads=config.heads,
-            max_position_embeddings=config.positions,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
-
-
-def train(model: Any, material: Material, config: PretrainConfig, seed: int, advance: Any) -> list[float]:
-    """Train in place; returns the loss of every step."""
-    import torch
-
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    chosen = {id(p) for p in matrices}
-    rest = [p for p in model.parameters() if id(p) not in chosen]
-    muon = torch.optim.Muon(matrices, lr=config.muon_lr, momentum=0.95, weight_decay=0.1)
-    adam = torch.optim.AdamW(rest, lr=config.adam_lr, weight_decay=0.0)
-    rng = random.Random(f"corpus {seed}")
-    losses = []
-    for step in range(config.steps):
-        done = step / config.steps
-        factor = 1.0 if done < config.flat else 1.0 - 0.97 * (done - config.flat) / (1 - config.flat)
-        muon.param_groups[0]["lr"], adam.param_groups[0]["lr"] = config.muon_lr * factor, config.adam_lr * factor
-        examples = [material.draw(rng) for _ in range(config.batch)]
-        encode = material.encode if done < config.whole else encode_reply
-        muon.zero_grad()
-        adam.zero_grad()
-        losses.append(
-            backward(
-                model, [encode(material.tokenizer, e) for e in examples], config.parts, material.tokenizer.pad_token_id
-            )
-        )
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        muon.step()  # type: ignore[no-untyped-call]
-        adam.step()
-        advance(1)
-    return losses
-
-
-def backward(model: Any, rows: Sequence[tuple[list[int], list[bool]]], parts: int, pad_id: int) -> float:
-    """Add the gradient of the mean negative log-likelihood over all learned tokens of the rows; returns that mean."""
-    from stages.learn.losses import completion_nll
-
-    total = sum(sum(learned) for _, learned in rows)
-    mean = 0.0
-    for part in in_parts(rows, parts):
-        batch = padded(part, pad_id)
-        nll_B, _ = completion_nll(model, batch)
-        loss = (nll_B * batch.n_completion).sum() / total
-        loss.backward()  # type: ignore[no-untyped-call]
-        mean += float(loss.detach())
-    return mean
 
 
 def probe_rows(corpus: Any, n: int, rng: random.Random, roles: Roles, role: str | None = None) -> list[dict[str, Any]]:
@@ -240,7 +134,13 @@ def probe_rows(corpus: Any, n: int, rng: random.Random, roles: Roles, role: str 
 
 def run(context: Context) -> Outputs:
     """Artifact `model`: weights, tokenizer, model card. If all roles are taught, also general.jsonl and probe.jsonl."""
+    return warmed(context) if context.config.base else made(context)
+
+
+def made(context: Context) -> Outputs:
+    """A small model from scratch."""
     from stages.learn.fit import check_finite
+    from stages.train.scratch import agents_material, make_model, roles_material, train
 
     config: PretrainConfig = context.config
     roles, seed = roles_of(context.run.roles), context.run.seed
@@ -255,20 +155,63 @@ def run(context: Context) -> Outputs:
     model.save_pretrained(folder)
     material.tokenizer.save_pretrained(folder)
     n_parameters = sum(p.numel() for p in model.parameters())
-    made = (
+    how = (
         f"{n_parameters:,} parameters, {len(material.tokenizer)} tokens, made by `turnwise pretrain` with seed {seed}:\n"
         f"{config.steps} steps of {config.batch}"
     )
     if corpus:
-        right, told = MARKS.get(config.corpus, (getattr(corpus, "right", own.readable), own_card))
-        scores = role_scores(folder, write_rows(folder, config, corpus, roles, seed), right)
-        card = told(made, config.probe_rows, scores)
+        right, told = marks(config.corpus, corpus)
+        scores = role_scores(str(folder), write_rows(folder, config, corpus, roles, seed), right)
+        card = told(how, config.probe_rows, scores)
     else:
         scores = play_scores(folder, prompts, config.probe_rows)
-        card = agents_card(made, config.probe_rows, scores)
+        card = agents_card(how, config.probe_rows, scores)
     (folder / "README.md").write_text(card)
     metrics = scores | {"pretrain/loss": losses[-1], "pretrain/parameters": float(n_parameters)}
     return Outputs(metrics, {}, {"model": folder}, {"pretrain/step_loss": losses})
+
+
+def warmed(context: Context) -> Outputs:
+    """The model at `base` after steps on the corpus. With an adapter, the artifact `adapter` holds what was learned, and
+    `model` is its merge. Raises UsageError for a corpus without roles.
+    """
+    from stages.train.warm import open_warm, rows_of, save_warm, warm
+
+    config: PretrainConfig = context.config
+    if (corpus := role_play(config.corpus)) is None:
+        raise UsageError(f"pretrain.base: the corpus {config.corpus!r} has no roles; {', '.join(ROLE_PLAY)} have")
+    roles, seed = roles_of(context.run.roles), context.run.seed
+    model, tokenizer, end = open_warm(config.base, rank=config.lora_rank, seed=seed)
+    rng = random.Random(f"corpus {seed}")
+
+    def draw() -> Any:
+        scenes = (scene(corpus, rng, roles, size) for size in sizes(config.batch, len(corpus.SHARE)))
+        return rows_of(tokenizer, [example for examples in scenes for example in examples], end)
+
+    bar = context.progress("pretrain", config.steps)
+    losses = warm(model, draw, steps=config.steps, lr=config.adam_lr, flat=config.flat, advance=bar.advance)
+    folder, adapter = context.workdir / "model", context.workdir / "adapter"
+    save_warm(model, config.base, folder, adapter)
+    probe, (right, _) = write_rows(folder, config, corpus, roles, seed), marks(config.corpus, corpus)
+    before, after = (
+        role_scores(path, probe, right, dtype="bfloat16", max_tokens=160) for path in (config.base, str(folder))
+    )
+    how = f"{config.steps} steps of {config.batch} examples of the corpus {config.corpus}, with seed {seed}"
+    (folder / "README.md").write_text(warmed_card(config.base, how, config.probe_rows, before, after))
+    metrics = after | {f"{name}_before": share for name, share in before.items()} | {"pretrain/loss": losses[-1]}
+    files = {"model": folder} | ({"adapter": adapter} if adapter.is_dir() else {})
+    return Outputs(metrics, {}, files, {"pretrain/step_loss": losses})
+
+
+def sizes(batch: int, n_roles: int) -> list[int]:
+    """The examples of a step, in scenes of a few roles each: what the roles of a scene share is read once."""
+    each = min(4, n_roles)
+    return [each] * (batch // each) + ([batch % each] if batch % each else [])
+
+
+def marks(name: str, corpus: Any) -> tuple[Callable[..., dict[str, bool]], Callable[..., str]]:
+    """Which replies are right in a corpus, and the card of a small model that was made from it."""
+    return MARKS.get(name, (getattr(corpus, "right", own.readable), own_card))
 
 
 def write_rows(folder: Path, config: PretrainConfig, corpus: Any, roles: Roles, seed: int) -> list[dict[str, Any]]:
@@ -283,5 +226,5 @@ def write_rows(folder: Path, config: PretrainConfig, corpus: Any, roles: Roles, 
 
 STAGE = Stage(
     "pretrain", 3, PretrainConfig, inputs=(), roles=(*desk.SHARE, "value"), run=run, shared=("roles",),
-    outputs=("model/",),
+    outputs=("model/", "adapter/"),
 )  # fmt: skip

@@ -50,22 +50,12 @@ def export_run(workspace: Workspace, run: str, folder: Path, what: str) -> list[
     if what == "adapter":
         shutil.copytree(adapter, folder, dirs_exist_ok=True)
     else:
-        merge(stored["config"]["model"]["path"], adapter, folder)
+        from stages.llm.hf import merge_adapter
+
+        merge_adapter(stored["config"]["model"]["path"], adapter, folder)
         if what == "critic":
             add_critic(workspace, source, stored, folder / HEAD)
     return sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def merge(base: str, adapter: Path, folder: Path) -> None:
-    """Save the base model with the adapter added to its weights, as AutoModelForCausalLM and AutoTokenizer load it."""
-    from peft import PeftModel
-
-    from stages.llm.hf import read_base
-
-    weights, tokenizer = read_base(base, "auto")
-    model: Any = PeftModel.from_pretrained(weights, str(adapter))
-    model.merge_and_unload().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def add_critic(workspace: Workspace, run_id: str, stored: Mapping[str, Any], folder: Path) -> None:

@@ -20,9 +20,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stages.frame.types import Message
+
+if TYPE_CHECKING:
+    from stages.llm.roles import Roles
 
 T = TypeVar("T")
 
@@ -42,6 +45,18 @@ class Example:
 def by_share(rng: random.Random, share: Mapping[T, float]) -> T:
     """One of the keys, drawn by their weights."""
     return rng.choices(list(share), weights=list(share.values()))[0]
+
+
+def scene(corpus: Any, rng: random.Random, roles: Roles, n: int) -> list[Example]:
+    """Examples of n roles, drawn by the corpus's SHARE, each with the same seed. In a corpus that draws its world first
+    they speak of one world, and their prompts begin alike. n: at most the number of roles.
+    """
+    left, seed, found = dict(corpus.SHARE), rng.getrandbits(64), []
+    for _ in range(n):
+        role = by_share(rng, left)
+        del left[role]
+        found.append(corpus.example(random.Random(seed), roles, role))
+    return found
 
 
 def vocabulary(examples: Iterable[Example], more: Iterable[str]) -> list[str]:

@@ -26,12 +26,16 @@ AGENTS: dict[str, tuple[dict[str, Any], Literal["react", "cot"]]] = {
 
 
 def role_scores(
-    folder: Path, probe: list[dict[str, Any]], right: Callable[[Mapping[str, Any], str], dict[str, bool]]
-) -> dict[str, float]:
-    """Share of held-out prompts that each role answers rightly, greedily, as `right` of its corpus tells."""
+    model: str, probe: list[dict[str, Any]], right: Callable[[Mapping[str, Any], str], dict[str, bool]], *,
+    dtype: str = "float32", max_tokens: int = 64,
+) -> dict[str, float]:  # fmt: skip
+    """Share of held-out prompts that each role answers rightly, greedily, as `right` of its corpus tells.
+
+    model: its folder or hub name. max_tokens: of a reply.
+    """
     replies = ask(
-        HfEngine(str(folder)), [row["messages"] for row in probe], role="probe", adapter=None, temperature=0.0,
-        max_tokens=64, seed=0,
+        HfEngine(model, dtype=dtype), [row["messages"] for row in probe], role="probe", adapter=None, temperature=0.0,
+        max_tokens=max_tokens, seed=0,
     )  # fmt: skip
     found: dict[str, list[bool]] = defaultdict(list)
     for row, (_, reply) in zip(probe, replies, strict=True):
@@ -152,6 +156,27 @@ combine, corrector, evaluator: share of replies equal to the one right answer. s
 the problem and whose results are all within one of the right ones. refiner: of those that also do what the evaluation says; told only what may be wrong it often tries that again, about as often as chance has it.
 
 `probe.jsonl`: held-out role rows, the forgetting probe of `evaluate`.
+"""
+
+
+def warmed_card(base: str, how: str, n_probe: int, before: Mapping[str, float], after: Mapping[str, float]) -> str:
+    """how: corpus and schedule, in a line. before, after: scores of the model as it was, and warmed."""
+    rows = "\n".join(
+        f"| {name.removeprefix('pretrain/')} | {before[name]:.3f} | {share:.3f} |"
+        for name, share in sorted(after.items())
+    )
+    return f"""# {Path(base).name}, warmed for the roles of a task
+
+{base}, after {how}.
+Its licence is that of {base}.
+
+It has learned how the roles speak. Every row had its own random rules, so it knows no answer of any task.
+
+| role, on {n_probe} held-out prompts each | right before | right now |
+|---|---|---|
+{rows}
+
+Right is what the corpus calls so. `probe.jsonl`: held-out role rows, the forgetting probe of `evaluate`.
 """
 
 

@@ -40,15 +40,16 @@ def model_hash(path: str) -> str:
 def load_base(path: str, dtype: str) -> tuple[Any, Any]:
     """(model in eval mode on the best device, tokenizer), read from disk. Raises UsageError if the folder holds none."""
     model, tokenizer = read_base(path, dtype)
-    return model.to(_device()), tokenizer
+    return model.to(best_device()), tokenizer
 
 
 def shared_base(path: str, dtype: str) -> Any:
     """The same model over weights that stay in memory for the next one that asks: nobody may write to them."""
-    return lend(path, dtype, lambda: read_base(path, dtype)[0]).to(_device())
+    return lend(path, dtype, lambda: read_base(path, dtype)[0]).to(best_device())
 
 
-def _device() -> str:
+def best_device() -> str:
+    """Where a model works: "cuda" if torch sees a card, else "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -238,3 +239,13 @@ def check_adapter(path: Path, base_hash: str) -> None:
         raise UsageError(
             f"the adapter belongs to base model {found[:12]}, the run uses {base_hash[:12]}; set model.path to the adapter's own base"
         )
+
+
+def merge_adapter(base: str, adapter: Path, folder: Path) -> None:
+    """Save the base model with the adapter added to its weights, as AutoModelForCausalLM and AutoTokenizer load it."""
+    from peft import PeftModel
+
+    weights, tokenizer = read_base(base, "auto")
+    model: Any = PeftModel.from_pretrained(weights, str(adapter))
+    model.merge_and_unload().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

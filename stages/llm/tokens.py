@@ -190,6 +190,20 @@ def stop_tokens(tokenizer: Any, generation: Any) -> tuple[int, ...]:
     return tuple(sorted(set(found)))
 
 
+def end_token(tokenizer: Any) -> int:
+    """Id of the token that the chat template writes after a reply. Raises UsageError where there is none."""
+    said = "A reply."
+    chat = [{"role": "user", "content": "A question."}, {"role": "assistant", "content": said}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False)
+    after = tokenizer(text.rpartition(said)[2], add_special_tokens=False).input_ids
+    ends = [one for one in after if one in set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)]
+    if not ends:
+        raise UsageError(
+            "model.path: its chat template ends a reply by no special token, so no reply would end; use another model"
+        )
+    return int(ends[0])
+
+
 LARGEST_ID = 2**31 - 1
 """Of a token, as it is stored."""
 

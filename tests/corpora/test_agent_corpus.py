@@ -25,7 +25,9 @@ from stages.corpora.tokenizers import SPECIAL, byte_tokenizer, encode_episode
 from stages.envs import arithmetic
 from stages.envs.math_answers import whole_answer
 from stages.llm.roles import load_roles
-from stages.pretrain import Material, PretrainConfig, backward, in_parts
+from stages.pretrain import PretrainConfig
+from stages.train import scratch
+from stages.train.scratch import Material, backward, in_parts
 
 N = 400  # episodes a task
 STEP = re.compile(r"(\d+) ([-+*]) (\d+) = (\d+)")
@@ -234,10 +236,10 @@ def test_the_desk_s_stream_is_that_of_the_shipped_model(monkeypatch: pytest.Monk
         drawn.append(desk.example(rng, roles))
         return drawn[-1]
 
-    monkeypatch.setattr(pretrain, "encode_reply", lambda tokenizer, e: ([0], [True]))
-    monkeypatch.setattr(pretrain, "backward", lambda model, rows, parts, pad_id: 0.0)
+    monkeypatch.setattr(scratch, "encode_reply", lambda tokenizer, e: ([0], [True]))
+    monkeypatch.setattr(scratch, "backward", lambda model, rows, parts, pad_id: 0.0)
     config = PretrainConfig(steps=2)
-    pretrain.train(
+    scratch.train(
         models.tiny_llama(8),
         Material(SimpleNamespace(pad_token_id=0), draw, lambda tokenizer, e: ([0], [True])),
         config,

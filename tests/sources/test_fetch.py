@@ -20,6 +20,7 @@ from stages.sources.catalogue import TASKS
 from stages.sources.convert import tau_tasks, tau_tools
 from stages.sources.download import download
 from stages.sources.fetch import MANIFEST, fetch, state, task_data
+from stages.sources.models import MODELS
 from stages.store.workspace import silent
 from turnwise import cli
 
@@ -224,13 +225,13 @@ def test_the_command_says_what_came_and_how_to_use_it(turnwise: Turnwise, tmp_pa
     found: dict[str, Any] = json.loads(turnwise("data", "fetch", "game24", "--json")[1])
     assert found["files"]["24.csv"]["rows"] == 100
     listed = {row["task"]: row["state"] for row in json.loads(turnwise("data", "list", "--json")[1])}
-    assert listed["game24"] == "present" and set(listed) == set(TASKS) and listed["math"] == "absent"
+    assert listed["game24"] == "present" and set(listed) == {*TASKS, *MODELS} and listed["math"] == "absent"
     assert "game24            present  the puzzles" in turnwise("data", "list")[1]
 
 
 def test_a_wrong_command_is_one_sentence(turnwise: Turnwise) -> None:
     for argv, said in (
-        (("fetch",), "wanted a task. Tasks: math, "),
+        (("fetch",), "wanted a task or a model. Tasks: math, "),
         (("fetch", "game42"), "no published data for 'game42'; did you mean 'game24'? Tasks: "),
         (("fetch", "xyz"), "no published data for 'xyz'. Tasks: "),
         (("fetch", "game24", "--from", "nowhere"), "--from: wanted a folder"),

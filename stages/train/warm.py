@@ -1,0 +1,92 @@
+"""Warm a real model for a task's roles: gradient steps on a corpus, through the model's own chat template.
+
+    L = mean over all reply tokens of -log pi(y_t | prompt, y_<t),   the end token included
+
+In a made-up corpus every row has its own random rules. So the model learns to speak as the roles do, and no task's
+answers. The rows of a step form trees: what prompts share is read once. Passes compute in bfloat16. [ours]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stages.corpora import Example
+from stages.learn.adapter import WEIGHTS, base_of, new_adapter
+from stages.learn.fit import adamw, fit
+from stages.llm.hf import best_device, merge_adapter, read_base
+from stages.llm.roles import mix
+from stages.llm.tokens import ChatTokenizer, end_token
+from stages.train.passes import Pass, mixed_nll, step_passes
+from stages.train.rows import TrainRow
+
+RISE = 10
+"""First steps, over which the rate rises linearly."""
+PASS_TOKENS = 4096
+"""Most tokens of one pass. It bounds the memory; a step's gradient is the same."""
+
+
+def open_warm(path: str, *, rank: int, seed: int) -> tuple[Any, ChatTokenizer, int]:
+    """The model at `path` in training mode, its tokenizer, and its end token. rank: of a fresh adapter; 0 = none, and
+    all weights are trained, in fp32.
+    """
+    chat = ChatTokenizer(path)
+    base = read_base(path, "bfloat16" if rank else "float32")[0].to(best_device())
+    model = new_adapter(base, rank=rank, alpha=2 * rank, seed=mix("warm", seed) % 2**31) if rank else base
+    return model.train(), chat, end_token(chat.tokenizer)
+
+
+def rows_of(tokenizer: ChatTokenizer, examples: Sequence[Example], end: int) -> list[TrainRow]:
+    """A row an example: the prompt as an engine would read it, and the reply with its end token."""
+    prompts = tokenizer.encode_all([example.messages for example in examples])
+    replies = [(*tokenizer.encode_reply(example.reply), end) for example in examples]
+    return [TrainRow(prompt, reply) for prompt, reply in zip(prompts, replies, strict=True)]
+
+
+def warm(
+    model: Any, draw: Callable[[], list[TrainRow]], *, steps: int, lr: float, flat: float, advance: Callable[[int], Any]
+) -> list[float]:
+    """Train in place, by AdamW on what is trainable; returns the loss of every step.
+
+    draw: the rows of a step. lr rises over RISE steps, is flat for a share of all, and falls linearly to 3 %.
+    Raises Diverged as `fit`.
+    """
+    optimiser = adamw(model, lr=lr)
+
+    def batches() -> Iterator[list[Pass]]:
+        for step in range(steps):
+            done = step / steps
+            falling = 1.0 if done < flat else 1.0 - 0.97 * (done - flat) / (1 - flat)
+            for group in optimiser.param_groups:
+                group["lr"] = lr * min(falling, (step + 1) / RISE)
+            yield step_passes({"warm": draw()}, PASS_TOKENS, model.device)
+
+    def loss(model: Any, step: Pass) -> Any:
+        return mixed_nll(model, step, autocast=True)[:2]
+
+    found = fit(model, batches(), loss, optimiser, after_step=lambda _: advance(1))
+    return [metrics["loss"] for metrics in found]
+
+
+def save_warm(model: Any, base: str, folder: Path, adapter: Path) -> None:
+    """Write the model with its tokenizer to `folder`, in bfloat16. One with an adapter is merged, and `adapter` holds
+    what was learned, in fp16.
+    """
+    if base_of(model) is model:
+        model.to(torch.bfloat16).save_pretrained(folder)
+        ChatTokenizer(base).tokenizer.save_pretrained(folder)
+        return
+    model.save_pretrained(adapter)
+    (adapter / "README.md").unlink(missing_ok=True)  # peft's empty model card
+    in_fp16(adapter / WEIGHTS)
+    merge_adapter(base, adapter, folder)
+
+
+def in_fp16(file: Path) -> None:
+    """Write a file of tensors again, at half its size."""
+    from safetensors.torch import load_file, save_file
+
+    save_file({name: tensor.half() for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
