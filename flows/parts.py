@@ -3,9 +3,11 @@
     turnwise run desk                       # by default the method nlac and the task's own small model
     turnwise run tau_retail+grpo+qwen7b     # in any order
 
-Order: task < model < method. Sections of a part's file with two names of their own:
-    [small], [large]                    values for the task's own model, or for a named model
+Order: task < model < method; a real model of `size = "small"` stands last, and changes what was tuned for a tiny one.
+Sections of a part's file with names of their own:
+    [small], [large]                    values for the task's own model and small real ones, or for other named models
     [small.on.TASK], [large.on.TASK]    of a method's file: values tuned on a task, also for tasks that extend it
+    [on.TASK]                           the same of a model's file
 A part or such a section may extend a part of its kind. A task's `default_method` replaces nlac. A method's `tested`
 names the tasks that it is tuned or tested on. This module imports little: shell completion loads it.
 """
@@ -16,7 +18,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +108,12 @@ def _find(name: str) -> Combination:
     default = _default_method(task)
     method, model = next(iter(parts["method"]), default), next(iter(parts["model"]), "")
     told = "+".join(part for part in (task, method if method != default else "", model) if part)
-    if not model and "path" not in _task(task, "small").get("model", {}):
-        first = next(iter(files("model")))
-        raise UsageError(f"Preset {shown!r}: the task {task} has no model of its own. Name one, as in {told}+{first}.")
+    if _model(model)[0] == "small" and "path" not in _task(task, "small").get("model", {}):
+        first = next(name for name in files("model") if _model(name)[0] == "large")
+        what = f"has no values for a small model like {model}" if model else "has no model of its own"
+        raise UsageError(
+            f"Preset {shown!r}: the task {task} {what}. Name one, as in {told.removesuffix(f'+{model}')}+{first}."
+        )
     return Combination(told, task, method, model)
 
 
@@ -134,12 +139,19 @@ def _shown(name: str) -> str:
 
 def values(combination: Combination) -> dict[str, Any]:
     """The plain values of a combination."""
-    size = "large" if combination.model else "small"
-    below = _task(combination.task, size)
-    if combination.model:
-        below = laid_over(below, _read("model", combination.model))
-    tasks = [name for name, _ in _with_parents(combination.task)]
-    return laid_over(below, _method(combination.method, size, tasks))
+    size, model = _model(combination.model)
+    task, tasks = _task(combination.task, size), [name for name, _ in _with_parents(combination.task)]
+    method = _method(combination.method, size, tasks)
+    on = model.pop("on", {})
+    model = reduce(laid_over, (on[name] for name in tasks if name in on), model)
+    order = (task, method, model) if size == "small" else (task, model, method)
+    return reduce(laid_over, order, {})
+
+
+def _model(name: str) -> tuple[str, dict[str, Any]]:
+    """Size and values of a model; of the task's own, which is small, there are no values."""
+    found = _read("model", name) if name else {"size": "small"}
+    return found.pop("size", "large"), found
 
 
 def _with_parents(task: str) -> Iterator[tuple[str, dict[str, Any]]]:

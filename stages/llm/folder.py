@@ -16,6 +16,8 @@ from stages.frame.types import TurnwiseError, UsageError
 
 GENERATION = "generation_config.json"
 OBJECTS = ("config.json", GENERATION, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")  # fmt: skip
+FETCHED = "models"
+"""Folder, in data/, of the models that `turnwise data fetch` brings."""
 SHOWN = 200  # characters of what a library said
 
 
@@ -26,10 +28,9 @@ def check_folder(path: str) -> None:
     from safetensors import safe_open
 
     folder = Path(path)
-    if not folder.is_dir() and folder.parent != Path() and folder.parent.is_dir():
-        raise UsageError(
-            f"model.path: there is no folder {path!r}; the embedded base model is made by: turnwise pretrain"
-        )
+    if not folder.is_dir() and (path.count("/") > 1 or (folder.parent != Path() and folder.parent.is_dir())):
+        made = f"turnwise data fetch {folder.name}" if folder.parent.name == FETCHED else "turnwise pretrain"
+        raise UsageError(f"model.path: there is no folder {path!r}; it is made by: {made}")
     for name in OBJECTS:
         if (folder / name).exists():
             with reading(path, name):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from turnwise.arguments.command import command
+from turnwise.arguments.command import add_set, command
 
 
 def add(commands: Any) -> None:
@@ -40,5 +40,9 @@ def add(commands: Any) -> None:
     completion = command(commands, "completion", what, "turnwise completion bash", module="turnwise.completion")
     completion.add_argument("shell", metavar="SHELL", help="bash, zsh or fish")
     what = "Say what is installed and what is missing: versions, stores, GPU, disk, ports. Exit status 1 if the demo cannot run."
-    command(commands, "doctor", what, "turnwise doctor", module="turnwise.commands.doctor")
+    doctor = command(commands, "doctor", what, "turnwise doctor", module="turnwise.commands.doctor")
+    which = "play ten episodes with this model instead, and ask each role ten times: which replies can be read?"
+    doctor.add_argument("--model", metavar="FOLDER", help=which)
+    doctor.add_argument("--task", metavar="PRESET", help="the task of --model (default: desk)")
+    add_set(doctor)
     command(commands, "init", "Create the stores of a project in this folder. What is there stays.", "turnwise init")

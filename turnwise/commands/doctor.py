@@ -23,6 +23,7 @@ from flows.registry import METHODS
 from flows.report import emit
 from flows.workspace import find_home
 from stages.frame.types import TurnwiseError, UsageError, printable
+from stages.llm.folder import FETCHED
 
 if TYPE_CHECKING:
     from flows.presets import RunConfig
@@ -47,6 +48,10 @@ class Line:
 
 def doctor(args: Namespace) -> int:
     """turnwise doctor; exit status 1 where the demo cannot run."""
+    if args.model or args.task:
+        from turnwise.commands.roles import roles
+
+        return roles(args)
     home = find_home(args.home)
     os.chdir(home)
     lacking = presets_lacking()
@@ -163,7 +168,9 @@ def lacking(run: RunConfig) -> Iterator[str]:
     """One sentence for each missing thing that a run needs."""
     path = run.model.path
     if run.model.engine in ("hf", "vllm") and not (shipped.there(path) or _in_hub_cache(path)):
-        yield f"there is no model {path!r} here; {'it is fetched from the hub by the first run' if _is_hub_name(path) else 'make it: turnwise pretrain'}"
+        hub, fetched = _is_hub_name(path), Path(path).parent.name == FETCHED
+        make = f"make it: turnwise data fetch {Path(path).name}" if fetched else "make it: turnwise pretrain"
+        yield f"there is no model {path!r} here; {'it is fetched from the hub by the first run' if hub else make}"
     if run.model.engine in EXTRAS and not _version(run.model.engine):
         yield f"pip install 'turnwise[{EXTRAS[run.model.engine]}]'"
     if run.task.env == "math" and importlib.util.find_spec("math_verify") is None:
