@@ -8,21 +8,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import parts, telling
 from flows.lineage import lineage, runs_of, svg
+from flows.presets import RunConfig
 from flows.registry import METHODS
 from flows.telling import Asked, Iteration, Summary
 from stages.frame.types import TurnwiseError
+from stages.store.models import Version
 from stages.store.notes import run_link
 from stages.store.runs import NOTE
-
-if TYPE_CHECKING:
-    from flows.presets import RunConfig
-    from stages.store.models import Version
-    from stages.store.tracking import Status
-    from stages.store.workspace import StageRun, Workspace
+from stages.store.tracking import Status
+from stages.store.workspace import StageRun, Workspace
 
 EXPERIMENT = "pipeline"
 SUMMARY = "summary.json"  # artifact of the parent run: what `--json` prints

@@ -14,21 +14,18 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import presets, rerun
 from flows.book import EXPERIMENT
-from flows.pipeline import LAST
+from flows.pipeline import LAST, Call, Step
+from flows.presets import RunConfig
 from flows.registry import METHODS
 from flows.telling import Asked, Summary, changes_told
+from stages.frame.contract import Stage
 from stages.frame.types import UsageError
 from stages.store.runs import differences, without_password
-
-if TYPE_CHECKING:
-    from flows.pipeline import Call, Step
-    from flows.presets import RunConfig
-    from stages.frame.contract import Stage
-    from stages.store.workspace import StageRun, Workspace
+from stages.store.workspace import StageRun, Workspace
 
 FIGURES = ("win_rate", "win_low", "win_high")
 

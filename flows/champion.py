@@ -11,23 +11,20 @@ champion, the base model takes its place.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from flows import presets, rerun
-from flows.pipeline import LAST, Call, Judge
+from flows.pipeline import LAST, Call, Judge, Step
+from flows.presets import RunConfig
 from flows.registry import load_stage
+from flows.telling import Iteration
 from stages.frame.types import Outcome, UsageError
 from stages.llm.roles import mix
+from stages.store.models import Version
 from stages.store.runs import differences
-
-if TYPE_CHECKING:
-    from flows.pipeline import Step
-    from flows.presets import RunConfig
-    from flows.telling import Iteration
-    from stages.store.models import Version
-    from stages.store.workspace import StageRun, Workspace
+from stages.store.workspace import StageRun, Workspace
 
 SAME: Any = {"method": True, "sweeps": True, "task": {"env"}, "model": {"path"}}
 """Keys that must equal those of the earlier run."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from flows.presets import RunConfig
 from flows.registry import METHODS
 from flows.shipped import bring
 from stages import envs
 from stages.frame.types import UsageError
 from stages.store.runs import ScenarioSet
-
-if TYPE_CHECKING:
-    from flows.presets import RunConfig
 
 
 def splits(run: RunConfig) -> dict[str, dict[str, Any]]:

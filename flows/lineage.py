@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree
 
 from flows.registry import STAGES
-
-if TYPE_CHECKING:
-    from stages.store.runs import RunInfo
-    from stages.store.workspace import Workspace
+from stages.store.runs import RunInfo
+from stages.store.workspace import Workspace
 
 PARTS = ("base", "start", "iteration", "final")  # in the order of a pipeline run
 BOX, GAP = (92, 34), (38, 22)  # of the drawing, in pixels: width and height

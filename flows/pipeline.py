@@ -12,20 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import presets
 from flows.book import open_book, outcome
 from flows.datasets import scenario_sets
+from flows.presets import RunConfig
 from flows.registry import METHODS, SWEPT, load_stage, select_inputs
 from flows.telling import Asked, Iteration, Summary
+from stages.frame.contract import Stage
+from stages.store.models import Version
 from stages.store.runs import flat
-
-if TYPE_CHECKING:
-    from flows.presets import RunConfig
-    from stages.frame.contract import Stage
-    from stages.store.models import Version
-    from stages.store.workspace import Bar, StageRun, Workspace
+from stages.store.workspace import Bar, StageRun, Workspace
 
 LAST = "evaluate"
 """The stage that ends an iteration, and a run."""

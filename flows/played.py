@@ -8,17 +8,13 @@ what a method learns from given data. It does not show what the method would hav
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from flows import presets, rerun
 from flows.book import EXPERIMENT
+from flows.pipeline import Call, Step
+from flows.presets import RunConfig
 from stages.frame.types import UsageError
 from stages.store.runs import differences
-
-if TYPE_CHECKING:
-    from flows.pipeline import Call, Step
-    from flows.presets import RunConfig
-    from stages.store.workspace import StageRun, Workspace
+from stages.store.workspace import StageRun, Workspace
 
 SAME = {"task": None, "model": {"path"}, "roles": {"prompts", "policy_temperature", "max_action_tokens"}}
 """Section -> its keys (None: all) that must be those of the other run."""

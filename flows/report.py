@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import (
@@ -21,12 +21,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from flows.pipeline import Call, Step
 from flows.telling import Iteration, Summary, match_text, rate_text
-
-if TYPE_CHECKING:
-    from flows.pipeline import Call, Step
-    from stages.frame import contract
-    from stages.store.workspace import StageRun
+from stages.frame import contract
+from stages.store.workspace import StageRun
 
 BAR_CELLS = 24
 EIGHTHS = " ▏▎▍▌▋▊▉█"

@@ -10,20 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import presets
 from flows.book import EXPERIMENT, SUMMARY
 from flows.pipeline import LAST, Call
+from flows.presets import RunConfig
 from flows.registry import METHODS, STAGES, load_stage
 from flows.telling import changes_named, changes_told
 from stages.envs import nearest
 from stages.frame.types import MissingInput, UsageError
 from stages.store.runs import STANDS_FOR, differences
-
-if TYPE_CHECKING:
-    from flows.presets import RunConfig
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import presets
+from flows.presets import RunConfig
+from stages.store.models import Version
 from stages.store.notes import Link, code, run_link
 from stages.store.runs import MAX_VALUE, SET, differences, without_password
-
-if TYPE_CHECKING:
-    from flows.presets import RunConfig
-    from stages.store.models import Version
 
 NAMED = 3  # changes that a run's name tells; the others are counted
 NAMED_LENGTH = 24  # characters of a changed value in a name

@@ -12,16 +12,13 @@ import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flows.locks import device, hold_device
+from flows.presets import RunConfig
 from flows.shipped import bring
 from stages.frame.types import Engine, UsageError
 from stages.store.machine import disk_full
-
-if TYPE_CHECKING:
-    from flows.presets import RunConfig
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 STORES = ("data", "mlflow")
 

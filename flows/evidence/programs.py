@@ -16,13 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flows.orchestration.leash import Leashed
 from stages.store.notes import code_version
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 EXPERIMENT = "claims"
 SAID = "said.txt"  # artifact: standard output and error

@@ -9,18 +9,16 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import presets
 from flows.book import EXPERIMENT
 from flows.keep.bundle.write import stage_runs, write
+from flows.presets import RunConfig
 from flows.registry import load_stage
 from flows.rerun import stored_summary
 from stages.frame.types import MissingInput, UsageError
-
-if TYPE_CHECKING:
-    from flows.presets import RunConfig
-    from stages.store.workspace import Bar, StageRun, Workspace
+from stages.store.workspace import Bar, StageRun, Workspace
 
 CRITIC_STAGE = "self_ac"
 HEAD = "head"  # its artifact, and the folder beside the merged model

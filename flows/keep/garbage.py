@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.book import EXPERIMENT
 from flows.registry import STAGES, read_weights
@@ -28,9 +28,7 @@ from stages.frame.contract import POLICY_STAGES
 from stages.frame.types import MissingInput
 from stages.store.execute import lineage_inputs
 from stages.store.runs import STANDS_FOR, RunInfo
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 LEARNERS = ("critic", "q_critic", *POLICY_STAGES)
 """Stages that leave weights. `pretrain` is not among them: it leaves the base model."""

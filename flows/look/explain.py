@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from flows.pipeline import Call
 from stages.frame.sections import WAYS
 from stages.frame.types import MissingInput, TurnwiseError
-
-if TYPE_CHECKING:
-    from flows.pipeline import Call
-    from stages.store.runs import RunInfo
-    from stages.store.workspace import Workspace
+from stages.store.runs import RunInfo
+from stages.store.workspace import Workspace
 
 ALL = 10**9  # runs
 HASHED = {"model": "model_hash"}  # the config has a section of the name

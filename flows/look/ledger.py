@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.rule import Rule
@@ -18,9 +18,7 @@ from flows.book import EXPERIMENT
 from flows.look.view.credit import FILE, STAGE, turn_lines
 from flows.rerun import stage_run_of
 from stages.frame.types import Row, UsageError
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 NAMED = 3  # episodes that an error names
 NUMBERS = ("reward", "value", "target", "advantage", "ratio", "share")

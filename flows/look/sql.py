@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.book import EXPERIMENT
 from flows.rerun import stored_summary
 from stages.frame.types import MissingInput, UsageError
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 COLUMNS = ("pipeline", "name", "run_id", "stage", "part", "iteration")
 ALL = 10**9  # runs

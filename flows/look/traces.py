@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.look.view.episodes import read_episodes
 from flows.rerun import stored_summary
 from stages.store.mlflow_traces import Span
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 SHOWN = 40  # characters of an action in a span's name
 

@@ -14,13 +14,11 @@ import os
 import threading
 import urllib.request
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.book import EXPERIMENT
 from stages.store.runs import without_password
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 URL = "TURNWISE_ALERT_URL"
 TIMEOUT_S = 10.0  # for all of it: a receiver may also send its answer byte by byte

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from prefect import Flow, Task, tags
@@ -30,12 +30,10 @@ from prefect.logging.handlers import APILogHandler
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed, Crashed, Scheduled
 
+from flows.pipeline import Call, Step
 from stages.frame.types import EngineUnavailable, SimulatorError
 from stages.store.machine import is_dead, process_tags
-
-if TYPE_CHECKING:
-    from flows.pipeline import Call, Step
-    from stages.store.workspace import StageRun
+from stages.store.workspace import StageRun
 
 FLOW_NAME = "turnwise"
 OURS = "turnwise-command"  # on flow runs that live in a command's own process, whose end no worker watches

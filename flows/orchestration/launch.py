@@ -14,18 +14,18 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flows import champion, played
+from flows.branch import Branch
 from flows.datasets import check_data
+from flows.orchestration.server import Server
+from flows.pipeline import Step
+from flows.presets import RunConfig
+from flows.report import Display
+from flows.rerun import Rerun
+from flows.telling import Asked, Iteration, Summary
+from stages.store.workspace import StageRun, Workspace
 
 if TYPE_CHECKING:
-    from flows.branch import Branch
     from flows.orchestration.page import Page
-    from flows.orchestration.server import Server
-    from flows.pipeline import Step
-    from flows.presets import RunConfig
-    from flows.report import Display
-    from flows.rerun import Rerun
-    from flows.telling import Asked, Iteration, Summary
-    from stages.store.workspace import StageRun, Workspace
 
 T = TypeVar("T")
 

@@ -9,20 +9,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import chdir, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flows.book import EXPERIMENT
 from flows.keep.bundle import check
 from flows.keep.bundle import take_in as into
+from flows.keep.recompute.run import Checked
 from flows.report import emit
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
+from stages.store.workspace import Workspace
 
 SHOWN = 5  # differences of a stage
-
-if TYPE_CHECKING:
-    from flows.keep.recompute.run import Checked
-    from stages.store.workspace import Workspace
 
 
 def take_in(args: Namespace) -> int:

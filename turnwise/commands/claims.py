@@ -7,23 +7,21 @@ import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import rerun, shipped
 from flows.evidence import programs
 from flows.evidence.claims import CLAIMS, Claim
 from flows.evidence.kinds import Finding, Found, together
+from flows.evidence.programs import Program, Said
 from flows.evidence.study import design, elsewhere, finish, keep
+from flows.evidence.study.design import Study
+from flows.evidence.study.finish import Studied
+from flows.evidence.study.rows import Row
 from flows.report import Display, emit
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
-
-if TYPE_CHECKING:
-    from flows.evidence.programs import Program, Said
-    from flows.evidence.study.design import Study
-    from flows.evidence.study.finish import Studied
-    from flows.evidence.study.rows import Row
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 STUDY = Path("studies") / "claims.toml"
 

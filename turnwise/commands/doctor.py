@@ -15,17 +15,15 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import presets, shipped
 from flows.datasets import check_splits
+from flows.presets import RunConfig
 from flows.registry import METHODS
 from flows.report import emit
 from flows.workspace import find_home
 from stages.frame.types import TurnwiseError, UsageError, printable
-
-if TYPE_CHECKING:
-    from flows.presets import RunConfig
 
 PACKAGES = ("torch", "transformers", "peft", "prefect", "mlflow", "duckdb")
 EXTRAS = {"vllm": "vllm", "openai": "openai", "math-verify": "math"}

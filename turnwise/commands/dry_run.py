@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import champion, pipeline, played
-
-if TYPE_CHECKING:
-    from flows.branch import Branch
-    from flows.pipeline import Call
-    from flows.presets import RunConfig
-    from stages.store.workspace import StageRun, Workspace
+from flows.branch import Branch
+from flows.pipeline import Call
+from flows.presets import RunConfig
+from stages.store.workspace import StageRun, Workspace
 
 PENDING = (
     "(not yet)"  # stands for the id of a run that does not exist: no stored input equals it, so what follows runs too

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.look.view.episodes import WRITERS
 from flows.look.view.sources import PLAYERS
 from flows.look.view.verdicts import WRONG, disagreement, result
 from stages.frame.types import Row, UsageError
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 
 def check_filters(workspace: Workspace, args: Namespace, run_id: str | None) -> None:

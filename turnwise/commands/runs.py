@@ -8,11 +8,12 @@ from argparse import Namespace
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import presets, registry, telling
 from flows.datasets import check_data
 from flows.orchestration import launch
+from flows.presets import RunConfig
 from flows.report import Display, comparison, duration, emit, ending, metrics_table
 from flows.telling import rate_text
 from flows.workspace import find_home, open_workspace
@@ -20,9 +21,6 @@ from stages.envs import nearest
 from stages.frame.types import UsageError
 from stages.store.runs import SET, RunInfo, differences
 from turnwise.commands.due import as_due
-
-if TYPE_CHECKING:
-    from flows.presets import RunConfig
 
 
 def run(args: Namespace) -> int:

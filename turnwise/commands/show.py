@@ -15,7 +15,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.rule import Rule
@@ -33,11 +33,9 @@ from flows.rerun import stored_summary
 from flows.telling import Iteration, Summary
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import MissingInput, Row, UsageError
+from stages.store.workspace import Workspace
 from turnwise.commands import listed
 from turnwise.output import visible
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
 
 PLAIN_WIDTH = 140  # where output is no terminal
 

@@ -7,19 +7,17 @@ import statistics
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import shipped
 from flows.evidence.study import cells, design, elsewhere, finish, keep
+from flows.evidence.study.cells import Cell
+from flows.evidence.study.design import Study
+from flows.evidence.study.rows import Row
 from flows.report import Display, duration, emit
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
-
-if TYPE_CHECKING:
-    from flows.evidence.study.cells import Cell
-    from flows.evidence.study.design import Study
-    from flows.evidence.study.rows import Row
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 
 def study(args: Namespace) -> int:

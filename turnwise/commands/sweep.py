@@ -10,7 +10,7 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.evidence.study import design, finish, keep
 from flows.evidence.study import sweep as sweeps
@@ -20,10 +20,8 @@ from flows.report import Display, emit
 from flows.telling import command_of
 from flows.workspace import open_workspace
 from stages.frame.types import UsageError
+from stages.store.workspace import Workspace
 from turnwise.commands import study as studies
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
 
 GROUP = "group"  # the tag
 

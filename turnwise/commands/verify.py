@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from flows.report import emit
 from flows.workspace import find_home, open_workspace
 from stages.store.upkeep import changed_runs, give_up, impossible_rows, mend, orphans
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 
 def verify(args: Namespace) -> int:

@@ -13,20 +13,17 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from flows import pipeline, played, presets, rerun
 from flows.book import EXPERIMENT
-from flows.evidence.study.design import PRESET
+from flows.evidence.study.design import PRESET, Study
 from flows.evidence.study.elsewhere import RECIPE, recipe
 from flows.evidence.study.rows import Row, best_validation, row
+from flows.pipeline import Call
+from flows.presets import RunConfig
 from stages.frame.types import UsageError
-
-if TYPE_CHECKING:
-    from flows.evidence.study.design import Study
-    from flows.pipeline import Call
-    from flows.presets import RunConfig
-    from stages.store.workspace import StageRun, Workspace
+from stages.store.workspace import StageRun, Workspace
 
 ALL = 10**9  # runs
 UNREAD = ("preset", *presets.SCHEDULING)  # keys of a whole run that no result depends on

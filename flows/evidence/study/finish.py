@@ -6,16 +6,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING
 
 from flows.evidence.study import cells, children, keep
+from flows.evidence.study.cells import Cell, Setting
+from flows.evidence.study.design import Study
+from flows.evidence.study.rows import Row
 from flows.report import Display
-
-if TYPE_CHECKING:
-    from flows.evidence.study.cells import Cell, Setting
-    from flows.evidence.study.design import Study
-    from flows.evidence.study.rows import Row
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 
 @dataclass(frozen=True)

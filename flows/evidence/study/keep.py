@@ -14,21 +14,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from flows.evidence.study.cells import Setting
+from flows.evidence.study.design import Study
 from flows.evidence.study.figures import stratified_mean
 from flows.evidence.study.page import Report, draw, drawings, html, markdown
+from flows.evidence.study.rows import Row
 from flows.evidence.study.tables import arms, tables
 from stages.frame.types import TurnwiseError, UsageError
 from stages.store.notes import code, code_version
 from stages.store.runs import NOTE
-
-if TYPE_CHECKING:
-    from flows.evidence.study.cells import Setting
-    from flows.evidence.study.design import Study
-    from flows.evidence.study.rows import Row
-    from stages.store.tracking import Status
-    from stages.store.workspace import Workspace
+from stages.store.tracking import Status
+from stages.store.workspace import Workspace
 
 EXPERIMENT = "study"
 VERSION = 2  # of the report: the same rows give another one

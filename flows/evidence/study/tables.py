@@ -10,9 +10,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from flows.evidence.study.design import PRESET
+from flows.evidence.study.cells import Setting
+from flows.evidence.study.design import PRESET, Study
 from flows.evidence.study.figures import (
     AXES,
     Mean,
@@ -25,10 +25,6 @@ from flows.evidence.study.figures import (
     students_mean,
 )
 from flows.evidence.study.rows import Row, best_validation, evaluated
-
-if TYPE_CHECKING:
-    from flows.evidence.study.cells import Setting
-    from flows.evidence.study.design import Study
 
 INTERVALS = (
     "In brackets: 95 % interval of the mean, by a bootstrap over seeds that is stratified by task. "

@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flows.book import EXPERIMENT
 from flows.keep.bundle.layout import (
@@ -31,9 +30,7 @@ from stages.store import artifacts
 from stages.store.contents import named_paths, path_hash
 from stages.store.notes import code_version
 from stages.store.tables import SCHEMA_VERSION
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 
 def write(workspace: Workspace, run_id: str, folder: Path) -> list[Path]:

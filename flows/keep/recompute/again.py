@@ -4,13 +4,9 @@ all its results are compared. Its seed decides its draws, so the results must be
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from flows.keep.recompute import compare
 from flows.keep.recompute.compare import Compared, Stored
-
-if TYPE_CHECKING:
-    from stages.frame.contract import Context
+from stages.frame.contract import Context
 
 STAGES = ("critic", "distill", "rft", "grpo", "self_ac")
 

@@ -10,21 +10,18 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.keep.recompute import compare, mute
 from flows.keep.recompute.compare import Compared, Stored
+from stages.frame.contract import Context
 from stages.frame.types import Completion, Message, Row
 from stages.judge.critique import Judgement
+from stages.judge.refinement import Refinement
 from stages.llm.roles import roles_of
 from stages.llm.tokens import OUT_OF_CONTEXT
 from stages.play.chains import drawn_from, pool_of
-from stages.play.transitions import in_full
-
-if TYPE_CHECKING:
-    from stages.frame.contract import Context
-    from stages.judge.refinement import Refinement
-    from stages.play.transitions import Candidate, Transition
+from stages.play.transitions import Candidate, Transition, in_full
 
 UNREADABLE_WORD = "unreadable critique"  # why refine drops an action of which nothing readable was said
 

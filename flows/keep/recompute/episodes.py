@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.keep.recompute import compare, mute
 from flows.keep.recompute.compare import Compared, Stored
+from stages.frame.contract import Context
 from stages.frame.types import Completion, Episode, Outcome, Row, Scenario, Turn
 from stages.llm.roles import roles_of
 from stages.play.tally import env_steps, summary
 from stages.play.transitions import episode_rows
-
-if TYPE_CHECKING:
-    from stages.frame.contract import Context
 
 
 def episodes_of(heads: Sequence[Row], turns: Sequence[Row]) -> list[Episode]:

@@ -9,19 +9,17 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.book import EXPERIMENT
 from flows.keep.bundle.write import stage_runs
 from flows.keep.recompute import again, compare
 from flows.keep.recompute.compare import Compared, Stored
+from flows.pipeline import Call
 from flows.rerun import is_same, prepare, stored_summary
+from stages.frame.contract import Context
 from stages.frame.types import Dropped, MissingInput, Row, TurnwiseError, UsageError
-
-if TYPE_CHECKING:
-    from flows.pipeline import Call
-    from stages.frame.contract import Context
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 WHOLE, DERIVED, NOT = "whole", "from its draws", "not"
 

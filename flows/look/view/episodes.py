@@ -8,16 +8,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.look.view import credit
 from flows.look.view.sources import Source, choose, sources, titles
 from flows.look.view.tokens import Pieces, pieces_of
 from flows.look.view.verdicts import disagreement, is_taken, result
 from stages.frame.types import Changed, MissingInput, Row
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 WRITERS = {
     "judgements": ("refine", "pick", "evaluate"),

@@ -7,14 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.report import duration
 from flows.telling import rate_text
 from stages.store.runs import SET, RunInfo, differences, without_password
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 LETTERS = "AB"
 CURVES = (

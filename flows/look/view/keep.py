@@ -5,13 +5,10 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flows.look.view.page import make_page
 from stages.store.machine import first_line
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 FILE = "view.html"
 EPISODES = 40

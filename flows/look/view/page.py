@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.book import EXPERIMENT
 from flows.look.pages import data_block, render
@@ -20,9 +20,7 @@ from flows.look.view.figures import LETTERS, changes, curves, facts, iterations,
 from flows.look.view.verdicts import WRONG
 from flows.report import finite
 from stages.frame.types import UsageError
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 HERE = Path(__file__).parent
 SCRIPTS = ("curves.js", "reader.js", "view.js")
