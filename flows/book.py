@@ -16,8 +16,9 @@ from flows.presets import RunConfig
 from flows.registry import METHODS
 from flows.telling import Asked, Iteration, Summary
 from stages.frame.types import TurnwiseError
+from stages.store.contents import own_parts
 from stages.store.models import Version
-from stages.store.notes import run_link
+from stages.store.notes import code_version, run_link
 from stages.store.runs import NOTE
 from stages.store.tracking import Status
 from stages.store.workspace import StageRun, Workspace
@@ -51,9 +52,6 @@ def model_name(run: RunConfig, workspace: Workspace) -> str:
 
 def open_book(run: RunConfig, workspace: Workspace, asked: Asked) -> Book:
     """Start the parent run with its name, tags and description."""
-    from stages.store.contents import own_parts
-    from stages.store.notes import code_version
-
     name, commit = telling.run_name(run, asked), code_version()
     source = {
         "mlflow.source.name": asked.command,

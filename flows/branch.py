@@ -24,6 +24,7 @@ from flows.registry import METHODS
 from flows.telling import Asked, Summary, changes_told
 from stages.frame.contract import Stage
 from stages.frame.types import UsageError
+from stages.store.execute import stored_run
 from stages.store.runs import differences, without_password
 from stages.store.workspace import StageRun, Workspace
 
@@ -73,8 +74,6 @@ class Branch:
         """A step that returns the old run's stage runs for everything before the branch. `inner` runs the rest, each
         stage with its config.
         """
-        from stages.store.execute import stored_run
-
         kept, config = self._kept(), cache(lambda run_id: rerun.stored_config(run_id, workspace))
 
         def step(call: Call) -> StageRun:

@@ -22,6 +22,7 @@ from flows.registry import load_stage
 from flows.telling import Iteration
 from stages.frame.types import Outcome, UsageError
 from stages.llm.roles import mix
+from stages.store.execute import stored_run
 from stages.store.models import Version
 from stages.store.runs import differences
 from stages.store.workspace import StageRun, Workspace
@@ -37,8 +38,6 @@ def goes_on(inner: Step, run: RunConfig, workspace: Workspace) -> Step:
     """
     if not run.goes_on_from:
         return inner
-    from stages.store.execute import stored_run
-
     kept = _kept(run, workspace)
 
     def step(call: Call) -> StageRun:

@@ -9,6 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from flows.registry import STAGES
+from stages.store.execute import lineage_inputs
 from stages.store.runs import RunInfo
 from stages.store.workspace import Workspace
 
@@ -53,8 +54,6 @@ def lineage(run_ids: Sequence[str], workspace: Workspace, *, pipeline: str = "")
     pipeline: the run that made most of them, if any; its runs are looked up at once. Raises MissingInput for an unknown
     run.
     """
-    from stages.store.execute import lineage_inputs
-
     known = {info.run_id: info for info in workspace.tracking.children(pipeline)} if pipeline else {}
     found, waiting = dict[str, Node](), list(run_ids)
     while waiting:

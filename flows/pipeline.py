@@ -21,6 +21,7 @@ from flows.presets import RunConfig
 from flows.registry import METHODS, SWEPT, load_stage, select_inputs
 from flows.telling import Asked, Iteration, Summary
 from stages.frame.contract import Stage
+from stages.store.execute import execute, stage_fingerprint
 from stages.store.models import Version
 from stages.store.runs import flat
 from stages.store.workspace import Bar, StageRun, Workspace
@@ -45,8 +46,6 @@ class Call:
 
     def fingerprint(self, workspace: Workspace) -> str:
         """The fingerprint; a finished run that has it is reused. Raises UsageError as `stage_fingerprint` does."""
-        from stages.store.execute import stage_fingerprint
-
         return stage_fingerprint(
             self.stage, run=self.run, inputs=self.inputs, iteration=self.iteration, workspace=workspace
         )
@@ -75,7 +74,6 @@ def plain_step(
     """Run stages in this process, below the pipeline run `parent` if given, with `tags` on each. of: names their
     pipeline in their names. say: is called with what the stage waits for.
     """
-    from stages.store.execute import execute
 
     def step(call: Call) -> StageRun:
         return execute(

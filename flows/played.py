@@ -13,6 +13,7 @@ from flows.book import EXPERIMENT
 from flows.pipeline import Call, Step
 from flows.presets import RunConfig
 from stages.frame.types import UsageError
+from stages.store.execute import stored_run
 from stages.store.runs import differences
 from stages.store.workspace import StageRun, Workspace
 
@@ -24,8 +25,6 @@ def step(inner: Step, run: RunConfig, workspace: Workspace) -> Step:
     """`inner`, except for collect: it returns the other run's collect. Raises UsageError where the episodes do not fit."""
     if not run.episodes_of:
         return inner
-    from stages.store.execute import stored_run
-
     played = _collects(run, workspace)
 
     def answered(call: Call) -> StageRun:

@@ -20,6 +20,7 @@ from flows.registry import METHODS, STAGES, load_stage
 from flows.telling import changes_named, changes_told
 from stages.envs import nearest
 from stages.frame.types import MissingInput, UsageError
+from stages.store.execute import lineage_inputs
 from stages.store.runs import STANDS_FOR, differences
 from stages.store.workspace import Workspace
 
@@ -55,8 +56,6 @@ def prepare(
     of: a pipeline run (its last iteration that has the stage, or `iteration`), or a run of the stage itself. Raises
     UsageError where there is no such stage or run, or where the stage does not read a changed key.
     """
-    from stages.store.execute import lineage_inputs
-
     if stage not in STAGES:
         raise UsageError(f"There is no stage {stage!r}{nearest(stage, list(STAGES))} Stages: {', '.join(STAGES)}.")
     old = find_stage_run(stage, of, workspace, iteration)

@@ -18,6 +18,8 @@ from flows.presets import RunConfig
 from flows.registry import load_stage
 from flows.rerun import stored_summary
 from stages.frame.types import MissingInput, UsageError
+from stages.llm.roles import roles_of
+from stages.store.execute import execute
 from stages.store.workspace import Bar, StageRun, Workspace
 
 CRITIC_STAGE = "self_ac"
@@ -72,7 +74,6 @@ def add_critic(workspace: Workspace, run_id: str, stored: Mapping[str, Any], fol
     The head has its own folder: some servers load every *.safetensors beside the model, and would fail on it.
     """
     from stages.judge.values import prompt_ids
-    from stages.llm.roles import roles_of
 
     shutil.copytree(workspace.tracking.artifact(run_id, HEAD), folder)
     run = presets.resolve({**stored["config"], "seed": stored["seed"], "preset": f"export of {run_id[:8]}"})
@@ -92,8 +93,6 @@ def pretrain_to(config: RunConfig, workspace: Workspace, out: Path, bar: Bar, *,
     """Run the stage `pretrain` and copy its model to `out`. Raises UsageError before training if `out` cannot be a
     folder.
     """
-    from stages.store.execute import execute
-
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.pipeline import Call
+from stages.frame.contract import fingerprint
 from stages.frame.sections import WAYS
 from stages.frame.types import MissingInput, TurnwiseError
+from stages.store.execute import INGREDIENTS, lineage_inputs, stage_ingredients
 from stages.store.runs import RunInfo
 from stages.store.workspace import Workspace
 
@@ -51,9 +53,6 @@ class Explained:
 
 def explained(call: Call, workspace: Workspace) -> Explained:
     """What `execute` would do with this call. Raises UsageError as `stage_ingredients` does."""
-    from stages.frame.contract import fingerprint
-    from stages.store.execute import stage_ingredients
-
     content = stage_ingredients(
         call.stage, run=call.run, inputs=call.inputs, iteration=call.iteration, workspace=workspace
     )
@@ -113,7 +112,6 @@ def named(info: RunInfo) -> str:
 
 def _kept(run_id: str, workspace: Workspace) -> dict[str, Any] | None:
     """The ingredients of a stored run, as far as it kept them; None where its files are gone or changed."""
-    from stages.store.execute import INGREDIENTS, lineage_inputs
 
     def read(name: str) -> dict[str, Any]:
         return dict(workspace.tracking.read_json(run_id, name))

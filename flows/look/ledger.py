@@ -18,6 +18,7 @@ from flows.book import EXPERIMENT
 from flows.look.view.credit import FILE, STAGE, turn_lines
 from flows.rerun import stage_run_of
 from stages.frame.types import Row, UsageError
+from stages.store.execute import lineage_inputs
 from stages.store.workspace import Workspace
 
 NAMED = 3  # episodes that an error names
@@ -30,8 +31,6 @@ def read_ledger(workspace: Workspace, run: str, prefix: str) -> dict[str, Any]:
     run: a run of self_ac, or a pipeline run (its last iteration). Raises UsageError for another run, or unless exactly
     one episode of the ledger starts with the prefix. Raises MissingInput where the run left no ledger.
     """
-    from stages.store.execute import lineage_inputs
-
     run_id = _find(workspace, run)
     path = workspace.tracking.artifact(run_id, FILE)
     episode = _episode(path, prefix, run_id)

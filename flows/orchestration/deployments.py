@@ -34,13 +34,14 @@ from prefect.types.entrypoint import EntrypointType
 from prefect.utilities.urls import url_for
 from pydantic import Field
 
-from flows import presets
+from flows import branch, presets
 from flows.orchestration import alert
 from flows.orchestration.flow import FLOW_NAME, cancelled_where_asked, end_if_cancelled, serving_tags, stand_for_missed
 from flows.orchestration.launch import Launcher, launch_rerun, launch_run
 from flows.orchestration.recurring import next_sets
 from flows.registry import STAGES
 from flows.report import Display, ending
+from flows.rerun import prepare
 from flows.telling import asked
 from flows.workspace import open_workspace, project_name
 from stages.frame.signals import TIME_IS_UP
@@ -164,9 +165,6 @@ def rerun(
         through: Also run the stages that follow in the same iteration, up to this one. Example: evaluate.
         downstream: Also run all that follows, including later iterations.
     """
-    from flows import branch
-    from flows.rerun import prepare
-
     if through is not None and downstream:
         raise UsageError("rerun: `through` and `downstream` cannot both be set. Leave one of them out.")
     workspace = open_workspace(Path.cwd())

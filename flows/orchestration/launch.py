@@ -14,14 +14,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flows import champion, played
+from flows.book import EXPERIMENT
 from flows.branch import Branch
 from flows.datasets import check_data
-from flows.orchestration.server import Server
-from flows.pipeline import Step
+from flows.keep.remake import mending
+from flows.look.view.keep import keep_page
+from flows.orchestration.server import Server, begin_server, use_server
+from flows.pipeline import LAST, Step, plain_step, run_pipeline
 from flows.presets import RunConfig
 from flows.report import Display
 from flows.rerun import Rerun
-from flows.telling import Asked, Iteration, Summary
+from flows.telling import Asked, Iteration, Summary, run_name
 from stages.store.workspace import StageRun, Workspace
 
 if TYPE_CHECKING:
@@ -79,8 +82,6 @@ class Launcher:
     def _prefect(self) -> ModuleType:
         """The module that imports Prefect, once the server answers: Prefect reads its address when it is imported."""
         if self.server is not None:
-            from flows.orchestration.server import use_server
-
             use_server(self.server.wait(), self.home)
         return importlib.import_module("flows.orchestration.flow")
 
@@ -93,8 +94,6 @@ def launcher(home: Path, *, plain: bool) -> Iterator[Launcher]:
     if plain:
         yield Launcher(home, None)
         return
-    from flows.orchestration.server import begin_server
-
     server = begin_server(home)
     try:
         yield Launcher(home, server)
@@ -116,11 +115,6 @@ def launch_run(
     """A whole pipeline run. asked: how it was asked for, which its page tells. branch: where it leaves another run, if
     it does.
     """
-    from flows.book import EXPERIMENT
-    from flows.look.view.keep import keep_page
-    from flows.pipeline import LAST, plain_step, run_pipeline
-    from flows.telling import Asked, run_name
-
     workspace.replay.check()
     check_data(run)
     asked = asked or (branch.asked(sets) if branch else Asked())
@@ -159,8 +153,6 @@ def launch_rerun(
     rerun: Rerun, workspace: Workspace, launch: Launcher, display: Display, *, sets: list[str], force: bool
 ) -> StageRun:
     """One stage, once more."""
-    from flows.pipeline import plain_step
-
     workspace.replay.check()
     step = display.watched(
         launch.step(plain_step(workspace, display.bar, force=force, tags=rerun.tags, of=rerun.whose, say=display.say))
@@ -172,8 +164,6 @@ def launch_rerun(
 
 def mended(step: Step, workspace: Workspace, launch: Launcher, display: Display, *, force: bool) -> Step:
     """The step, which makes dropped weights of its inputs again, as steps of the same kind."""
-    from flows.keep.remake import mending
-    from flows.pipeline import plain_step
 
     def make(again: Rerun) -> Step:
         inner = plain_step(workspace, display.bar, force=True, tags=again.tags, of=again.whose, say=display.say)

@@ -13,8 +13,9 @@ from pathlib import Path
 from flows.book import EXPERIMENT
 from flows.keep.bundle import check
 from flows.keep.bundle import take_in as into
-from flows.keep.recompute.run import Checked
+from flows.keep.recompute.run import Checked, check_episode, check_run, check_stage, first_difference
 from flows.report import emit
+from flows.rerun import find_stage_run
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
 from stages.store.workspace import Workspace
@@ -45,8 +46,6 @@ def take_in(args: Namespace) -> int:
 
 def replay(args: Namespace) -> int:
     """turnwise replay BUNDLE | RUN | EPISODE"""
-    from flows.keep.recompute.run import first_difference
-
     checked: list[Checked] = []
     with _opened(args) as (workspace, what):
         for one in _checks(workspace, what):
@@ -77,9 +76,6 @@ def _opened(args: Namespace) -> Iterator[tuple[Workspace, str]]:
 
 
 def _checks(workspace: Workspace, what: str) -> Iterable[Checked]:
-    from flows.keep.recompute.run import check_episode, check_run, check_stage
-    from flows.rerun import find_stage_run
-
     run, _, rest = what.partition(":")
     stage, _, iteration = rest.partition(":")
     if stage:

@@ -19,11 +19,13 @@ from typing import Any
 
 from flows import presets, shipped
 from flows.datasets import check_splits
+from flows.orchestration.server import is_free
 from flows.presets import RunConfig
 from flows.registry import METHODS
 from flows.report import emit
 from flows.workspace import find_home
 from stages.frame.types import TurnwiseError, UsageError, printable
+from stages.store.replay import Replay
 
 PACKAGES = ("torch", "transformers", "peft", "prefect", "mlflow", "duckdb")
 EXTRAS = {"vllm": "vllm", "openai": "openai", "math-verify": "math"}
@@ -82,8 +84,6 @@ def _version(package: str) -> str:
 
 
 def _stores(home: Path) -> Iterator[Line]:
-    from stages.store.replay import Replay
-
     yield Line(
         "project folder",
         os.access(home, os.W_OK),
@@ -130,8 +130,6 @@ def _disk(home: Path) -> Line:
 
 
 def _port() -> Line:
-    from flows.orchestration.server import is_free
-
     free = is_free(PORT)
     return Line(
         "port",

@@ -21,8 +21,6 @@ def plan(
     """The stages of a run in order, each with `reuse`: the id of the run that would be reused, or None. force, branch:
     as for the run.
     """
-    from stages.store.workspace import StageRun
-
     planned: list[dict[str, Any]] = []
 
     def look(call: Call) -> StageRun:

@@ -9,6 +9,7 @@ from typing import Any
 
 from flows.look.explain import HASHED, Explained, Near, explained
 from flows.report import emit
+from flows.rerun import prepare
 from flows.workspace import find_home, open_workspace
 
 SHOWN = 56  # characters of a value
@@ -17,8 +18,6 @@ HASH = 12  # characters of a hash
 
 def explain(args: Namespace) -> int:
     """turnwise explain STAGE --of RUN"""
-    from flows.rerun import prepare
-
     workspace = open_workspace(find_home(args.home))
     again = prepare(args.stage, args.of, workspace, sets=args.set, iteration=args.iteration)
     found = explained(again.call, workspace)

@@ -11,15 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from flows import presets, registry, telling
+from flows.book import EXPERIMENT
 from flows.datasets import check_data
+from flows.evidence.study.keep import EXPERIMENT as STUDY
+from flows.keep.export import export_run, pretrain_to
 from flows.orchestration import launch
+from flows.orchestration.server import make_database
 from flows.presets import RunConfig
 from flows.report import Display, comparison, duration, emit, ending, metrics_table
+from flows.rerun import follows, prepare, stored_summary
 from flows.telling import rate_text
 from flows.workspace import find_home, open_workspace
 from stages.envs import nearest
 from stages.frame.types import UsageError
 from stages.store.runs import SET, RunInfo, differences
+from turnwise.commands.describe import describe, describe_text
+from turnwise.commands.dry_run import plan, reusable
 from turnwise.commands.due import as_due
 
 
@@ -54,8 +61,6 @@ def run(args: Namespace) -> int:
 
 
 def _dry_run(args: Namespace, home: Path) -> int:
-    from turnwise.commands.dry_run import plan
-
     config = presets.load(args.preset, args.set)
     changed = telling.asked(args.preset, config, args.set).changed
     workspace = open_workspace(home)  # the folder that the paths of the config count from
@@ -89,9 +94,6 @@ def _print_plan(
 
 def rerun(args: Namespace) -> int:
     """turnwise rerun STAGE --of RUN"""
-    from flows.rerun import follows, prepare
-    from turnwise.commands.dry_run import reusable
-
     home = find_home(args.home, to_write=not args.dry_run)
     if args.through is not None or args.downstream:
         return _rerun_on(args, home)
@@ -134,7 +136,6 @@ def rerun(args: Namespace) -> int:
 def _rerun_on(args: Namespace, home: Path) -> int:
     """turnwise rerun STAGE --of RUN --through LAST, or --downstream"""
     from flows.branch import compare, prepare
-    from turnwise.commands.dry_run import plan
 
     with launch.launcher(home, plain=args.plain or args.dry_run) as launcher:
         workspace = open_workspace(home)
@@ -156,10 +157,6 @@ def _rerun_on(args: Namespace, home: Path) -> int:
 
 def runs(args: Namespace) -> int:
     """turnwise runs"""
-    from flows.book import EXPERIMENT
-    from flows.evidence.study.keep import EXPERIMENT as STUDY
-    from flows.rerun import stored_summary
-
     if args.limit < 1:
         raise UsageError(f"--limit {args.limit}: wanted at least 1.")
     if args.stage not in (known := [EXPERIMENT, STUDY, *registry.STAGES]):
@@ -201,8 +198,6 @@ def runs(args: Namespace) -> int:
 
 def stages(args: Namespace) -> int:
     """turnwise stages"""
-    from turnwise.commands.describe import describe, describe_text
-
     described = describe(args.name)
     if args.json:
         emit(described)
@@ -213,8 +208,6 @@ def stages(args: Namespace) -> int:
 
 def pretrain(args: Namespace) -> int:
     """turnwise pretrain"""
-    from flows.keep.export import pretrain_to
-
     home = find_home(args.home, to_write=True)
     config = presets.resolve({"preset": "pretrain"}, args.set)
     out = (home / "data" / "base" if args.out is None else args.out).resolve()
@@ -230,8 +223,6 @@ def pretrain(args: Namespace) -> int:
 
 def export(args: Namespace) -> int:
     """turnwise export RUN FOLDER"""
-    from flows.keep.export import export_run
-
     folder = args.folder.resolve()
     try:
         written = export_run(open_workspace(find_home(args.home)), args.run, folder, args.what)
@@ -248,8 +239,6 @@ def export(args: Namespace) -> int:
 
 def init(args: Namespace) -> int:
     """turnwise init"""
-    from flows.orchestration.server import make_database
-
     home = find_home(args.home, to_write=True)
     make_database(home)
     open_workspace(home).tracking.initialise()

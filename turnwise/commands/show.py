@@ -33,6 +33,7 @@ from flows.rerun import stored_summary
 from flows.telling import Iteration, Summary
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import MissingInput, Row, UsageError
+from stages.store.execute import lineage_inputs
 from stages.store.workspace import Workspace
 from turnwise.commands import listed
 from turnwise.output import visible
@@ -105,8 +106,6 @@ def read_values(workspace: Workspace, run_id: str, episode_id: str) -> list[floa
 
 def read_stage_run(workspace: Workspace, run_id: str) -> dict[str, Any]:
     """A stage run's inputs, results and some of its episodes, the lost ones first."""
-    from stages.store.execute import lineage_inputs
-
     info = workspace.tracking.info(run_id)
     finished = info.status == "FINISHED"
     stage = workspace.tracking.experiment(run_id)

@@ -170,8 +170,6 @@ def is_current(run: RunConfig, run_id: str, workspace: Workspace) -> bool:
 
     A changed stage version, prompt, base model or task code affects every iteration. So one iteration is enough.
     """
-    from stages.store.workspace import StageRun
-
     summary = rerun.stored_summary(workspace, run_id)
     runs = {row["iteration"]: row["runs"] for row in summary["iterations"]}
     if not summary["final"] or len(runs) != run.iterations + 1:

@@ -30,8 +30,6 @@ def recipe(run: RunConfig, workspace: Workspace) -> str:
     """A hash of all that a run is made of: its stages' fingerprints, where each input's place in the run replaces its
     id. Raises UsageError as `stage_fingerprint` does.
     """
-    from stages.store.workspace import StageRun
-
     made = [run.episodes_of, run.goes_on_from]
 
     def step(call: Call) -> StageRun:

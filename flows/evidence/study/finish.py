@@ -11,6 +11,7 @@ from flows.evidence.study import cells, children, keep
 from flows.evidence.study.cells import Cell, Setting
 from flows.evidence.study.design import Study
 from flows.evidence.study.rows import Row
+from flows.orchestration.server import keep_server
 from flows.report import Display
 from stages.store.workspace import Workspace
 
@@ -98,8 +99,6 @@ def finish(asked: Study, wanted: Sequence[Cell], bench: Bench) -> list[Done]:
 
 def _run(left: Sequence[Cell], bench: Bench) -> dict[str, str]:
     """key of each cell -> "" or why its run failed."""
-    from flows.orchestration.server import keep_server
-
     home, say = bench.workspace.home, bench.display.say
     jobs = min(bench.jobs or children.default_jobs(left), len(left))
     say(f"{len(left)} runs, {jobs} at a time")

@@ -26,8 +26,10 @@ from flows.keep.bundle.layout import (
 from flows.registry import load_stage
 from flows.rerun import stored_config, stored_summary
 from stages.frame.types import UsageError
+from stages.llm.roles import prompts_folder
 from stages.store import artifacts
 from stages.store.contents import named_paths, path_hash
+from stages.store.execute import lineage_inputs
 from stages.store.notes import code_version
 from stages.store.tables import SCHEMA_VERSION
 from stages.store.workspace import Workspace
@@ -81,8 +83,6 @@ def stage_runs(workspace: Workspace, run_id: str) -> list[str]:
 
 def in_order(workspace: Workspace, runs: Sequence[str]) -> list[str]:
     """The runs and all that they read, directly or not, each after what it reads."""
-    from stages.store.execute import lineage_inputs
-
     found: dict[str, None] = {}
 
     def add(run_id: str) -> None:
@@ -122,8 +122,6 @@ def _copy_named(workspace: Workspace, runs: Sequence[str], target: Path) -> Iter
 
 def _copy_prompts(workspace: Workspace, runs: Sequence[str], target: Path) -> None:
     """Of prompts that ship with turnwise; one's own are a path that a config names."""
-    from stages.llm.roles import prompts_folder
-
     for name in sorted({stored_config(one, workspace).roles.prompts for one in runs}):
         if "/" not in name:
             _copy(prompts_folder(name), target / name)

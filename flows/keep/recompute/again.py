@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from flows.keep.recompute import compare
 from flows.keep.recompute.compare import Compared, Stored
+from flows.registry import load_stage
 from stages.frame.contract import Context
 
 STAGES = ("critic", "distill", "rft", "grpo", "self_ac")
@@ -13,8 +14,6 @@ STAGES = ("critic", "distill", "rft", "grpo", "self_ac")
 
 def check(context: Context, stored: Stored) -> Compared:
     """The stage's metrics, rows and files."""
-    from flows.registry import load_stage
-
     outputs = load_stage(stored.stage).run(context)
     known = {name: value for name, value in stored.metrics.items() if not name.endswith("_s")}
     done = compare.metrics(stored.metrics, dict.fromkeys(known, float("nan")) | dict(outputs.metrics))

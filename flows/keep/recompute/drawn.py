@@ -16,19 +16,22 @@ from flows.keep.recompute import compare, mute
 from flows.keep.recompute.compare import Compared, Stored
 from stages.frame.contract import Context
 from stages.frame.types import Completion, Message, Row
+from stages.judge import refinement
+from stages.judge.backup import Backup
 from stages.judge.critique import Judgement
+from stages.judge.fresh import states_in_order
 from stages.judge.refinement import Refinement
 from stages.llm.roles import roles_of
 from stages.llm.tokens import OUT_OF_CONTEXT
 from stages.play.chains import drawn_from, pool_of
 from stages.play.transitions import Candidate, Transition, in_full
+from stages.train.history import fit_metrics
 
 UNREADABLE_WORD = "unreadable critique"  # why refine drops an action of which nothing readable was said
 
 
 def check_targets(context: Context, stored: Stored) -> Compared:
     from stages import targets
-    from stages.judge.backup import Backup
 
     rows, roles = stored.rows("targets"), roles_of(context.run.roles)
     drawn, pool = _drawn(context, "critic")
@@ -55,8 +58,6 @@ def check_targets(context: Context, stored: Stored) -> Compared:
 
 
 def check_refine(context: Context, stored: Stored) -> Compared:
-    from stages.judge import refinement
-
     config, judged, rows = context.config, stored.rows("judgements"), stored.rows("targets")
     if context.iteration < config.warmup:
         return compare.metrics(stored.metrics, {"refine/rows": 0.0})
@@ -101,7 +102,6 @@ def check_pick(context: Context, stored: Stored) -> Compared:
 def check_q_critic(context: Context, stored: Stored) -> Compared:
     from stages import q_critic
     from stages.judge.q_values import q_prompts
-    from stages.train.history import fit_metrics
     from stages.train.network import open_net, save_net
 
     config, rows, roles = context.config, stored.rows("targets"), roles_of(context.run.roles)
@@ -165,8 +165,6 @@ def _states(
     context: Context, stage: str, judged: Sequence[Row]
 ) -> tuple[list[Candidate], dict[tuple[str, int], Transition], Compared]:
     """The states in the order of their draw; those that were judged, in full; and whether these were the first ones."""
-    from stages.judge.fresh import states_in_order
-
     critics = context.inputs.get("critic", ()) or context.inputs.get("q_critic", ())
     order = states_in_order(context, stage, context.inputs["collect"], critics)
     keys = list(dict.fromkeys((row["episode_id"], row["turn"]) for row in judged))
@@ -185,8 +183,6 @@ def _states(
 
 def _refinements(judged: Sequence[Row], states: dict[tuple[str, int], Transition], *, alone: bool) -> list[Refinement]:
     """Rows of `judgements` as they were before they were stored. alone: every row is of an action of its own."""
-    from stages.judge.refinement import Refinement
-
     shared: dict[tuple[Any, ...], Completion] = {}
     found: list[Refinement] = []
     for row in judged:

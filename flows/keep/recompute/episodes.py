@@ -13,6 +13,8 @@ from flows.keep.recompute import compare, mute
 from flows.keep.recompute.compare import Compared, Stored
 from stages.frame.contract import Context
 from stages.frame.types import Completion, Episode, Outcome, Row, Scenario, Turn
+from stages.judge.audit import Case, measures, predicted
+from stages.judge.critique import Judgement
 from stages.llm.roles import roles_of
 from stages.play.tally import env_steps, summary
 from stages.play.transitions import episode_rows
@@ -124,9 +126,6 @@ def _asked(played: Sequence[Episode]) -> dict[str, float]:
 
 def _audited(context: Context, played: Sequence[Episode], judged: Sequence[Row]) -> dict[str, float]:
     """The audit's measures, of the verdicts and futures as they were given."""
-    from stages.judge.audit import Case, measures, predicted
-    from stages.judge.critique import Judgement
-
     by_id: dict[str, Any] = {e.id: e for e in played}
     cases = []
     for row in judged:

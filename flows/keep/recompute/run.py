@@ -13,13 +13,17 @@ from typing import Any
 
 from flows.book import EXPERIMENT
 from flows.keep.bundle.write import stage_runs
-from flows.keep.recompute import again, compare
+from flows.keep.recompute import again, compare, drawn, episodes
 from flows.keep.recompute.compare import Compared, Stored
+from flows.keep.recompute.mute import mute
 from flows.pipeline import Call
 from flows.rerun import is_same, prepare, stored_summary
 from stages.frame.contract import Context
 from stages.frame.types import Dropped, MissingInput, Row, TurnwiseError, UsageError
-from stages.store.workspace import Workspace
+from stages.store.execute import INGREDIENTS, lineage_inputs
+from stages.store.stage_context import context_of
+from stages.store.tables import read_parquet
+from stages.store.workspace import Workspace, silent
 
 WHOLE, DERIVED, NOT = "whole", "from its draws", "not"
 
@@ -89,8 +93,6 @@ def check_stage(workspace: Workspace, run_id: str) -> Checked:
 
 def check_episode(workspace: Workspace, episode: Row) -> Iterator[Checked]:
     """The stage run that played it, and those with rows of it that have read that run."""
-    from stages.store.execute import lineage_inputs
-
     run_id = episode["run_id"]
     yield check_stage(workspace, run_id)
     for one in workspace.replay.runs_with(episode["episode_id"]):
@@ -130,8 +132,6 @@ def check_summary(workspace: Workspace, run_id: str) -> Checked:
 def _check_of(stage: str) -> tuple[Callable[[Context, Stored], Compared] | None, str]:
     if stage in again.STAGES:
         return again.check, WHOLE
-    from flows.keep.recompute import drawn, episodes
-
     derived: dict[str, Callable[[Context, Stored], Compared]] = {
         "collect": episodes.check_collect,
         "evaluate": episodes.check_evaluate,
@@ -144,10 +144,6 @@ def _check_of(stage: str) -> tuple[Callable[[Context, Stored], Compared] | None,
 
 
 def _context(call: Call, workspace: Workspace, scratch: Path) -> Context:
-    from flows.keep.recompute.mute import mute
-    from stages.store.stage_context import context_of
-    from stages.store.workspace import silent
-
     (scratch / "work").mkdir()
     return context_of(
         call.stage, run=call.run, inputs=call.inputs, iteration=call.iteration, workspace=workspace, engine=mute(call.run),
@@ -166,8 +162,6 @@ def _metrics(workspace: Workspace, run_id: str) -> dict[str, float]:
 
 def _in_the_store(workspace: Workspace, stored: Stored) -> Compared:
     """MLflow's last values, and DuckDB's rows, against the run's own files."""
-    from stages.store.tables import read_parquet
-
     shown = workspace.tracking.metrics(stored.run_id)
     finite = {name: value for name, value in stored.metrics.items() if name in shown and abs(value) < float("inf")}
     done = compare.total(
@@ -182,8 +176,6 @@ def _in_the_store(workspace: Workspace, stored: Stored) -> Compared:
 
 def _others(stored: Stored, done: Compared) -> tuple[str, ...]:
     """Metrics and files that nothing was compared with."""
-    from stages.store.execute import INGREDIENTS
-
     names = [name for name in stored.metrics if not name.endswith("_s") and name not in done.names]
     files = [str(one.relative_to(stored.artifacts)) for one in sorted(stored.artifacts.rglob("*")) if one.is_file()]
     own = ("config.json", "inputs.json", INGREDIENTS, "outputs.json", "sha256.json", "dropped.json")

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from flows.report import duration
+from flows.rerun import stored_summary
 from flows.telling import rate_text
 from stages.store.runs import SET, RunInfo, differences, without_password
 from stages.store.workspace import Workspace
@@ -151,7 +152,5 @@ def _value(value: Any) -> str:
 
 def read_run(workspace: Workspace, run_id: str, letter: str) -> Told:
     """A pipeline run as it is in the store."""
-    from flows.rerun import stored_summary
-
     config = workspace.tracking.read_json(run_id, "config.json")
     return Told(letter, workspace.tracking.info(run_id), stored_summary(workspace, run_id), config)
