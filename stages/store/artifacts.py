@@ -1,4 +1,4 @@
-"""Artifacts of runs as plain files under `<root>/<experiment>/<run id>/artifacts`, where MLflow's page finds them.
+"""Artifacts of runs as plain files under `ROOT/EXPERIMENT/RUN/artifacts`, where MLflow's page finds them.
 
 Weights (*.safetensors) can be dropped. A file beside the artifacts first names them, then they are deleted. A reader
 looks there first, so a kill in between leaves nothing that seems complete.

@@ -1,4 +1,4 @@
-"""Runs cells as child processes, some at a time: each one `turnwise run`, which ends with the study, however that ends. Ours."""
+"""Runs cells as child processes, some at a time. Each is one `turnwise run`, and ends with the study, however that ends. Ours."""
 
 from __future__ import annotations
 

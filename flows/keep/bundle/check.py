@@ -1,6 +1,4 @@
-"""Reads a bundle back. It may come from anywhere, so everything in it is checked before use. Each error is one
-sentence.
-"""
+"""Reads a bundle back, and checks every file's hash and every value's type before use. Each error is one sentence."""
 
 from __future__ import annotations
 

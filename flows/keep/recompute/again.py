@@ -1,5 +1,5 @@
-"""Some stages read only stored rows, adapters and the base model. Such a stage runs once more in a scratch folder, and
-all its results are compared. Its seed decides its draws, so the results must be equal.
+"""Stages that read only stored rows, adapters and the base model run once more in a scratch folder. All results are
+compared. The seed decides the draws, so they must be equal.
 """
 
 from __future__ import annotations
