@@ -1,1 +1,1 @@
-"""The critics at work and under test: futures and verdicts, the audit, the gate, values, search by V."""
+"""The critics at work and under test: futures and verdicts, the audit, the gate, and values."""
