@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from flows import parts, telling
@@ -30,13 +28,8 @@ CURVE = "agent"
 """The prefix of the two curves that a reader wants first. MLflow groups charts by the text before a metric's last slash
 and sorts them alphabetically. Stage names come later.
 """
-TOTALS = (
-    "stages_s",
-    "cpu_s",
-    "episodes",
-    "env_steps",
-    "generated_tokens",
-)  # the four axes of cost, summed over the iterations; evaluation is left out
+TOTALS = ("stages_s", "cpu_s", "episodes", "env_steps", "generated_tokens")
+"""The axes of cost, summed over the iterations; evaluation is left out."""
 
 
 def outcome(evaluated: StageRun) -> dict[str, Any]:
@@ -125,7 +118,7 @@ class Book:
         """Log an iteration's metrics at step iteration + 1. Running totals allow charts of win rate against cost."""
         plain = {
             "iteration": row.iteration,
-            **outcome_of(row),
+            **{key: row.metrics.get(f"evaluate/{key}") for key in ("win_rate", "win_low", "win_high")},
             "seconds": round(row.seconds, 3),
             "reused": list(row.reused),
             "runs": dict(row.runs),
@@ -144,31 +137,26 @@ class Book:
     def draw(self) -> None:
         """Keep a picture of what the run was made from."""
         run_id = self.summary.run_id
-        with suppress(TurnwiseError), tempfile.TemporaryDirectory() as folder:  # no picture is no reason to fail
+        with suppress(TurnwiseError):  # no picture is no reason to fail
             drawn = svg(lineage(runs_of(asdict(self.summary)), self._workspace, pipeline=run_id))
-            (file := Path(folder) / PICTURE).write_text(drawn, encoding="utf-8")
-            self._tracking.save(run_id, file, PICTURE)
+            self._tracking.write_text(run_id, PICTURE, drawn)
 
     @contextmanager
     def closing(self) -> Iterator[None]:
-        run_id = self.summary.run_id
         try:
             yield
             self.draw()
-            self.put(status="FINISHED")
-            self._tracking.seal(run_id)
-            self._tracking.note(run_id, self.note)
-            self._tracking.finish(run_id)
+            self._end("FINISHED")
         except BaseException as error:
             status: Status = "FAILED" if isinstance(error, Exception) else "KILLED"
             # A full disk may stop this, too. Then the run stays RUNNING until its process is found gone.
             with suppress(TurnwiseError, OSError):
-                self.put(status=status)
-                self._tracking.seal(run_id)
-                self._tracking.note(run_id, self.note)
-                self._tracking.finish(run_id, status, f"{type(error).__name__}: {error}")
+                self._end(status, f"{type(error).__name__}: {error}")
             raise
 
-
-def outcome_of(row: Iteration) -> dict[str, Any]:
-    return {key: row.metrics.get(f"evaluate/{key}") for key in ("win_rate", "win_low", "win_high")}
+    def _end(self, status: Status, error: str = "") -> None:
+        run_id = self.summary.run_id
+        self.put(status=status)
+        self._tracking.seal(run_id)
+        self._tracking.note(run_id, self.note)
+        self._tracking.finish(run_id, status, error)

@@ -1,6 +1,6 @@
 """Lists the stages, the order in which a method runs them, and the runs that each one reads.
 
-To add a stage: its module in `stages/`, one line in STAGES, and its name in a METHOD with its WIRING.
+To add a stage: its module in `stages/`, its name in STAGES, and its name in a METHOD with its WIRING.
 A stage is imported when it is asked for, which keeps the command line fast.
 """
 
@@ -14,19 +14,11 @@ if TYPE_CHECKING:
     from stages.frame.contract import Stage
 
 STAGES: dict[str, str] = {
-    "pretrain": "stages.pretrain",
-    "collect": "stages.collect",
-    "targets": "stages.targets",
-    "critic": "stages.critic",
-    "refine": "stages.refine",
-    "pick": "stages.pick",
-    "q_critic": "stages.q_critic",
-    "distill": "stages.distill",
-    "rft": "stages.rft",
-    "grpo": "stages.grpo",
-    "self_ac": "stages.self_ac",
-    "evaluate": "stages.evaluate",
-}
+    name: f"stages.{name}"
+    for name in (
+        "pretrain", "collect", "targets", "critic", "refine", "pick", "q_critic", "distill", "rft", "grpo", "self_ac", "evaluate",
+    )
+}  # fmt: skip
 """Stage name -> module that exports it as STAGE. The name is also its section of a preset."""
 
 METHODS: dict[str, tuple[str, ...]] = {

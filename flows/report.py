@@ -202,13 +202,9 @@ def duration(seconds: float | None) -> str:
     """In the unit that a reader thinks in: "58 s", "12 min", "3.4 h"; "-" where it is not known."""
     if seconds is None:
         return "-"
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _cell(metrics: Mapping[str, float], metric: str, form: str) -> str:

@@ -150,12 +150,8 @@ def rate_text(outcome: Mapping[str, Any]) -> str:
     """Win rate with its interval, as far as they are known."""
     if outcome.get("win_rate") is None:
         return "-"
-    interval = (
-        f" ({outcome['win_low']:.2f}-{outcome['win_high']:.2f})"
-        if "win_low" in outcome and "win_high" in outcome
-        else ""
-    )
-    return f"{outcome['win_rate']:.2f}{interval}"
+    known = "win_low" in outcome and "win_high" in outcome
+    return f"{outcome['win_rate']:.2f}" + (f" ({outcome['win_low']:.2f}-{outcome['win_high']:.2f})" if known else "")
 
 
 def match_text(verdict: Mapping[str, Any]) -> str:

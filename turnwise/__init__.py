@@ -21,20 +21,9 @@ if TYPE_CHECKING:
     from turnwise.work import open_project, rerun, run
 
 __all__ = [
-    "Project",
-    "TurnwiseError",
-    "UsageError",
-    "compare",
-    "config",
-    "curve",
-    "episodes",
-    "open_project",
-    "rerun",
-    "rows",
-    "run",
-    "runs",
-    "sql",
-]
+    "Project", "TurnwiseError", "UsageError", "compare", "config", "curve", "episodes", "open_project", "rerun", "rows",
+    "run", "runs", "sql",
+]  # fmt: skip
 
 _HOMES = {
     "Project": "stages.store.workspace:Workspace",

@@ -11,7 +11,6 @@ import importlib.util
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -105,10 +104,7 @@ def keep(program: Program, text: str, status: int, fingerprint: str, workspace: 
     """A run in MLflow's experiment `claims`, FAILED where the program was."""
     tracking = workspace.tracking
     kept = tracking.start(EXPERIMENT, program.title, {**code_version(), "fingerprint": fingerprint})
-    with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch, SAID)
-        file.write_text(text, encoding="utf-8")
-        tracking.save(kept, file, SAID)
+    tracking.write_text(kept, SAID, text)
     tracking.finish(kept, *(("FAILED", f"exit status {status}") if status else ()))
     return Said(text, status)
 

@@ -34,7 +34,6 @@ LEARNERS = ("critic", "q_critic", *POLICY_STAGES)
 """Stages that leave weights. `pretrain` is not among them: it leaves the base model."""
 KEEP = 2
 """By default, this many newest iterations of a pipeline run are kept."""
-ALL = 10**9  # runs
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Weights:
 
 def survey(workspace: Workspace, newest: int) -> list[Weights]:
     """All stored weights, by pipeline run, iteration and stage. newest: iterations to keep of each pipeline run."""
-    learners = {name: workspace.tracking.runs(name, ALL) for name in LEARNERS if name in STAGES}
+    learners = {name: workspace.tracking.runs(name) for name in LEARNERS if name in STAGES}
     needed = kept(workspace, newest, [one for runs in learners.values() for one in runs])
     found = [
         Weights(
@@ -78,7 +77,7 @@ def kept(workspace: Workspace, newest: int, learners: Sequence[RunInfo]) -> dict
         if pipeline := one.tags.get("pipeline"):
             members[pipeline][int(one.tags.get("iteration", -1))].add(one.run_id)
     listed: set[str] = set()
-    for info in tracking.runs(EXPERIMENT, ALL):
+    for info in tracking.runs(EXPERIMENT):
         summary, mine = stored_summary(workspace, info.run_id), members[info.run_id]
         for row in summary["iterations"]:
             mine[int(row["iteration"])] |= set(row["runs"].values())

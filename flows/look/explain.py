@@ -19,7 +19,6 @@ from stages.store.execute import INGREDIENTS, lineage_inputs, stage_ingredients
 from stages.store.runs import RunInfo
 from stages.store.workspace import Workspace
 
-ALL = 10**9  # runs
 HASHED = {"model": "model_hash"}  # the config has a section of the name
 NOT_KEPT = ("model", "prompts", "contents")  # of runs of before 2026-11-23
 
@@ -92,7 +91,7 @@ def _json(value: Any) -> str:
 def nearest_run(content: Mapping[str, Any], workspace: Workspace) -> Near | None:
     """The finished run of the same stage that differs in the fewest fields; None where there is none."""
     best: Near | None = None
-    for info in workspace.tracking.runs(content["stage"], ALL):
+    for info in workspace.tracking.runs(content["stage"]):
         kept = _kept(info.run_id, workspace) if info.status == "FINISHED" else None
         if kept is None:
             continue

@@ -168,17 +168,13 @@ def rerun(
     if through is not None and downstream:
         raise UsageError("rerun: `through` and `downstream` cannot both be set. Leave one of them out.")
     workspace = open_workspace(Path.cwd())
-    if through is not None or downstream:
-        new = branch.prepare(stage, of, workspace, sets=sets, iteration=iteration, through=through)
-        with cancelled_where_asked(), Display(quiet=True) as display:
-            return asdict(
-                launch_run(new.run, workspace, Launcher.inside_flow(workspace.home), display, sets=sets, branch=new)
-            )
-    again = prepare(stage, of, workspace, sets=sets, iteration=iteration)
+    launcher = Launcher.inside_flow(workspace.home)
     with cancelled_where_asked(), Display(quiet=True) as display:
-        return asdict(
-            launch_rerun(again, workspace, Launcher.inside_flow(workspace.home), display, sets=sets, force=not sets)
-        )
+        if through is not None or downstream:
+            new = branch.prepare(stage, of, workspace, sets=sets, iteration=iteration, through=through)
+            return asdict(launch_run(new.run, workspace, launcher, display, sets=sets, branch=new))
+        again = prepare(stage, of, workspace, sets=sets, iteration=iteration)
+        return asdict(launch_rerun(again, workspace, launcher, display, sets=sets, force=not sets))
 
 
 def deployments(chosen: Mapping[str, str], project: str) -> list[RunnerDeployment]:

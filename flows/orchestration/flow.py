@@ -114,10 +114,7 @@ def settle(project: str) -> None:
     tags = serving_tags(project)
     _end_runs(tags, "The process that served it is gone.")
     # The server goes on scheduling for a killed `turnwise serve`. All missed runs would now start, one after the other.
-    _cancel_missed(
-        FlowRunFilter(state={"type": {"any_": [StateType.SCHEDULED]}}, tags={"all_": tags}),
-        MISSED,
-    )
+    _cancel_missed(MISSED, tags={"all_": tags})
 
 
 def retire(project: str) -> None:
@@ -134,11 +131,7 @@ def stand_for_missed() -> None:
     stay.
     """
     if deployment.id:
-        of = {"any_": [deployment.id]}
-        _cancel_missed(
-            FlowRunFilter(state={"type": {"any_": [StateType.SCHEDULED]}}, deployment_id=of),
-            "A run that waited as long replaces it.",
-        )
+        _cancel_missed("A run that waited as long replaces it.", deployment_id={"any_": [deployment.id]})
 
 
 @contextmanager
@@ -218,17 +211,15 @@ def last_due(cron: str, timezone: str, now: datetime) -> datetime:
 
 def _end_runs(tags: list[str], why: str, gone: Callable[[FlowRun], bool] = lambda run: True) -> None:
     with get_client(sync_client=True) as client:
-        for run in client.read_flow_runs(
-            flow_run_filter=FlowRunFilter(state={"type": {"any_": OPEN}}, tags={"all_": tags})
-        ):
+        open_runs = FlowRunFilter(state={"type": {"any_": OPEN}}, tags={"all_": tags})
+        for run in client.read_flow_runs(flow_run_filter=open_runs):
             if gone(run):
-                wanted = run.state is not None and run.state.is_cancelling()
-                client.set_flow_run_state(
-                    run.id, Cancelled(message=why) if wanted else Crashed(message=why), force=True
-                )
+                end = Cancelled if run.state is not None and run.state.is_cancelling() else Crashed
+                client.set_flow_run_state(run.id, end(message=why), force=True)
 
 
-def _cancel_missed(scheduled: FlowRunFilter, why: str) -> None:
+def _cancel_missed(why: str, **of: Any) -> None:
+    scheduled = FlowRunFilter(state={"type": {"any_": [StateType.SCHEDULED]}}, **of)
     with get_client(sync_client=True) as client:
         for run in client.read_flow_runs(flow_run_filter=scheduled):
             if run.auto_scheduled and run.expected_start_time and run.expected_start_time < datetime.now(UTC):

@@ -154,10 +154,7 @@ def launch_rerun(
 ) -> StageRun:
     """One stage, once more."""
     workspace.replay.check()
-    step = display.watched(
-        launch.step(plain_step(workspace, display.bar, force=force, tags=rerun.tags, of=rerun.whose, say=display.say))
-    )
-    step = mended(step, workspace, launch, display, force=force)
+    step = mended(_step_of(rerun, workspace, launch, display, force=force), workspace, launch, display, force=force)
     parameters = {"stage": rerun.call.stage.name, "of": rerun.old, "sets": sets}
     return launch.flow(lambda: step(rerun.call), f"rerun {rerun.call.title} of {rerun.whose}", parameters)
 
@@ -166,7 +163,11 @@ def mended(step: Step, workspace: Workspace, launch: Launcher, display: Display,
     """The step, which makes dropped weights of its inputs again, as steps of the same kind."""
 
     def make(again: Rerun) -> Step:
-        inner = plain_step(workspace, display.bar, force=True, tags=again.tags, of=again.whose, say=display.say)
-        return display.watched(launch.step(inner))
+        return _step_of(again, workspace, launch, display, force=True)
 
     return mending(step, make, workspace, display.say, force=force)
+
+
+def _step_of(again: Rerun, workspace: Workspace, launch: Launcher, display: Display, *, force: bool) -> Step:
+    inner = plain_step(workspace, display.bar, force=force, tags=again.tags, of=again.whose, say=display.say)
+    return display.watched(launch.step(inner))

@@ -248,10 +248,15 @@ def _listen(port: int) -> socket.socket:
 
 def _own_port(home: Path) -> int:
     """The port of this folder's kept server, whether it is up or not; 0 where none was ever kept."""
+    return stored_port(_port_file(home), 0)
+
+
+def stored_port(file: Path, default: int) -> int:
+    """The port that a server's file names, or the default where there is no such file."""
     try:
-        return int(json.loads(_port_file(home).read_text())["port"])
+        return int(json.loads(file.read_text(encoding="utf-8"))["port"])
     except (OSError, ValueError, KeyError, TypeError):
-        return 0
+        return default
 
 
 def _folder(home: Path) -> Path:

@@ -25,7 +25,6 @@ from flows.presets import RunConfig
 from stages.frame.types import UsageError
 from stages.store.workspace import StageRun, Workspace
 
-ALL = 10**9  # runs
 UNREAD = ("preset", *presets.SCHEDULING)  # keys of a whole run that no result depends on
 
 Setting = tuple[str, ...]
@@ -155,7 +154,7 @@ def stored(workspace: Workspace, cells: Collection[Cell]) -> dict[str, str]:
     wanted = {cell.key: cell for cell in cells}
     seeds = {str(cell.seed) for cell in cells}
     found: dict[str, str] = {}
-    for info in workspace.tracking.runs(EXPERIMENT, ALL if cells else 0):
+    for info in workspace.tracking.runs(EXPERIMENT) if cells else ():
         # A run that left another one half-way has the config of its last stages alone.
         if info.status != "FINISHED" or "rerun_of" in info.tags or info.tags.get("seed") not in seeds:
             continue

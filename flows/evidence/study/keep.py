@@ -69,15 +69,13 @@ class Book:
         self.start()
         report = self._report(rows, chosen, missing)
         lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+        texts = (html(report), markdown(report), lines, self._file.read_text(encoding="utf-8"))
+        for name, text in zip(FILES, texts, strict=True):
+            self._tracking.write_text(self.run_id, name, text)
         with tempfile.TemporaryDirectory() as folder:
-            texts = (html(report), markdown(report), lines, self._file.read_text(encoding="utf-8"))
-            for name, text in zip(FILES, texts, strict=True):
-                (Path(folder) / name).write_text(text, encoding="utf-8")
-                self._tracking.save(self.run_id, Path(folder) / name, name)
-            (curves := Path(folder) / CURVES).mkdir()
             for name, text in drawings(report).items():
-                (curves / name).write_text(text, encoding="utf-8")
-            self._tracking.save(self.run_id, curves, CURVES)
+                (Path(folder) / name).write_text(text, encoding="utf-8")
+            self._tracking.save(self.run_id, Path(folder), CURVES)
         self._tracking.log(self.run_id, _metrics(self._study, rows))
         self._tracking.tag(self.run_id, "fingerprint", fingerprint)
         self._tracking.finish(self.run_id, *(("FAILED", f"{failed} runs failed") if failed else ()))

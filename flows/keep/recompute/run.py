@@ -26,6 +26,15 @@ from stages.store.tables import read_parquet
 from stages.store.workspace import Workspace, silent
 
 WHOLE, DERIVED, NOT = "whole", "from its draws", "not"
+CHECKS: dict[str, Callable[[Context, Stored], Compared]] = {
+    "collect": episodes.check_collect,
+    "evaluate": episodes.check_evaluate,
+    "targets": drawn.check_targets,
+    "refine": drawn.check_refine,
+    "pick": drawn.check_pick,
+    "q_critic": drawn.check_q_critic,
+}
+"""What follows from a stage's draws. `again.check` runs other stages as a whole."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,7 @@ def check_stage(workspace: Workspace, run_id: str) -> Checked:
         Path(call.run.model.path).is_dir(),
         workspace.tracking.is_dropped(run_id),
     )
-    check, how = _check_of(stage)
+    check, how = (again.check, WHOLE) if stage in again.STAGES else (CHECKS.get(stage), DERIVED)
     try:
         same = is_same(call, run_id, workspace)
     except TurnwiseError:  # a prompt or an environment that this turnwise does not have
@@ -127,20 +136,6 @@ def check_summary(workspace: Workspace, run_id: str) -> Checked:
         parts.append(compare.compare("summary.json final, iteration", summary["final"]["iteration"], best["iteration"]))
     done = compare.total(parts) + Compared(what=(f"{len(summary['iterations'])} rows of the summary",))
     return Checked("pipeline", run_id, WHOLE, done)
-
-
-def _check_of(stage: str) -> tuple[Callable[[Context, Stored], Compared] | None, str]:
-    if stage in again.STAGES:
-        return again.check, WHOLE
-    derived: dict[str, Callable[[Context, Stored], Compared]] = {
-        "collect": episodes.check_collect,
-        "evaluate": episodes.check_evaluate,
-        "targets": drawn.check_targets,
-        "refine": drawn.check_refine,
-        "pick": drawn.check_pick,
-        "q_critic": drawn.check_q_critic,
-    }
-    return derived.get(stage), DERIVED
 
 
 def _context(call: Call, workspace: Workspace, scratch: Path) -> Context:
