@@ -19,7 +19,8 @@ from flows.registry import load_stage
 from flows.rerun import stored_summary
 from stages.frame.types import MissingInput, UsageError
 from stages.llm.roles import roles_of
-from stages.store.execute import execute
+from stages.store.artifacts import sha256
+from stages.store.execute import execute, stage_fingerprint
 from stages.store.workspace import Bar, StageRun, Workspace
 
 CRITIC_STAGE = "self_ac"
@@ -91,7 +92,7 @@ def add_critic(workspace: Workspace, run_id: str, stored: Mapping[str, Any], fol
 
 def pretrain_to(config: RunConfig, workspace: Workspace, out: Path, bar: Bar, *, force: bool) -> StageRun:
     """Run the stage `pretrain` and copy its model to `out`. Raises UsageError before training if `out` cannot be a
-    folder.
+    folder, or if it has another model. `force` overwrites that.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -100,11 +101,24 @@ def pretrain_to(config: RunConfig, workspace: Workspace, out: Path, bar: Bar, *,
 
     # It makes the base model, so it cannot depend on one.
     alone = replace(workspace, engine=_no_engine, model_hash=lambda run: "")
-    done = execute(
-        load_stage("pretrain"), run=config, inputs={}, iteration=0, workspace=alone, force=force, progress=bar
-    )
+    stage = load_stage("pretrain")
+    call: dict[str, Any] = {"run": config, "inputs": {}, "iteration": 0, "workspace": alone}
+    made = workspace.tracking.finished(stage_fingerprint(stage, **call), stage.name)
+    if not force and _has_another(out, workspace.tracking.artifact(made, "model") if made else None):
+        raise UsageError(
+            f"--out {str(out)[-200:]}: a model lies there that may be another one. Name another folder, or overwrite it with --force."
+        )
+    done = execute(stage, **call, force=force, progress=bar)
     shutil.copytree(workspace.tracking.artifact(done.run_id, "model"), out, dirs_exist_ok=True)
     return done
+
+
+def _has_another(folder: Path, model: Path | None) -> bool:
+    """Whether a folder has a model other than this one; None: any other."""
+    if model is None:
+        return any((folder / name).exists() for name in ("config.json", "model.safetensors"))
+    pairs = [(folder / file.relative_to(model), file) for file in model.rglob("*") if file.is_file()]
+    return any(there.is_file() and sha256(there) != sha256(file) for there, file in pairs)
 
 
 def _no_engine(run: RunConfig) -> Any:

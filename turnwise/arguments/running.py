@@ -86,5 +86,9 @@ def add(commands: Any) -> None:
     what = "Make the base model that ships with the project."
     pretrain = command(commands, "pretrain", what, "turnwise pretrain --set pretrain.steps=3200", module=RUNS)
     pretrain.add_argument("--out", type=Path, metavar="FOLDER", help="folder of the model (default: data/base)")
-    flag(pretrain, "--force", "make it again, also where a finished run made the same model")
+    flag(
+        pretrain,
+        "--force",
+        "make it again, also where a finished run made the same model; overwrite another model in the folder",
+    )
     add_set(pretrain)
