@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -214,6 +215,12 @@ def _cell(metrics: Mapping[str, float], metric: str, form: str) -> str:
 def emit(value: Any) -> None:
     """Print one JSON value; a number that JSON lacks becomes null."""
     print(json.dumps(finite(value)))
+
+
+def answer(args: Namespace, value: Any, lines: Iterable[str]) -> int:
+    """Print the result of a command: the value where --json asks for it, else the lines. Returns 0, the exit status."""
+    emit(value) if args.json else print("\n".join(lines))
+    return 0
 
 
 def finite(value: Any) -> Any:

@@ -14,7 +14,7 @@ from flows.book import EXPERIMENT
 from flows.keep.bundle import check
 from flows.keep.bundle import take_in as into
 from flows.keep.recompute.run import Checked, check_episode, check_run, check_stage, first_difference
-from flows.report import emit
+from flows.report import answer, emit
 from flows.rerun import find_stage_run
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
@@ -33,15 +33,11 @@ def take_in(args: Namespace) -> int:
         )
     workspace = open_workspace(find_home(args.home, to_write=True))
     taken = into.take_in(bundle, workspace, lambda text: print(f"turnwise: {text}", file=sys.stderr))
-    if args.json:
-        emit(asdict(taken))
-        return 0
-    for path in taken.different:
-        print(f"{path} differs from the bundle's file and was not changed. A rerun that reads it is a new run.")
-    for path in taken.left_out:
-        print(f"{path} is missing in the bundle and here, or differs here. A rerun needs it as the run read it.")
-    print(f"{len(taken.new)} runs taken in, {len(taken.known)} were here. Look: turnwise show {taken.run_id[:8]}")
-    return 0
+    differ = "differs from the bundle's file and was not changed. A rerun that reads it is a new run."
+    missing = "is missing in the bundle and here, or differs here. A rerun needs it as the run read it."
+    lines = [f"{path} {differ}" for path in taken.different] + [f"{path} {missing}" for path in taken.left_out]
+    done = f"{len(taken.new)} runs taken in, {len(taken.known)} were here. Look: turnwise show {taken.run_id[:8]}"
+    return answer(args, asdict(taken), [*lines, done])
 
 
 def replay(args: Namespace) -> int:

@@ -18,7 +18,7 @@ from flows.evidence.study import design, elsewhere, finish, keep
 from flows.evidence.study.design import Study
 from flows.evidence.study.finish import Studied
 from flows.evidence.study.rows import Row
-from flows.report import Display, emit
+from flows.report import Display, answer
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
 from stages.store.workspace import Workspace
@@ -43,12 +43,8 @@ def claims(args: Namespace) -> int:
     judged = [(claim, [one.find(found) for one in claim.rests_on]) for claim in wanted]
     if out:
         _write(out, judged, asked.title)
-    if args.json:
-        emit([_told(claim, findings) for claim, findings in judged])
-    else:
-        print("\n".join(_table(judged)))
-        if studied:
-            print(f"\nThe runs that they rest on: {studied.kept.files['report.html']}")
+    rest = [f"\nThe runs that they rest on: {studied.kept.files['report.html']}"] if studied else []
+    answer(args, [_told(claim, findings) for claim, findings in judged], [*_table(judged), *rest])
     return 1 if studied and studied.failed else 0
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flows.report import Display, emit
+from flows.report import Display, answer, emit
 from flows.workspace import find_home
 from stages.frame.types import UsageError
 from stages.sources import catalogue, fetch
@@ -23,7 +23,7 @@ def data(args: Namespace) -> int:
     home = find_home(args.home)
     into = home / "data" / "tasks" if args.into is None else args.into.resolve()
     if args.action == "list":
-        return _list(into, as_json=args.json)
+        return _list(args, into)
     if args.task is None:
         raise UsageError(f"data fetch: wanted a task. Tasks: {', '.join(catalogue.TASKS)}.")
     task = fetch.task_data(args.task)
@@ -36,15 +36,13 @@ def data(args: Namespace) -> int:
     for name, entry in manifest["files"].items():
         print(f"{name:<27}{entry['rows']:>6,} rows  checked by {entry['check']:<7} {entry['licence']}")
         if entry["check"] == "read":
-            print(
-                f"{name}: the published file has {_published_rows(task, name):,} rows; this is a part of it.",
-                file=sys.stderr,
-            )
+            rows = next(made.rows for made in task.files if made.name == name)
+            print(f"{name}: the published file has {rows:,} rows; this is a part of it.", file=sys.stderr)
     print(f"{folder}. Use: turnwise run PRESET {_sets(task, folder, home)}")
     return 0
 
 
-def _list(into: Path, *, as_json: bool) -> int:
+def _list(args: Namespace, into: Path) -> int:
     rows: list[dict[str, Any]] = []
     for task in catalogue.TASKS.values():
         files = [
@@ -58,19 +56,11 @@ def _list(into: Path, *, as_json: bool) -> int:
             for f in task.files
         ]
         rows.append({"task": task.name, "what": task.what, "state": fetch.state(task, into), "files": files})
-    if as_json:
-        emit(rows)
-        return 0
+    lines = []
     for row in rows:
-        print(f"{row['task']:<18}{row['state']:<9}{row['what']}")
-        for file in row["files"]:
-            print(f"{'':<18}{file['name']:<27}{file['rows']:>6,} rows  {file['licence']}")
-    print("To fetch one: turnwise data fetch TASK")
-    return 0
-
-
-def _published_rows(task: catalogue.TaskData, name: str) -> int:
-    return next(made.rows for made in task.files if made.name == name)
+        lines.append(f"{row['task']:<18}{row['state']:<9}{row['what']}")
+        lines += [f"{'':<18}{one['name']:<27}{one['rows']:>6,} rows  {one['licence']}" for one in row["files"]]
+    return answer(args, rows, [*lines, "To fetch one: turnwise data fetch TASK"])
 
 
 def _sets(task: catalogue.TaskData, folder: Path, home: Path) -> str:

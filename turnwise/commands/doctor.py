@@ -22,7 +22,7 @@ from flows.datasets import check_splits
 from flows.orchestration.server import is_free
 from flows.presets import RunConfig
 from flows.registry import METHODS
-from flows.report import emit
+from flows.report import answer
 from flows.workspace import find_home
 from stages.frame.types import TurnwiseError, UsageError, printable
 from stages.store.replay import Replay
@@ -52,14 +52,10 @@ def doctor(args: Namespace) -> int:
     lacking = presets_lacking()
     lines = [*_installed(), *_stores(home), _gpu(), _disk(home), _port(), *_presets(lacking)]
     ready = os.access(home, os.W_OK) and not any(DEMO in names for names in lacking.values())
-    if args.json:
-        emit({"ready": ready, "lines": [asdict(one) for one in lines]})
-    else:
-        marks = {True: "ok", False: "--", None: ""}
-        print("\n".join(f"{marks[one.ok]:<3} {one.what:<14} {printable(one.said)}" for one in lines))
-        print(
-            "The demo can run: turnwise run demo" if ready else "The demo cannot run; see the lines that begin with --."
-        )
+    marks = {True: "ok", False: "--", None: ""}
+    told = [f"{marks[one.ok]:<3} {one.what:<14} {printable(one.said)}" for one in lines]
+    last = "The demo can run: turnwise run demo" if ready else "The demo cannot run; see the lines that begin with --."
+    answer(args, {"ready": ready, "lines": [asdict(one) for one in lines]}, [*told, last])
     return 0 if ready else 1
 
 

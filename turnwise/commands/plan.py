@@ -12,7 +12,7 @@ from typing import Any
 
 from flows import presets
 from flows.cost.estimate import DECODE, HF_DECODE, HF_READ, READ, TRAIN, estimate
-from flows.report import emit
+from flows.report import answer
 from flows.workspace import find_home
 
 
@@ -20,8 +20,7 @@ def plan(args: Namespace) -> int:
     """turnwise plan PRESET"""
     os.chdir(find_home(args.home))  # a config's paths count from there
     found = estimate(presets.load(args.preset, args.set), args.device, args.devices, args.assume)
-    emit(found) if args.json else print("\n".join(lines(found)))
-    return 0
+    return answer(args, found, lines(found))
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from flows.evidence.study import cells, design, elsewhere, finish, keep
 from flows.evidence.study.cells import Cell
 from flows.evidence.study.design import Study
 from flows.evidence.study.rows import Row
-from flows.report import Display, duration, emit
+from flows.report import Display, answer, duration
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
 from stages.store.workspace import Workspace
@@ -22,10 +22,7 @@ from stages.store.workspace import Workspace
 
 def study(args: Namespace) -> int:
     """turnwise study FILE"""
-    file, out = (
-        shipped.study(args.file.resolve()),
-        args.out and args.out.resolve(),
-    )  # before the working directory changes
+    file, out = shipped.study(args.file.resolve()), args.out and args.out.resolve()  # before the folder changes
     asked = design.read(file)
     every = planned(asked)
     check_options(args, asked, every)
@@ -40,11 +37,8 @@ def study(args: Namespace) -> int:
         found = finish.run_study(asked, bench)
     kept = found.kept
     files = keep.copied(kept.files, out) if out else kept.files
-    if args.json:
-        told = {"run_id": kept.run_id, "reused": kept.reused, "chosen": found.chosen, "missing": found.missing}
-        emit({**told, "files": [str(path) for path in files.values()]})
-    else:
-        print("\n".join(_ending(found, files["report.html"])))
+    told = {"run_id": kept.run_id, "reused": kept.reused, "chosen": found.chosen, "missing": found.missing}
+    answer(args, {**told, "files": [str(path) for path in files.values()]}, _ending(found, files["report.html"]))
     return 1 if found.failed else 0
 
 
@@ -85,26 +79,18 @@ def dry_run(
     listed = [_state(cell, "finished" if cell.key in found else "to run", found) for cell in meant([*tuning, *table])]
     listed += [_state(cell, "to run after its tuning", {}) for cell in meant(later)]
     listed += [_state(cell, f"to run after {asked.source}", {}) for cell in meant(waiting)]
-    if args.json:
-        emit(listed)
-        return 0
-    for one in listed:
-        print(f"{one['part']:<8}{one['state']:<24}{(one['run_id'] or '')[:8]:<9} {one['run']}")
+    lines = [f"{one['part']:<8}{one['state']:<24}{(one['run_id'] or '')[:8]:<9} {one['run']}" for one in listed]
     left = sum(one["run_id"] is None for one in listed)
     took = [row["curve"][-1]["stages_s"] for row in rows]
     time = f", about {duration(statistics.mean(took) * left)} if it is one after the other" if took and left else ""
-    print(f"{len(listed) - left} of {len(listed)} runs are finished, {left} to run{time}.")
-    return 0
+    last = f"{len(listed) - left} of {len(listed)} runs are finished, {left} to run{time}."
+    return answer(args, listed, [*lines, last])
 
 
 def _state(cell: Cell, state: str, found: Mapping[str, str | Row]) -> dict[str, Any]:
     run = found.get(cell.key)
-    return {
-        "run": cell.title,
-        "part": cell.part,
-        "state": state,
-        "run_id": run["run"] if isinstance(run, dict) else run,
-    }
+    run_id = run["run"] if isinstance(run, dict) else run
+    return {"run": cell.title, "part": cell.part, "state": state, "run_id": run_id}
 
 
 def _ending(found: finish.Studied, report: Path) -> list[str]:
