@@ -71,9 +71,7 @@ class Branch:
         return {"downstream": True} if self.run.iterations > self.iteration + 1 else {"through": self.through}
 
     def step(self, inner: Step, workspace: Workspace) -> Step:
-        """A step that returns the old run's stage runs for everything before the branch. `inner` runs the rest, each
-        stage with its config.
-        """
+        """A step that returns the old run's stage runs before the branch. `inner` runs the rest with their configs."""
         kept, config = self._kept(), cache(lambda run_id: rerun.stored_config(run_id, workspace))
 
         def step(call: Call) -> StageRun:

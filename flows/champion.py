@@ -94,9 +94,7 @@ def judge(run: RunConfig, workspace: Workspace) -> Judge:
 
 
 def _match(run: RunConfig, version: Version | None, part: str, iteration: int, workspace: Workspace) -> Call:
-    """The run's seed and the iteration fix scenarios and seeds, so both sides have the same. None of them chose an
-    adapter.
-    """
+    """Seed and iteration fix the scenarios, so both sides have the same ones. None of these chose an adapter."""
     inputs = {workspace.tracking.experiment(version.tags["run"]): [version.tags["run"]]} if version else {}
     changed = presets.change(run, LAST, episodes=run.match_episodes).model_copy(
         update={"seed": mix("champion", run.seed)}

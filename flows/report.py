@@ -7,7 +7,6 @@ import math
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Literal
 
 from rich.console import Console
@@ -56,9 +55,7 @@ class _Bar:
 
 
 class Display:
-    """Progress on stderr while the context lasts: bars on a terminal, else one line a stage, nothing if quiet. rows_to:
-    where the table goes.
-    """
+    """Progress on stderr: bars on a terminal, else a line a stage, nothing if quiet. rows_to: where the table goes."""
 
     def __init__(self, *, quiet: bool = False, rows_to: Literal["stdout", "stderr"] | None = None) -> None:
         self._quiet = quiet
@@ -82,9 +79,7 @@ class Display:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def bar(self, what: str, total: int) -> contract.Progress:

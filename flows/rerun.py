@@ -107,9 +107,7 @@ def follows(stage: str, other: str) -> bool:
 
 
 def stage_run_of(stage: str, run_id: str, workspace: Workspace, iteration: int | None = None) -> str | None:
-    """The run itself, if it is of the stage. For a pipeline run, the stage's run in `iteration` or the last one. Else
-    None.
-    """
+    """The run itself, if it is of the stage; of a pipeline run its run in `iteration`, or the last one. Else None."""
     experiment = workspace.tracking.experiment(run_id)
     if experiment == EXPERIMENT:
         rows = reversed(stored_summary(workspace, run_id)["iterations"])

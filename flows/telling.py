@@ -107,9 +107,7 @@ def changes_told(changed: Changes) -> str:
 def note(
     run: RunConfig, how: Asked, commit: Mapping[str, str], summary: Summary, link: Link, model: Version | None = None
 ) -> str:
-    """The description of a pipeline's run, in Markdown: what it is, its result, what differs, its command and commit,
-    and where the stage runs are.
-    """
+    """A pipeline run's description in Markdown: what it is, result, changes, command, commit, links to stage runs."""
     parts = [f"{run.method} on {run.task.env}, {run.iterations} iterations, seed {run.seed}.", *_result(summary)]
     if summary.match:
         parts.append(f"Against the champion: {match_text(summary.match)}.")
@@ -155,9 +153,7 @@ def rate_text(outcome: Mapping[str, Any]) -> str:
 
 
 def match_text(verdict: Mapping[str, Any]) -> str:
-    """The decision on a candidate, and why. Example: "promoted: 0.62 to 0.55 of version 3 on 200 scenarios, difference
-    +0.07 (+0.02 to +0.12)".
-    """
+    """The decision on a candidate, and why: rates, common scenarios, and the difference with its interval."""
     word = "promoted" if verdict["promoted"] else "kept"
     other = f"version {verdict['against']}" if verdict["against"] else "the base model"
     if "difference" not in verdict:

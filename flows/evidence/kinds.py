@@ -233,9 +233,7 @@ class Passes(_Output):
 
 @dataclass(frozen=True)
 class CostOfAnEpisode(_Versus):
-    """Processor time of learning per episode played, for each method, and up to the level. Only the total up to the
-    level decides.
-    """
+    """Processor time of learning, per episode and up to the level. Only the total up to the level decides."""
 
     def find(self, found: Found) -> Finding:
         total = Sooner(self.method, self.controls, "cpu_s").find(found)

@@ -126,9 +126,7 @@ def _no_engine(run: RunConfig) -> Any:
 
 
 def _critic_adapter(run_id: str, stored: Mapping[str, Any]) -> str:
-    """The artifact with the critic's adapter: its own one, or the actor's. Raises UsageError where no critic was
-    trained.
-    """
+    """The artifact with the critic's adapter, own or the actor's. Raises UsageError where no critic was trained."""
     from stages.judge.values import critic_adapter
 
     if (name := critic_adapter(stored["config"][CRITIC_STAGE])) is None:

@@ -13,9 +13,7 @@ from stages.learn.certificate import shown
 
 
 def difference(rows: Sequence[Row], turn: int) -> str:
-    """The turn's tokens and what the next state holds instead. Empty if the next state has the same tokens. All runs
-    found the same.
-    """
+    """The turn's tokens and what the next state holds instead; empty if it has the same ones. All runs agree."""
     broken = [row for row in rows if row["turn"] == turn and row["extended"] is False]
     if not broken:
         return ""

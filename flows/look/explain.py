@@ -38,9 +38,7 @@ class Near:
 
 @dataclass(frozen=True)
 class Explained:
-    """What a call would do. inputs: upstream stage -> its runs, each with its name, which says what pipeline run
-    made it.
-    """
+    """What a call would do. inputs: upstream stage -> its runs, whose names say what pipeline run made them."""
 
     title: str
     fingerprint: str

@@ -127,9 +127,7 @@ def retire(project: str) -> None:
 
 
 def stand_for_missed() -> None:
-    """Within a deployment's run: cancel scheduled runs that fell due while this one waited. Runs that a person started
-    stay.
-    """
+    """In a deployment's run: cancel scheduled runs that fell due while it waited. What a person started stays."""
     if deployment.id:
         _cancel_missed("A run that waited as long replaces it.", deployment_id={"any_": [deployment.id]})
 
@@ -169,9 +167,7 @@ def was_asked_to_end(history: Sequence[State[Any]]) -> bool:
 
 
 def catch_up(name: str, cron: str, timezone: str) -> bool:
-    """Start a deployment's last missed run, with its due time. It replaces all runs missed before it. Returns whether
-    there was one.
-    """
+    """Start a deployment's last missed run, with its due time, in place of all missed ones. Returns whether one was."""
     with get_client(sync_client=True) as client:
         try:
             found = client.read_deployment_by_name(name)

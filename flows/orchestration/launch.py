@@ -88,9 +88,7 @@ class Launcher:
 
 @contextmanager
 def launcher(home: Path, *, plain: bool) -> Iterator[Launcher]:
-    """A launcher; the server that it may have started begins at once, beside what is imported next, and ends with the
-    context.
-    """
+    """A launcher. A server that it starts begins at once, beside what is imported next, and ends with the context."""
     if plain:
         yield Launcher(home, None)
         return
@@ -112,9 +110,7 @@ def launch_run(
     asked: Asked | None = None,
     branch: Branch | None = None,
 ) -> Summary:
-    """A whole pipeline run. asked: how it was asked for, which its page tells. branch: where it leaves another run, if
-    it does.
-    """
+    """A whole pipeline run. asked: how it was asked for. branch: where it leaves another run, if it does."""
     workspace.replay.check()
     check_data(run)
     asked = asked or (branch.asked(sets) if branch else Asked())

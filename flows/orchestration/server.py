@@ -69,9 +69,7 @@ def healthy(url: str, says: bytes = b"true") -> bool:
 
 
 def find_server(home: Path) -> str | None:
-    """URL of a running server's API, or None. Raises TurnwiseError where PREFECT_API_URL names one that does not
-    answer.
-    """
+    """URL of a running server's API, or None. Raises TurnwiseError where PREFECT_API_URL does not answer."""
     if url := os.environ.get("PREFECT_API_URL"):
         if not _answers(url):
             raise TurnwiseError(
@@ -237,9 +235,7 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def _listen(port: int) -> socket.socket:
-    """A loopback socket that listens on `port`, or on a free one. It is held from here on, so no other server can take
-    it.
-    """
+    """A loopback socket that listens on `port`, or on a free one. From here on no other server can take it."""
     try:
         return socket.create_server(("127.0.0.1", port))
     except OSError:  # taken since it was chosen

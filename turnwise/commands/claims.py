@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -94,31 +93,13 @@ def _said(
         return {}
     found: dict[Program, Said] = {}
     for program in asked:
-        of = [
-            str(row["run"])
-            for row in rows
-            if row["method"] == program.of and workspace.tracking.is_finished(row["run"])
-        ]
+        mine = [str(row["run"]) for row in rows if row["method"] == program.of]
+        of = [run_id for run_id in mine if workspace.tracking.is_finished(run_id)]
         if program.of and not of:
             continue
         run_id = of[0] if program.of else ""
-        found[program] = said_by(program, run_id, workspace, display, folder)
+        found[program] = programs.said_by(program, run_id, workspace, display, folder)
     return found
-
-
-def said_by(program: Program, run_id: str, workspace: Workspace, display: Display, folder: Path) -> Said:
-    """The program's output with today's code. It runs now if it has not yet."""
-    fingerprint = programs.fingerprint_of(program, run_id, folder)
-    if known := programs.stored(fingerprint, workspace):
-        return known
-    display.say(program.title)
-    with programs.running(program, run_id, workspace, folder) as child:
-        while child.running():
-            time.sleep(programs.POLL_S)
-        text, status = child.log.read_text(errors="replace"), child.status or 0
-    if status:
-        display.say(f"{program.title}: exit status {status}; it said last: {text.strip().splitlines()[-1:]}")
-    return programs.keep(program, text, status, fingerprint, workspace)
 
 
 def _metrics(row: Row, workspace: Workspace) -> list[Mapping[str, float]]:

@@ -1,6 +1,4 @@
-"""turnwise doctor: one line for each thing that is installed or missing, with the command that mends it. It changes
-nothing.
-"""
+"""turnwise doctor: a line for each thing that is installed or missing, and what mends it. It changes nothing."""
 
 from __future__ import annotations
 
@@ -65,11 +63,8 @@ def _installed() -> Iterator[Line]:
     yield Line("packages", True, ", ".join(f"{name} {_version(name)}" for name in PACKAGES))
     for name, extra in EXTRAS.items():
         there = _version(name)
-        yield Line(
-            name,
-            True if there else None,
-            there or f"not installed; some presets need it: pip install 'turnwise[{extra}]'",
-        )
+        lacks = f"not installed; some presets need it: pip install 'turnwise[{extra}]'"
+        yield Line(name, True if there else None, there or lacks)
 
 
 def _version(package: str) -> str:
@@ -80,10 +75,9 @@ def _version(package: str) -> str:
 
 
 def _stores(home: Path) -> Iterator[Line]:
+    writable = os.access(home, os.W_OK)
     yield Line(
-        "project folder",
-        os.access(home, os.W_OK),
-        f"{home}{'' if os.access(home, os.W_OK) else ' cannot be written; name another one by --home'}",
+        "project folder", writable, f"{home}{'' if writable else ' cannot be written; name another one by --home'}"
     )
     store = home / "mlflow" / "mlflow.db"
     if not store.is_file():
@@ -126,12 +120,9 @@ def _disk(home: Path) -> Line:
 
 
 def _port() -> Line:
-    free = is_free(PORT)
-    return Line(
-        "port",
-        True if free else None,
-        f"{PORT} is {'free' if free else 'taken; give another one'}: turnwise ui{'' if free else ' --port 0'}",
-    )
+    if is_free(PORT):
+        return Line("port", True, f"{PORT} is free: turnwise ui")
+    return Line("port", None, f"{PORT} is taken; give another one: turnwise ui --port 0")
 
 
 def _presets(lacking: dict[str, list[str]]) -> Iterator[Line]:

@@ -66,9 +66,7 @@ def check_run(workspace: Workspace, run_id: str) -> Iterator[Checked]:
 
 
 def check_stage(workspace: Workspace, run_id: str) -> Checked:
-    """Recompute one stage run. The result says if something that it needs is missing. Raises Changed where an artifact
-    is not what was written.
-    """
+    """Recompute one stage run. The result says what is missing. Raises Changed where an artifact was changed."""
     stage = workspace.tracking.experiment(run_id)
     call = prepare(stage, run_id, workspace).call
     title = f"{stage} {_place(workspace, run_id, call)}"
