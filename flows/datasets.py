@@ -62,13 +62,17 @@ def check_splits(run: RunConfig) -> None:
 def missing_rows(run: RunConfig) -> list[str]:
     """One message for each stage of the run whose general rows are missing."""
     found = []
-    for stage in METHODS[run.method]:
-        config = getattr(run, stage)
-        if getattr(config, "general_rows", 0):
-            bring(config.general_path)
-        if getattr(config, "general_rows", 0) and not Path(config.general_path).is_file():
+    for stage, path in general_rows(run).items():
+        bring(path)
+        if not Path(path).is_file():
             found.append(
-                f"{stage}.general_path: wanted a JSONL file of general instruction rows at {config.general_path!r}, found none. Put one there, with lines of "
+                f"{stage}.general_path: wanted a JSONL file of general instruction rows at {path!r}, found none. Put one there, with lines of "
                 f'{{"role", "messages", "reply"}}. Or mix none: --set {stage}.general_rows=0'
             )
     return found
+
+
+def general_rows(run: RunConfig) -> dict[str, str]:
+    """Stage -> its file of general rows, of those that mix some in."""
+    configs = {stage: getattr(run, stage) for stage in METHODS[run.method]}
+    return {stage: one.general_path for stage, one in configs.items() if getattr(one, "general_rows", 0)}

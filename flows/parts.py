@@ -3,9 +3,11 @@
     turnwise run desk                       # by default the method nlac and the task's own small model
     turnwise run tau_retail+grpo+qwen7b     # in any order
 
-Order: task < model < method. Sections of a part's file with two names of their own:
+Order: task < model < method. A part's file has sections with two names of their own:
+
     [small], [large]                    values for the task's own model, or for a named model
     [small.on.TASK], [large.on.TASK]    of a method's file: values tuned on a task, also for tasks that extend it
+
 A part or such a section may extend a part of its kind. A task's `default_method` replaces nlac. A method's `tested`
 names the tasks that it is tuned or tested on. This module imports little: shell completion loads it.
 """

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -195,7 +196,7 @@ def _drop(values: dict[str, Any], key: str, path: Path) -> None:
 
 def resolve(values: Mapping[str, Any], sets: Sequence[str] = ()) -> RunConfig:
     """Nested plain values, then `sets` over them, checked. Also reads back the config that a run stored."""
-    merged = _copied(values)
+    merged = deepcopy(dict(values))
     for item in sets:
         _apply(merged, item)
     try:
@@ -209,10 +210,6 @@ def change(run: RunConfig, section: str, **values: Any) -> RunConfig:
     plain = run.model_dump(mode="json")
     plain[section].update(values)
     return resolve(plain)
-
-
-def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _copied(value) if isinstance(value, Mapping) else value for key, value in values.items()}
 
 
 def _apply(values: dict[str, Any], item: str) -> None:

@@ -46,30 +46,16 @@ WIRING: dict[str, dict[str, Which]] = {
     "pretrain": {},
     "collect": _POLICIES,
     "targets": {"collect": "all", "critic": "all", "distill": "newest"},
-    "critic": {
-        "targets": "last",
-        "collect": "all",
-        "refine": "last",
-        "pick": "last",
-        "critic": "newest",
-        "distill": "newest",
-    },
+    "critic": {"targets": "last", "collect": "all", "refine": "last", "pick": "last", "critic": "newest", "distill": "newest"},
     "refine": {"collect": "all", "critic": "all", "distill": "newest"},
     "q_critic": {"collect": "all", "q_critic": "all", "pick": "last", "distill": "newest"},
     "pick": {"collect": "all", "critic": "all", "q_critic": "all", "distill": "newest"},
-    "distill": {
-        "refine": "last",
-        "pick": "last",
-        "targets": "last",
-        "critic": "last",
-        "q_critic": "last",
-        "distill": "newest",
-    },
+    "distill": {"refine": "last", "pick": "last", "targets": "last", "critic": "last", "q_critic": "last", "distill": "newest"},
     "rft": {"collect": "all", "rft": "last"},
     "grpo": {"collect": "last", "grpo": "last"},
     "self_ac": {"collect": "last", "self_ac": "last"},
     "evaluate": {**_POLICIES, "critic": "last", "q_critic": "last"},
-}
+}  # fmt: skip
 """Stage -> upstream stage -> "all" of its runs so far or only the "last". "newest": the last one, unless another stage has trained the same adapter since.
 Upstream stages without a run yet are left out."""
 

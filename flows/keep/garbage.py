@@ -1,14 +1,7 @@
 """Finds the weights that a project folder still needs, and those that `turnwise gc` may delete.
 
-Kept are the weights
-
-- of the newest iterations of each pipeline run, one that is running included, and what the stages of those iterations
-  read;
-- of the iteration whose adapter a pipeline run chose, or would choose as things stand, and of every registered model;
-- of each run that is running, and of its inputs;
-- of each run that belongs to no pipeline run, such as a rerun of a single stage.
-
-All other weights can be made again: configs, inputs, rows and metrics are never deleted. [ours]
+docs/explanation/architecture.md has the rule. All other weights can be made again: configs, inputs, rows and metrics
+are never deleted. [ours]
 """
 
 from __future__ import annotations

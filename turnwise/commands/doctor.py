@@ -13,13 +13,11 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from flows import presets, shipped
-from flows.datasets import check_splits
+from flows.datasets import check_splits, general_rows
 from flows.orchestration.server import is_free
 from flows.presets import RunConfig
-from flows.registry import METHODS
 from flows.report import answer
 from flows.workspace import find_home
 from stages.frame.types import TurnwiseError, UsageError, printable
@@ -155,16 +153,10 @@ def lacking(run: RunConfig) -> Iterator[str]:
         check_splits(run)
     except UsageError as error:
         yield str(error)
-    without = [stage for stage, rows in _general_rows(run).items() if not shipped.there(rows)]
+    without = {stage: path for stage, path in general_rows(run).items() if not shipped.there(path)}
     if without:
         none = " ".join(f"--set {stage}.general_rows=0" for stage in without)
-        yield f"there are no general rows at {_general_rows(run)[without[0]]!r}; put some there, or mix none: {none}"
-
-
-def _general_rows(run: Any) -> dict[str, str]:
-    """Stage -> its file of general rows, of those that mix some in."""
-    configs = {stage: getattr(run, stage) for stage in METHODS[run.method]}
-    return {stage: one.general_path for stage, one in configs.items() if getattr(one, "general_rows", 0)}
+        yield f"there are no general rows at {next(iter(without.values()))!r}; put some there, or mix none: {none}"
 
 
 def _is_hub_name(path: str) -> bool:

@@ -27,6 +27,8 @@ from stages.play.chains import drawn_from, pool_of
 from stages.play.transitions import Candidate, Transition, in_full
 from stages.train.history import fit_metrics
 
+Drawn = tuple[tuple[Transition, ...], float]
+"""A chain with its weight."""
 UNREADABLE_WORD = "unreadable critique"  # why refine drops an action of which nothing readable was said
 
 
@@ -139,18 +141,16 @@ def check_q_critic(context: Context, stored: Stored) -> Compared:
     return done + compare.total(compare.files(name, stored.artifacts / name, file) for name, file in files.items())
 
 
-def _drawn(context: Context, critic: str) -> tuple[list[tuple[tuple[Transition, ...], float]], int]:
+def _drawn(context: Context, critic: str) -> tuple[list[Drawn], int]:
     """The chains that were drawn, in their order, with their weights; and among how many."""
     pool = pool_of(context)
     return drawn_from(context, pool, critic), len(pool)
 
 
-def _matched(
-    table: str, rows: Sequence[Row], drawn: Sequence[tuple[tuple[Transition, ...], float]]
-) -> tuple[list[tuple[tuple[Transition, ...], float]], Compared]:
+def _matched(table: str, rows: Sequence[Row], drawn: Sequence[Drawn]) -> tuple[list[Drawn], Compared]:
     """The chain of each row, which are rows of what was drawn in the same order; up to the first that is not."""
-    waiting: Iterator[tuple[tuple[Transition, ...], float]] = iter(drawn)
-    found: list[tuple[tuple[Transition, ...], float]] = []
+    waiting: Iterator[Drawn] = iter(drawn)
+    found: list[Drawn] = []
     for number, row in enumerate(rows):
         key = (row["episode_id"], row["turn"])
         one = next((one for one in waiting if one[0][0].key == key), None)
