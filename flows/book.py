@@ -101,11 +101,8 @@ class Book:
         self._tracking.write_json(self.summary.run_id, SUMMARY, asdict(self.summary))
         for part, tested in ((part, changes[part]) for part in ("base", "final") if part in changes):
             numbers = {f"{part}/{key}": value for key, value in tested.items() if isinstance(value, float)}
-            self._tracking.log(
-                self.summary.run_id,
-                {f"{CURVE}/win_rate_on_test": tested["win_rate"], **numbers},
-                tested.get("iteration", -1) + 1,
-            )
+            numbers[f"{CURVE}/win_rate_on_test"] = tested["win_rate"]
+            self._tracking.log(self.summary.run_id, numbers, tested.get("iteration", -1) + 1)
 
     def decided(self, verdict: Mapping[str, Any]) -> None:
         """Record the final adapter's result against the champion: in the summary, as metrics and as a tag."""

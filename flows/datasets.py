@@ -35,13 +35,8 @@ def _scenario_set(env: str, split: str, options: dict[str, Any], role: str) -> S
     found = envs.scenarios(env, options, split, None, 0)
     content = sorted(json.dumps([one.id, one.data], sort_keys=True, default=str) for one in found)
     digest = hashlib.sha256("\n".join(content).encode()).hexdigest()[:16]
-    return ScenarioSet(
-        role,
-        f"{env} {split}",
-        digest,
-        len(found),
-        {"env": env, "split": split, "options": json.dumps(options, sort_keys=True)},
-    )
+    source = {"env": env, "split": split, "options": json.dumps(options, sort_keys=True)}
+    return ScenarioSet(role, f"{env} {split}", digest, len(found), source)
 
 
 def check_data(run: RunConfig) -> None:

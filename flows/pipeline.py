@@ -178,11 +178,8 @@ def run_pipeline(
         workspace.tracking.reads(run_id, scenario_sets(run))
         step = make_step(run_id)
         base, start = evaluate_base(run, step)
-        rows = [
-            Iteration(
-                -1, {"evaluate": start.run_id}, start.metrics, start.seconds, ("evaluate",) if start.reused else ()
-            )
-        ]
+        reused = ("evaluate",) if start.reused else ()
+        rows = [Iteration(-1, {"evaluate": start.run_id}, start.metrics, start.seconds, reused)]
         book.add(rows[0])
         book.put(base={**outcome(base), "run_id": base.run_id})
         watch(rows[0])

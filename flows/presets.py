@@ -30,9 +30,8 @@ EachRun = Literal["new_seed", "further", "force", "champion"]
 SCHEDULING = ("cron", "timezone", "overlap", "catch_up", "timeout_h", "each_run", "match_episodes")
 """Keys that say when and how a preset is served. No result of a stage depends on them."""
 WANTS = (
-    *(
-        (method, "task.agent", "react") for method in ("nlac", "hindsight", "nlql", "nlrl", "sac")
-    ),  # none judges parts of a reply
+    # None of these judges parts of a reply.
+    *((method, "task.agent", "react") for method in ("nlac", "hindsight", "nlql", "nlrl", "sac")),
     ("nlac", "refine.futures_of", "successor"),
     ("hindsight", "refine.futures_of", "episode"),
     ("nlql", "pick.by", "verdict"),

@@ -8,7 +8,7 @@ one. Nothing that is stored changes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from flows.book import EXPERIMENT, SUMMARY
 from flows.pipeline import LAST, Call
 from flows.presets import RunConfig
 from flows.registry import METHODS, STAGES, load_stage
-from flows.telling import changes_named, changes_told
+from flows.telling import Changes, changes_named, changes_told
 from stages.envs import nearest
 from stages.frame.types import MissingInput, UsageError
 from stages.store.execute import lineage_inputs
@@ -31,9 +31,7 @@ class Rerun:
 
     old: str
     call: Call
-    changed: Mapping[str, tuple[Any, Any]] = field(
-        default_factory=dict
-    )  # `section.key` -> the old value and the new one
+    changed: Changes = field(default_factory=dict)
     replaces: bool = False  # takes the old run's place as the owner of weights that were dropped
 
     @property

@@ -98,10 +98,8 @@ def changes_named(changed: Changes, section: str = "") -> str:
 
 def changes_told(changed: Changes) -> str:
     """Every change with what was before: "critic.lr 0.0001 -> 0.01"; "nothing" where there is none."""
-    return (
-        without_password(", ".join(f"{key} {_text(old)} -> {_text(new)}" for key, (old, new) in changed.items()))
-        or "nothing"
-    )
+    told = [f"{key} {_text(old)} -> {_text(new)}" for key, (old, new) in changed.items()]
+    return without_password(", ".join(told)) or "nothing"
 
 
 def note(
@@ -193,9 +191,8 @@ def _stage_runs(summary: Summary, link: Link, room: int) -> str:
     ]
     shown = _fitting([*rows, *tests], room)
     left_out = len(rows) + len(tests) - len(shown)
-    more = (
-        f"\n\n{left_out} earlier rows are left out: `turnwise show {summary.run_id[:8]}` has all." if left_out else ""
-    )
+    rest = f"\n\n{left_out} earlier rows are left out: `turnwise show {summary.run_id[:8]}` has all."
+    more = rest if left_out else ""
     return "\n".join([f"| stage runs | {' | '.join(names)} |", f"|---{'|---' * len(names)}|", *shown]) + more
 
 

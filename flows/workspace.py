@@ -135,9 +135,9 @@ def prompt_hashes(run: RunConfig) -> dict[str, str]:
 def model_hash(run: RunConfig) -> str:
     """Hash of the base model's files, or of its name where there are no files here."""
     bring(run.model.path)
-    return (
-        _folder_hash(run.model.path) if run.model.engine in ("hf", "vllm") else f"{run.model.engine}:{run.model.path}"
-    )
+    if run.model.engine in ("hf", "vllm"):
+        return _folder_hash(run.model.path)
+    return f"{run.model.engine}:{run.model.path}"
 
 
 @cache

@@ -61,13 +61,10 @@ def ledger_table(found: Mapping[str, Any]) -> RenderableType:
         table.add_column(name, justify="right", no_wrap=True)
     lines = turn_lines(found["entries"], found["texts"])
     for line in lines:
-        table.add_row(
-            str(line["turn"]), Text(line["text"]), str(line["tokens"] or ""), *(_cell(line, name) for name in NUMBERS)
-        )
-    mine, rewards = (
-        sum(line["share"] for line in lines),
-        sum(line["reward"] for line in lines if not line["first_turn"]),
-    )
+        numbers = [_cell(line, name) for name in NUMBERS]
+        table.add_row(str(line["turn"]), Text(line["text"]), str(line["tokens"] or ""), *numbers)
+    mine = sum(line["share"] for line in lines)
+    rewards = sum(line["reward"] for line in lines if not line["first_turn"])
     loss = f"share: part of the actor's loss of the step, {found['loss'] + 0.0:.4g}; this episode's: {mine + 0.0:.4g}."
     return Group(Rule(Text(title)), table, Text(f"rewards sum to {rewards:g}. target: mean over n. {loss}"))
 

@@ -40,12 +40,8 @@ def _episode(episode: Mapping[str, Any], began_s: float) -> Span:
 def _turn(turn: Mapping[str, Any], start_s: float) -> Span:
     end_s = start_s + (turn["seconds"] or 0.0)
     said = {key: turn[key] for key in ("thought", "action", "observation", "reward", "end")}
-    counted = {
-        "tokens": turn["n_tokens"],
-        "prompt_tokens": turn["prompt"],
-        "malformed": turn["malformed"],
-        **(turn["credit"] or {}),
-    }
+    counted = {"tokens": turn["n_tokens"], "prompt_tokens": turn["prompt"], "malformed": turn["malformed"]}
+    counted |= turn["credit"] or {}
     below = [_judged(one, end_s) for one in turn["judgements"]]
     below += [
         Span(f"{one['role']}, {one['by']}", "LLM", end_s, end_s, {"prompt_tokens": one["prompt"]}, {"reply": one["completion"]}, {"weight": one["weight"], "tokens": len(one["tokens"])})

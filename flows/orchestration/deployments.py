@@ -137,7 +137,7 @@ def pipeline(
     print("As a command:", how.command, *(["--force"] if force else []))
     try:
         with cancelled_where_asked(), Display(quiet=True) as display, time_limit(config.timeout_h):
-            launcher = Launcher.inside_flow(workspace.home)
+            launcher = Launcher(workspace.home, None, in_flow=True)
             summary = launch_run(config, workspace, launcher, display, sets=sets, asked=how, force=force)
     except TimedOut as error:
         raise TurnwiseError(f"{preset}: {error}; it goes on where it stopped: {how.command}") from None
@@ -168,7 +168,7 @@ def rerun(
     if through is not None and downstream:
         raise UsageError("rerun: `through` and `downstream` cannot both be set. Leave one of them out.")
     workspace = open_workspace(Path.cwd())
-    launcher = Launcher.inside_flow(workspace.home)
+    launcher = Launcher(workspace.home, None, in_flow=True)
     with cancelled_where_asked(), Display(quiet=True) as display:
         if through is not None or downstream:
             new = branch.prepare(stage, of, workspace, sets=sets, iteration=iteration, through=through)
@@ -184,12 +184,8 @@ def deployments(chosen: Mapping[str, str], project: str) -> list[RunnerDeploymen
     Raises UsageError where a preset's `cron` or `timezone` is not valid.
     """
     made = [_deployment(f"{project}.{name}", preset, project) for name, preset in chosen.items()]
-    return [
-        *made,
-        RunnerDeployment.from_flow(
-            rerun, f"{project}.rerun", tags=serving_tags(project), entrypoint_type=EntrypointType.MODULE_PATH
-        ),
-    ]
+    how: Any = {"tags": serving_tags(project), "entrypoint_type": EntrypointType.MODULE_PATH}
+    return [*made, RunnerDeployment.from_flow(rerun, f"{project}.rerun", **how)]
 
 
 def _deployment(name: str, preset: str, project: str) -> RunnerDeployment:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from flows import champion, played
 from flows.book import EXPERIMENT
@@ -27,9 +27,6 @@ from flows.rerun import Rerun
 from flows.telling import Asked, Iteration, Summary, run_name
 from stages.store.workspace import StageRun, Workspace
 
-if TYPE_CHECKING:
-    from flows.orchestration.page import Page
-
 T = TypeVar("T")
 
 
@@ -39,12 +36,7 @@ class Launcher:
 
     home: Path
     server: Server | None
-    in_flow: bool = False  # the caller is a flow run already, as in a deployment
-
-    @classmethod
-    def inside_flow(cls, home: Path) -> Launcher:
-        """For a body that Prefect itself started."""
-        return cls(home, None, in_flow=True)
+    in_flow: bool = False  # Prefect itself started the caller, as in a deployment
 
     def flow(self, body: Callable[[], T], name: str, parameters: dict[str, Any]) -> T:
         """Run `body`, as a flow run shown with its parameters."""
@@ -55,7 +47,7 @@ class Launcher:
 
     def step(self, inner: Step) -> Step:
         """A step that runs `inner`, as a task of the flow that it is called in."""
-        if self.server is None and not self.in_flow:
+        if not self.is_flow:
             return inner
         step: Step = self._prefect().prefect_step(inner)
         return step
@@ -65,19 +57,10 @@ class Launcher:
         """Whether what `flow` runs is a flow run, with a page."""
         return self.in_flow or self.server is not None
 
-    def page(self, link: str) -> Page:
-        """What the flow run's page shows. link: to the pipeline's run in MLflow."""
-        from flows.orchestration.page import Page
-
-        return Page(self.home, link)
-
-    def tags(self) -> dict[str, str]:
-        """Of a pipeline run: what leads to the flow run that it is."""
-        if not self.is_flow:
-            return {}
-        from flows.orchestration.page import here
-
-        return here()
+    @property
+    def page(self) -> ModuleType:
+        """The module of a flow run's page, which imports Prefect. It is for what `flow` runs."""
+        return importlib.import_module("flows.orchestration.page")
 
     def _prefect(self) -> ModuleType:
         """The module that imports Prefect, once the server answers: Prefect reads its address when it is imported."""
@@ -117,11 +100,11 @@ def launch_run(
     name = run_name(run, asked)
 
     watchers = [display.row]
-    pages: list[Page] = []
+    pages: list[Any] = []
 
     def make_step(parent: str) -> Step:
         if launch.is_flow:
-            pages.append(launch.page(workspace.tracking.link(EXPERIMENT, parent)))
+            pages.append(launch.page.Page(workspace.home, workspace.tracking.link(EXPERIMENT, parent)))
             watchers.append(pages[0].add)
         step = launch.step(plain_step(workspace, display.bar, parent, force=force, of=name, say=display.say))
         step = champion.goes_on(played.step(step, run, workspace), run, workspace)
@@ -135,7 +118,7 @@ def launch_run(
     def body() -> Summary:
         through = branch.through if branch else LAST
         judge = champion.judge(run, workspace) if run.each_run == "champion" and not branch else None
-        told = replace(asked, tags={**asked.tags, **launch.tags()})
+        told = replace(asked, tags={**asked.tags, **(launch.page.here() if launch.is_flow else {})})
         summary = run_pipeline(run, workspace, make_step, watch, asked=told, through=through, judge=judge)
         keep_page(workspace, summary.run_id, display.say)
         for page in pages:

@@ -82,14 +82,11 @@ def find_server(home: Path) -> str | None:
 
 def serves(url: str, home: Path) -> bool:
     """Whether what answers at `url` is a Prefect server of this project folder, by its own word."""
-    key = os.environ.get(
-        "PREFECT_API_AUTH_STRING"
-    )  # as Prefect's client sends it, where the server was told to ask for one
+    key = os.environ.get("PREFECT_API_AUTH_STRING")  # as Prefect's client sends it, where a server asks for one
     headers = {"Authorization": f"Basic {base64.b64encode(key.encode()).decode()}"} if key else {}
     try:
-        with _DIRECT.open(
-            urllib.request.Request(f"{url}/admin/settings", headers=headers), timeout=ANSWER_TIMEOUT_S
-        ) as answer:
+        asked = urllib.request.Request(f"{url}/admin/settings", headers=headers)
+        with _DIRECT.open(asked, timeout=ANSWER_TIMEOUT_S) as answer:
             return bool(json.load(answer)["home"] == str(_folder(home)))
     except (OSError, ValueError, KeyError, TypeError):  # nothing there, or something else than a Prefect server
         return False
@@ -104,9 +101,8 @@ def begin_server(home: Path) -> Server:
 @contextmanager
 def keep_server(home: Path) -> Iterator[Server]:
     """A server with its page and its scheduler. Other commands of this folder find it while the context lasts."""
-    with sqlite.exclusive(
-        _port_file(home), START_TIMEOUT_S
-    ):  # of two commands that begin at once, the second finds the first's
+    # Of two commands that begin at once, the second finds the first's.
+    with sqlite.exclusive(_port_file(home), START_TIMEOUT_S):
         found = find_server(home)
         server = Server(found) if found else start_server(home, _own_port(home), full=True)
         try:

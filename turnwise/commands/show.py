@@ -58,10 +58,8 @@ def show(args: Namespace) -> int:
         found = keep.read_study(workspace, run_id)
         emit(found["rows"]) if args.json else console.print(found["tables"], markup=False)
     elif workspace.tracking.experiment(run_id) == EXPERIMENT:
-        if workspace.tracking.is_finished(run_id):
-            workspace.tracking.read_json(
-                run_id, SUMMARY
-            )  # damaged: told; of a run that ended otherwise it may be missing
+        if workspace.tracking.is_finished(run_id):  # a run that ended otherwise may have none
+            workspace.tracking.read_json(run_id, SUMMARY)  # a damaged one is told
         summary = stored_summary(workspace, run_id)
         emit(summary) if args.json else console.print(_pipeline(workspace, run_id, summary), markup=False)
     else:
@@ -150,23 +148,12 @@ def transcript(found: Mapping[str, Any]) -> RenderableType:
         happened = _turn(turn, _parts(turn, found["turns"]))
         if broken := difference(certified, turn["turn"]):
             happened.append("\n").append(_labelled("tokens differ", broken, style="red"))
-        table.add_row(
-            happened,
-            Text("\n").join(
-                [
-                    *_value(found, turn["turn"]),
-                    *(_judgement(row, disagreement(row, turn["action"], result(episode))) for row in said),
-                    *map(_target, made),
-                ]
-            ),
-        )
+        judged = [_judgement(row, disagreement(row, turn["action"], result(episode))) for row in said]
+        table.add_row(happened, Text("\n").join([*_value(found, turn["turn"]), *judged, *map(_target, made)]))
     parts: list[RenderableType] = [Rule(Text(title)), table, Text(ended, style="bold")]
     if values := found.get("values"):
-        parts.append(
-            Text(
-                f"V {sparkline(values)}  {values[0]:.2f} -> {values[-2]:.2f} before the last action, {values[-1]:.2f} at the end"
-            )
-        )
+        span = f"{values[0]:.2f} -> {values[-2]:.2f} before the last action, {values[-1]:.2f} at the end"
+        parts.append(Text(f"V {sparkline(values)}  {span}"))
     parts += map(Text, all_clear(certified))
     if episode["error"]:
         parts.append(Text(f"error: {episode['error']}"))

@@ -34,8 +34,5 @@ def verify(args: Namespace) -> int:
 
 def _by_run(workspace: Workspace, found: Mapping[str, Sequence[str]], said: str) -> list[str]:
     """A line for each thing that was found of a run."""
-    return [
-        f"{workspace.tracking.experiment(run_id)} run {run_id}: {one}{said}"
-        for run_id in found
-        for one in found[run_id]
-    ]
+    named = {run_id: f"{workspace.tracking.experiment(run_id)} run {run_id}" for run_id in found}
+    return [f"{named[run_id]}: {one}{said}" for run_id in found for one in found[run_id]]

@@ -100,9 +100,7 @@ def open_study(workspace: Workspace, study: Study, file: Path, command: str) -> 
         yield book
     except BaseException as error:
         status: Status = "FAILED" if isinstance(error, Exception) else "KILLED"
-        with suppress(
-            TurnwiseError, OSError
-        ):  # as a pipeline's: its process gone, the run is marked by the next command
+        with suppress(TurnwiseError, OSError):  # as a pipeline's: once its process is gone, the next command marks it
             if book.run_id:
                 workspace.tracking.finish(book.run_id, status, f"{type(error).__name__}: {error}")
         raise
