@@ -18,7 +18,7 @@ from flows.book import EXPERIMENT
 from flows.branch import Branch
 from flows.datasets import check_data
 from flows.keep.remake import mending
-from flows.look.view.keep import keep_page
+from flows.look.view.page import keep_page
 from flows.orchestration.server import Server, begin_server, use_server
 from flows.pipeline import LAST, Step, plain_step, run_pipeline
 from flows.presets import RunConfig

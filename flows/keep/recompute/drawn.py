@@ -135,10 +135,7 @@ def check_q_critic(context: Context, stored: Stored) -> Compared:
         "q_critic/pool": float(pool),
     }
     done += compare.metrics(stored.metrics, told)
-    files = save_net(context, net, target)
-    if stored.is_dropped:
-        return done
-    return done + compare.total(compare.files(name, stored.artifacts / name, file) for name, file in files.items())
+    return done + compare.left(stored, save_net(context, net, target))
 
 
 def _drawn(context: Context, critic: str) -> tuple[list[Drawn], int]:

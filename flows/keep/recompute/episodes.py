@@ -65,7 +65,7 @@ def check_evaluate(context: Context, stored: Stored) -> Compared:
     if stored.has_model and config.value and (critic := open_critic(context, roles)):
         values = evaluate.values(context, roles, rounds, critic)
         found |= values.metrics
-        done += compare.total(compare.files(name, stored.artifacts / name, file) for name, file in values.files.items())
+        done += compare.left(stored, values.files)
     return done + compare.metrics(stored.metrics, found)
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from flows.book import EXPERIMENT
 from flows.keep.bundle.write import stage_runs
-from flows.keep.recompute import again, compare, drawn, episodes
+from flows.keep.recompute import compare, drawn, episodes
 from flows.keep.recompute.compare import Compared, Stored
 from flows.keep.recompute.mute import mute
 from flows.pipeline import Call
+from flows.registry import load_stage
 from flows.rerun import is_same, prepare, stored_summary
 from stages.frame.contract import Context
 from stages.frame.types import Dropped, MissingInput, Row, TurnwiseError, UsageError
@@ -34,7 +35,9 @@ CHECKS: dict[str, Callable[[Context, Stored], Compared]] = {
     "pick": drawn.check_pick,
     "q_critic": drawn.check_q_critic,
 }
-"""What follows from a stage's draws. `again.check` runs other stages as a whole."""
+"""Stage -> the check of what follows from its draws."""
+READING = ("critic", "distill", "rft", "grpo", "self_ac")
+"""Stages that read only stored rows, adapters and the base model. They run once more as a whole."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def check_stage(workspace: Workspace, run_id: str) -> Checked:
         Path(call.run.model.path).is_dir(),
         workspace.tracking.is_dropped(run_id),
     )
-    check, how = (again.check, WHOLE) if stage in again.STAGES else (CHECKS.get(stage), DERIVED)
+    check, how = (_run_again, WHOLE) if stage in READING else (CHECKS.get(stage), DERIVED)
     try:
         same = is_same(call, run_id, workspace)
     except TurnwiseError:  # a prompt or an environment that this turnwise does not have
@@ -96,6 +99,15 @@ def check_stage(workspace: Workspace, run_id: str) -> Checked:
             return Checked(title, run_id, NOT, Compared(), _others(stored, Compared()), same, str(error))
     done += _in_the_store(workspace, stored)
     return Checked(title, run_id, how, done, _others(stored, done), same)
+
+
+def _run_again(context: Context, stored: Stored) -> Compared:
+    """The stage's metrics, rows and files. Its seed decides its draws, so they must be equal."""
+    outputs = load_stage(stored.stage).run(context)
+    known = {name: value for name, value in stored.metrics.items() if not name.endswith("_s")}
+    done = compare.metrics(stored.metrics, dict.fromkeys(known, float("nan")) | dict(outputs.metrics))
+    done += compare.total(compare.rows(table, stored.rows(table), rows) for table, rows in outputs.rows.items())
+    return done + compare.left(stored, outputs.files)
 
 
 def check_episode(workspace: Workspace, episode: Row) -> Iterator[Checked]:

@@ -19,7 +19,7 @@ import viewing
 from tokenizers import Tokenizer
 from viewing import PLANTED, Viewed, data_of, turnwise
 
-from flows.look.view.keep import FILE, keep_page
+from flows.look.view.page import FILE, keep_page
 from flows.look.view.sources import Source, choose
 from flows.look.view.tokens import pieces_of
 from flows.look.view.verdicts import disagreement
