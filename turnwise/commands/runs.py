@@ -13,7 +13,6 @@ from typing import Any
 from flows import presets, registry, telling
 from flows.book import EXPERIMENT
 from flows.datasets import check_data
-from flows.evidence.study.keep import EXPERIMENT as STUDY
 from flows.keep.export import export_run, pretrain_to
 from flows.orchestration import launch
 from flows.orchestration.server import make_database
@@ -136,6 +135,8 @@ def _rerun_on(args: Namespace, home: Path) -> int:
 
 def runs(args: Namespace) -> int:
     """turnwise runs"""
+    from flows.evidence.study.keep import EXPERIMENT as STUDY  # the report of a study takes time to import
+
     if args.limit < 1:
         raise UsageError(f"--limit {args.limit}: wanted at least 1.")
     if args.stage not in (known := [EXPERIMENT, STUDY, *registry.STAGES]):
