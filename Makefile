@@ -68,10 +68,10 @@ gpu-check: $(STAMP)
 	$(BIN)/python -m benchmarks.checks.gpu_check
 
 pretrain: $(STAMP)
-	$(BIN)/turnwise pretrain
-	$(BIN)/turnwise pretrain --set pretrain.corpus=agents --out data/base_agents
-	$(BIN)/turnwise pretrain --set pretrain.corpus=maths --set roles.prompts=maths --out data/base_maths
-	$(BIN)/turnwise pretrain --set pretrain.corpus=twenty --set roles.prompts=twenty --out data/base_twenty
+	$(BIN)/turnwise pretrain --force
+	$(BIN)/turnwise pretrain --set pretrain.corpus=agents --out data/base_agents --force
+	$(BIN)/turnwise pretrain --set pretrain.corpus=maths --set roles.prompts=maths --out data/base_maths --force
+	$(BIN)/turnwise pretrain --set pretrain.corpus=twenty --set roles.prompts=twenty --out data/base_twenty --force
 
 # Two at once, file by file: fixtures of a file are made once. One thread each: the models are tiny.
 test: $(STAMP)

@@ -3,7 +3,7 @@
     cli.md      every command, from the parser
     config.md   every config key, from the stages and environments
     tables.md   every table and column, from the schema
-    rooms.md    every folder and file, from the docstrings of the folders
+    rooms.md    every folder and file, from the docstrings of folders and files
 
     python docs/generate.py            write them
     python docs/generate.py --check    exit 1 if what is there is not what would be written
@@ -114,9 +114,9 @@ def tags(cell: str) -> str:
 
 
 def rooms() -> str:
-    """The page of rooms: a table of files for each folder, from its docstring."""
+    """The page of rooms: a table of files for each folder, from their docstrings."""
     parts = [
-        "<!-- Written by `make docs` from the docstrings of the folders. Do not edit. -->\n# Rooms, file by file\n",
+        "<!-- Written by `make docs` from the docstrings of folders and files. Do not edit. -->\n# Rooms, file by file\n",
         "Every folder of the code, and what is in each of its files. [Architecture](../explanation/architecture.md) has the "
         "picture, and eight files to read first.\n",
     ]
@@ -126,7 +126,7 @@ def rooms() -> str:
     ]
     for room in sorted(found, key=place):
         tree = ast.parse((root / room / "__init__.py").read_text(encoding="utf-8"))
-        parts.append(f"## {room}/\n\n{room_text(ast.get_docstring(tree) or '')}")
+        parts.append(f"## {room}/\n\n{room_text(ast.get_docstring(tree) or '', said_of_files(root / room))}")
     return "\n".join(parts)
 
 
@@ -136,13 +136,24 @@ def place(room: str) -> tuple[int, str]:
     return above, room
 
 
-def room_text(docstring: str) -> str:
-    """A docstring as Markdown: its list of modules as a table, every other indented block as code."""
+def said_of_files(room: Path) -> list[tuple[str, str]]:
+    """Each file of a folder with the first sentence of its docstring."""
+    found = []
+    for path in sorted(room.glob("*.py")):
+        text = " ".join((ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")[0].split())
+        found.append((path.stem, re.split(r"(?<=[.!?]) +(?=[A-Z`])", text)[0].rstrip(".")))
+    return [(name, said) for name, said in found if name != "__init__"]
+
+
+def room_text(docstring: str, said: Sequence[tuple[str, str]] = ()) -> str:
+    """A folder's docstring as Markdown: indented blocks as code, then a table of files. said: of each file, unless the
+    docstring has a list of its modules.
+    """
     text, _, modules = docstring.partition("Modules:\n")
     text = re.sub(r"^(\S.*)\n(?= {4})", r"\1\n\n", text, flags=re.MULTILINE)
     text = re.sub(r"^( {4}.*)\n(?=\S)", r"\1\n\n", text, flags=re.MULTILINE)
     # A name alone would be a command, a list or a link to the reader of Markdown.
-    files = re.findall(r"^ {4}(\S+) +(.+)$", modules, re.MULTILINE)
+    files = re.findall(r"^ {4}(\S+) +(.+)$", modules, re.MULTILINE) or said
     return f"{text.rstrip()}\n\n" + (
         grid(("file", "what is in it"), ((f"`{n}.py`", what) for n, what in files)) if files else ""
     )

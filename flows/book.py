@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import parts, telling
 from flows.lineage import lineage, runs_of, svg
+from flows.presets import RunConfig
 from flows.registry import METHODS
 from flows.telling import Asked, Iteration, Summary
 from stages.frame.types import TurnwiseError
-from stages.store.notes import run_link
+from stages.store.contents import own_parts
+from stages.store.models import Version
+from stages.store.notes import code_version, run_link
 from stages.store.runs import NOTE
-
-if TYPE_CHECKING:
-    from flows.presets import RunConfig
-    from stages.store.models import Version
-    from stages.store.tracking import Status
-    from stages.store.workspace import StageRun, Workspace
+from stages.store.tracking import Status
+from stages.store.workspace import StageRun, Workspace
 
 EXPERIMENT = "pipeline"
 SUMMARY = "summary.json"  # artifact of the parent run: what `--json` prints
@@ -31,13 +28,8 @@ CURVE = "agent"
 """The prefix of the two curves that a reader wants first. MLflow groups charts by the text before a metric's last slash
 and sorts them alphabetically. Stage names come later.
 """
-TOTALS = (
-    "stages_s",
-    "cpu_s",
-    "episodes",
-    "env_steps",
-    "generated_tokens",
-)  # the four axes of cost, summed over the iterations; evaluation is left out
+TOTALS = ("stages_s", "cpu_s", "episodes", "env_steps", "generated_tokens")
+"""The axes of cost, summed over the iterations; evaluation is left out."""
 
 
 def outcome(evaluated: StageRun) -> dict[str, Any]:
@@ -53,9 +45,6 @@ def model_name(run: RunConfig, workspace: Workspace) -> str:
 
 def open_book(run: RunConfig, workspace: Workspace, asked: Asked) -> Book:
     """Start the parent run with its name, tags and description."""
-    from stages.store.contents import own_parts
-    from stages.store.notes import code_version
-
     name, commit = telling.run_name(run, asked), code_version()
     source = {
         "mlflow.source.name": asked.command,
@@ -112,11 +101,8 @@ class Book:
         self._tracking.write_json(self.summary.run_id, SUMMARY, asdict(self.summary))
         for part, tested in ((part, changes[part]) for part in ("base", "final") if part in changes):
             numbers = {f"{part}/{key}": value for key, value in tested.items() if isinstance(value, float)}
-            self._tracking.log(
-                self.summary.run_id,
-                {f"{CURVE}/win_rate_on_test": tested["win_rate"], **numbers},
-                tested.get("iteration", -1) + 1,
-            )
+            numbers[f"{CURVE}/win_rate_on_test"] = tested["win_rate"]
+            self._tracking.log(self.summary.run_id, numbers, tested.get("iteration", -1) + 1)
 
     def decided(self, verdict: Mapping[str, Any]) -> None:
         """Record the final adapter's result against the champion: in the summary, as metrics and as a tag."""
@@ -129,7 +115,7 @@ class Book:
         """Log an iteration's metrics at step iteration + 1. Running totals allow charts of win rate against cost."""
         plain = {
             "iteration": row.iteration,
-            **outcome_of(row),
+            **{key: row.metrics.get(f"evaluate/{key}") for key in ("win_rate", "win_low", "win_high")},
             "seconds": round(row.seconds, 3),
             "reused": list(row.reused),
             "runs": dict(row.runs),
@@ -148,31 +134,26 @@ class Book:
     def draw(self) -> None:
         """Keep a picture of what the run was made from."""
         run_id = self.summary.run_id
-        with suppress(TurnwiseError), tempfile.TemporaryDirectory() as folder:  # no picture is no reason to fail
+        with suppress(TurnwiseError):  # no picture is no reason to fail
             drawn = svg(lineage(runs_of(asdict(self.summary)), self._workspace, pipeline=run_id))
-            (file := Path(folder) / PICTURE).write_text(drawn, encoding="utf-8")
-            self._tracking.save(run_id, file, PICTURE)
+            self._tracking.write_text(run_id, PICTURE, drawn)
 
     @contextmanager
     def closing(self) -> Iterator[None]:
-        run_id = self.summary.run_id
         try:
             yield
             self.draw()
-            self.put(status="FINISHED")
-            self._tracking.seal(run_id)
-            self._tracking.note(run_id, self.note)
-            self._tracking.finish(run_id)
+            self._end("FINISHED")
         except BaseException as error:
             status: Status = "FAILED" if isinstance(error, Exception) else "KILLED"
             # A full disk may stop this, too. Then the run stays RUNNING until its process is found gone.
             with suppress(TurnwiseError, OSError):
-                self.put(status=status)
-                self._tracking.seal(run_id)
-                self._tracking.note(run_id, self.note)
-                self._tracking.finish(run_id, status, f"{type(error).__name__}: {error}")
+                self._end(status, f"{type(error).__name__}: {error}")
             raise
 
-
-def outcome_of(row: Iteration) -> dict[str, Any]:
-    return {key: row.metrics.get(f"evaluate/{key}") for key in ("win_rate", "win_low", "win_high")}
+    def _end(self, status: Status, error: str = "") -> None:
+        run_id = self.summary.run_id
+        self.put(status=status)
+        self._tracking.seal(run_id)
+        self._tracking.note(run_id, self.note)
+        self._tracking.finish(run_id, status, error)

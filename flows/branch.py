@@ -14,21 +14,19 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import presets, rerun
 from flows.book import EXPERIMENT
-from flows.pipeline import LAST
+from flows.pipeline import LAST, Call, Step
+from flows.presets import RunConfig
 from flows.registry import METHODS
-from flows.telling import Asked, Summary, changes_told
+from flows.telling import Asked, Changes, Summary, changes_told
+from stages.frame.contract import Stage
 from stages.frame.types import UsageError
+from stages.store.execute import stored_run
 from stages.store.runs import differences, without_password
-
-if TYPE_CHECKING:
-    from flows.pipeline import Call, Step
-    from flows.presets import RunConfig
-    from stages.frame.contract import Stage
-    from stages.store.workspace import StageRun, Workspace
+from stages.store.workspace import StageRun, Workspace
 
 FIGURES = ("win_rate", "win_low", "win_high")
 
@@ -46,9 +44,7 @@ class Branch:
     run: RunConfig  # of the new pipeline run
     rows: Sequence[Mapping[str, str]]  # the old run's stage runs of the base model and of each iteration
     base: str  # the old run's evaluation of the base model on the test split
-    changes: Mapping[
-        str, tuple[Any, Any]
-    ]  # of the named stage's config: `section.key` -> the old value and the new one
+    changes: Changes  # of the named stage's config
 
     def asked(self, sets: Sequence[str]) -> Asked:
         """How the new run was asked for, and its links to the old one."""
@@ -73,11 +69,7 @@ class Branch:
         return {"downstream": True} if self.run.iterations > self.iteration + 1 else {"through": self.through}
 
     def step(self, inner: Step, workspace: Workspace) -> Step:
-        """A step that returns the old run's stage runs for everything before the branch. `inner` runs the rest, each
-        stage with its config.
-        """
-        from stages.store.execute import stored_run
-
+        """A step that returns the old run's stage runs before the branch. `inner` runs the rest with their configs."""
         kept, config = self._kept(), cache(lambda run_id: rerun.stored_config(run_id, workspace))
 
         def step(call: Call) -> StageRun:
@@ -154,12 +146,8 @@ def compare(branch: Branch, summary: Summary, workspace: Workspace) -> list[dict
         "new": {"iterations": summary.iterations, "final": summary.final},
     }
     if branch.through != LAST:
-        return [
-            {
-                "what": f"{branch.through} {branch.iteration}",
-                **{which: _metrics_of(branch, run) for which, run in runs.items()},
-            }
-        ]
+        metrics = {which: _metrics_of(branch, run) for which, run in runs.items()}
+        return [{"what": f"{branch.through} {branch.iteration}", **metrics}]
     rows = []
     for i in range(branch.iteration, branch.run.iterations):
         figures = {

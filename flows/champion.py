@@ -11,23 +11,21 @@ champion, the base model takes its place.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from flows import presets, rerun
-from flows.pipeline import LAST, Call, Judge
+from flows.pipeline import LAST, Call, Judge, Step
+from flows.presets import RunConfig
 from flows.registry import load_stage
+from flows.telling import Iteration
 from stages.frame.types import Outcome, UsageError
 from stages.llm.roles import mix
+from stages.store.execute import stored_run
+from stages.store.models import Version
 from stages.store.runs import differences
-
-if TYPE_CHECKING:
-    from flows.pipeline import Step
-    from flows.presets import RunConfig
-    from flows.telling import Iteration
-    from stages.store.models import Version
-    from stages.store.workspace import StageRun, Workspace
+from stages.store.workspace import StageRun, Workspace
 
 SAME: Any = {"method": True, "sweeps": True, "task": {"env"}, "model": {"path"}}
 """Keys that must equal those of the earlier run."""
@@ -40,8 +38,6 @@ def goes_on(inner: Step, run: RunConfig, workspace: Workspace) -> Step:
     """
     if not run.goes_on_from:
         return inner
-    from stages.store.execute import stored_run
-
     kept = _kept(run, workspace)
 
     def step(call: Call) -> StageRun:
@@ -98,9 +94,7 @@ def judge(run: RunConfig, workspace: Workspace) -> Judge:
 
 
 def _match(run: RunConfig, version: Version | None, part: str, iteration: int, workspace: Workspace) -> Call:
-    """The run's seed and the iteration fix scenarios and seeds, so both sides have the same. None of them chose an
-    adapter.
-    """
+    """Seed and iteration fix the scenarios, so both sides have the same ones. None of these chose an adapter."""
     inputs = {workspace.tracking.experiment(version.tags["run"]): [version.tags["run"]]} if version else {}
     changed = presets.change(run, LAST, episodes=run.match_episodes).model_copy(
         update={"seed": mix("champion", run.seed)}

@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from flows.presets import RunConfig
 from flows.registry import METHODS
 from flows.shipped import bring
 from stages import envs
 from stages.frame.types import UsageError
 from stages.store.runs import ScenarioSet
-
-if TYPE_CHECKING:
-    from flows.presets import RunConfig
 
 
 def splits(run: RunConfig) -> dict[str, dict[str, Any]]:
@@ -37,13 +35,8 @@ def _scenario_set(env: str, split: str, options: dict[str, Any], role: str) -> S
     found = envs.scenarios(env, options, split, None, 0)
     content = sorted(json.dumps([one.id, one.data], sort_keys=True, default=str) for one in found)
     digest = hashlib.sha256("\n".join(content).encode()).hexdigest()[:16]
-    return ScenarioSet(
-        role,
-        f"{env} {split}",
-        digest,
-        len(found),
-        {"env": env, "split": split, "options": json.dumps(options, sort_keys=True)},
-    )
+    source = {"env": env, "split": split, "options": json.dumps(options, sort_keys=True)}
+    return ScenarioSet(role, f"{env} {split}", digest, len(found), source)
 
 
 def check_data(run: RunConfig) -> None:
@@ -64,13 +57,17 @@ def check_splits(run: RunConfig) -> None:
 def missing_rows(run: RunConfig) -> list[str]:
     """One message for each stage of the run whose general rows are missing."""
     found = []
-    for stage in METHODS[run.method]:
-        config = getattr(run, stage)
-        if getattr(config, "general_rows", 0):
-            bring(config.general_path)
-        if getattr(config, "general_rows", 0) and not Path(config.general_path).is_file():
+    for stage, path in general_rows(run).items():
+        bring(path)
+        if not Path(path).is_file():
             found.append(
-                f"{stage}.general_path: wanted a JSONL file of general instruction rows at {config.general_path!r}, found none. Put one there, with lines of "
+                f"{stage}.general_path: wanted a JSONL file of general instruction rows at {path!r}, found none. Put one there, with lines of "
                 f'{{"role", "messages", "reply"}}. Or mix none: --set {stage}.general_rows=0'
             )
     return found
+
+
+def general_rows(run: RunConfig) -> dict[str, str]:
+    """Stage -> its file of general rows, of those that mix some in."""
+    configs = {stage: getattr(run, stage) for stage in METHODS[run.method]}
+    return {stage: one.general_path for stage, one in configs.items() if getattr(one, "general_rows", 0)}

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree
 
 from flows.registry import STAGES
-
-if TYPE_CHECKING:
-    from stages.store.runs import RunInfo
-    from stages.store.workspace import Workspace
+from stages.store.execute import lineage_inputs
+from stages.store.runs import RunInfo
+from stages.store.workspace import Workspace
 
 PARTS = ("base", "start", "iteration", "final")  # in the order of a pipeline run
 BOX, GAP = (92, 34), (38, 22)  # of the drawing, in pixels: width and height
@@ -55,8 +54,6 @@ def lineage(run_ids: Sequence[str], workspace: Workspace, *, pipeline: str = "")
     pipeline: the run that made most of them, if any; its runs are looked up at once. Raises MissingInput for an unknown
     run.
     """
-    from stages.store.execute import lineage_inputs
-
     known = {info.run_id: info for info in workspace.tracking.children(pipeline)} if pipeline else {}
     found, waiting = dict[str, Node](), list(run_ids)
     while waiting:

@@ -40,11 +40,7 @@ def hold_device(device: str, who: str) -> None:
     path, told = Path(tempfile.gettempdir()) / f"turnwise-{device}.lock", ""
     while holder := lock(path, who):
         if holder != told:
-            print(
-                f"Waiting for {device}: one run at a time. It is held by {holder}.",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(f"Waiting for {device}: one run at a time. It is held by {holder}.", file=sys.stderr, flush=True)
         told = holder
         time.sleep(POLL_S)
 

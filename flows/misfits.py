@@ -38,9 +38,7 @@ def quoted(text: str) -> str:
 
 
 def _meant(word: str, section: type[BaseModel]) -> str:
-    """The end of the sentence: keys whose description has these words (learning_rate: lr), the nearest key, or all
-    keys.
-    """
+    """The end of the sentence: keys with these words in their description, the nearest key, or all keys."""
     words = word.lower().split("_")
     said = [
         repr(key)

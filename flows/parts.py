@@ -4,10 +4,12 @@
     turnwise run tau_retail+grpo+qwen7b     # in any order
 
 Order: task < model < method; a real model of `size = "small"` stands last, and changes what was tuned for a tiny one.
-Sections of a part's file with names of their own:
+A part's file has sections with names of their own:
+
     [small], [large]                    values for the task's own model and small real ones, or for other named models
     [small.on.TASK], [large.on.TASK]    of a method's file: values tuned on a task, also for tasks that extend it
     [on.TASK]                           the same of a model's file
+
 A part or such a section may extend a part of its kind. A task's `default_method` replaces nlac. A method's `tested`
 names the tasks that it is tuned or tested on. This module imports little: shell completion loads it.
 """

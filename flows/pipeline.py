@@ -12,20 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import presets
 from flows.book import open_book, outcome
 from flows.datasets import scenario_sets
+from flows.presets import RunConfig
 from flows.registry import METHODS, SWEPT, load_stage, select_inputs
 from flows.telling import Asked, Iteration, Summary
+from stages.frame.contract import Stage
+from stages.store.execute import execute, stage_fingerprint
+from stages.store.models import Version
 from stages.store.runs import flat
-
-if TYPE_CHECKING:
-    from flows.presets import RunConfig
-    from stages.frame.contract import Stage
-    from stages.store.models import Version
-    from stages.store.workspace import Bar, StageRun, Workspace
+from stages.store.workspace import Bar, StageRun, Workspace
 
 LAST = "evaluate"
 """The stage that ends an iteration, and a run."""
@@ -47,8 +46,6 @@ class Call:
 
     def fingerprint(self, workspace: Workspace) -> str:
         """The fingerprint; a finished run that has it is reused. Raises UsageError as `stage_fingerprint` does."""
-        from stages.store.execute import stage_fingerprint
-
         return stage_fingerprint(
             self.stage, run=self.run, inputs=self.inputs, iteration=self.iteration, workspace=workspace
         )
@@ -77,7 +74,6 @@ def plain_step(
     """Run stages in this process, below the pipeline run `parent` if given, with `tags` on each. of: names their
     pipeline in their names. say: is called with what the stage waits for.
     """
-    from stages.store.execute import execute
 
     def step(call: Call) -> StageRun:
         return execute(
@@ -182,11 +178,8 @@ def run_pipeline(
         workspace.tracking.reads(run_id, scenario_sets(run))
         step = make_step(run_id)
         base, start = evaluate_base(run, step)
-        rows = [
-            Iteration(
-                -1, {"evaluate": start.run_id}, start.metrics, start.seconds, ("evaluate",) if start.reused else ()
-            )
-        ]
+        reused = ("evaluate",) if start.reused else ()
+        rows = [Iteration(-1, {"evaluate": start.run_id}, start.metrics, start.seconds, reused)]
         book.add(rows[0])
         book.put(base={**outcome(base), "run_id": base.run_id})
         watch(rows[0])

@@ -8,28 +8,25 @@ what a method learns from given data. It does not show what the method would hav
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from flows import presets, rerun
 from flows.book import EXPERIMENT
+from flows.pipeline import Call, Step
+from flows.presets import RunConfig
 from stages.frame.types import UsageError
+from stages.store.execute import stored_run
 from stages.store.runs import differences
+from stages.store.workspace import StageRun, Workspace
 
-if TYPE_CHECKING:
-    from flows.pipeline import Call, Step
-    from flows.presets import RunConfig
-    from stages.store.workspace import StageRun, Workspace
-
-SAME = {"task": None, "model": {"path"}, "roles": {"prompts", "policy_temperature", "max_action_tokens"}}
-"""Section -> its keys (None: all) that must be those of the other run."""
+SAME: Any = {"task": True, "model": {"path"}, "roles": {"prompts", "policy_temperature", "max_action_tokens"}}
+"""Keys that must equal those of the other run."""
 
 
 def step(inner: Step, run: RunConfig, workspace: Workspace) -> Step:
     """`inner`, except for collect: it returns the other run's collect. Raises UsageError where the episodes do not fit."""
     if not run.episodes_of:
         return inner
-    from stages.store.execute import stored_run
-
     played = _collects(run, workspace)
 
     def answered(call: Call) -> StageRun:
@@ -46,10 +43,7 @@ def _collects(run: RunConfig, workspace: Workspace) -> dict[int, str]:
     if workspace.tracking.experiment(other) != EXPERIMENT:
         raise UsageError(f"episodes_of: wanted a pipeline run, found {run.episodes_of!r}. See: turnwise runs")
     stored = presets.resolve(workspace.tracking.read_json(other, "config.json"))
-    own, theirs = (
-        {name: getattr(one, name).model_dump(mode="json", include=keys) for name, keys in SAME.items()}
-        for one in (run, stored)
-    )
+    own, theirs = (one.model_dump(mode="json", include=SAME) for one in (run, stored))
     if changed := differences(theirs, own):
         key, (old, new) = next(iter(changed.items()))
         raise UsageError(

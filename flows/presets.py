@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -29,9 +30,8 @@ EachRun = Literal["new_seed", "further", "force", "champion"]
 SCHEDULING = ("cron", "timezone", "overlap", "catch_up", "timeout_h", "each_run", "match_episodes")
 """Keys that say when and how a preset is served. No result of a stage depends on them."""
 WANTS = (
-    *(
-        (method, "task.agent", "react") for method in ("nlac", "hindsight", "nlql", "nlrl", "sac")
-    ),  # none judges parts of a reply
+    # None of these judges parts of a reply.
+    *((method, "task.agent", "react") for method in ("nlac", "hindsight", "nlql", "nlrl", "sac")),
     ("nlac", "refine.futures_of", "successor"),
     ("hindsight", "refine.futures_of", "episode"),
     ("nlql", "pick.by", "verdict"),
@@ -42,7 +42,6 @@ WANTS = (
 )
 """(method, key, the one value that the method works with). Other methods use other values of these keys."""
 
-
 ON_POLICY = ("self_ac", "grpo")
 """Methods that cannot learn from episodes which another policy played."""
 
@@ -52,58 +51,31 @@ class RunConfig(Config):
 
     preset: str = Field("", description="Name of the preset that the run was made from. [ours]")
     seed: int = Field(0, ge=0, description="Mixed with stage name and iteration into every stage's seed. [ours]")
-    iterations: int = Field(
-        4,
-        ge=0,
-        le=10_000,
-        description="Rounds of collecting and learning. A higher number continues a finished run. [ours]",
-    )
-    method: Literal["nlac", "hindsight", "self_ac", "nlql", "nlrl", "sac", "rft", "grpo"] = Field(
-        "nlac", description="Which stages an iteration runs: NLAC, Self-AC or a baseline. [ours]"
-    )
-    episodes_of: str = Field(
-        "",
-        description="Learn from this pipeline run's episodes instead of own ones. Not for on-policy methods. [ours]",
-    )
-    sweeps: int = Field(
-        1,
-        ge=1,
-        description="Iterations in one round. Each iteration makes targets and trains the critic; a round collects and improves the policy once. So "
-        "values flow back this many states a round. [ours; paper: every step makes its own targets]",
-    )
-    evaluate_every: int = Field(
-        1,
-        ge=1,
-        description="Iterations (with `sweeps`: rounds) between two evaluations. The last one is always evaluated. [ours]",
-    )
-    goes_on_from: str = Field(
-        "",
-        pattern=r"^([0-9a-f]+:\d+)?$",
-        description="Continue after this iteration of another pipeline run, with a new seed. Example: 3f9c0a1b:3. [ours]",
-    )
-    cron: str = Field(
-        "", description="When `turnwise serve` starts the preset, like '0 3 * * *'. Empty: only by hand. [ours]"
-    )
+    iterations: int = Field(4, ge=0, le=10_000)
+    """Rounds of collecting and learning. A higher number continues a finished run. [ours]"""
+    method: Literal["nlac", "hindsight", "self_ac", "nlql", "nlrl", "sac", "rft", "grpo"] = "nlac"
+    """Which stages an iteration runs: NLAC, Self-AC or a baseline. [ours]"""
+    episodes_of: str = ""
+    """Learn from this pipeline run's episodes instead of own ones. Not for on-policy methods. [ours]"""
+    sweeps: int = Field(1, ge=1)
+    """Iterations in one round. Each iteration makes targets and trains the critic; a round collects and improves the policy once. So values flow back this many states a round. [ours; paper: every step makes its own targets]"""
+    evaluate_every: int = Field(1, ge=1)
+    """Iterations (with `sweeps`: rounds) between two evaluations. The last one is always evaluated. [ours]"""
+    goes_on_from: str = Field("", pattern=r"^([0-9a-f]+:\d+)?$")
+    """Continue after this iteration of another pipeline run, with a new seed. Example: 3f9c0a1b:3. [ours]"""
+    cron: str = ""
+    """When `turnwise serve` starts the preset, like '0 3 * * *'. Empty: only by hand. [ours]"""
     timezone: str = Field("UTC", description="Time zone of `cron`, by its name, like Europe/Berlin. [ours]")
-    overlap: Literal["cancel", "queue"] = Field(
-        "cancel",
-        description="What happens to a run that is due while another run of the preset is going: cancel it, or queue it. [ours]",
-    )
-    catch_up: bool = Field(
-        False,
-        description="When `turnwise serve` starts, make up for the last run that was missed. [ours]",
-    )
-    timeout_h: float = Field(
-        0.0, ge=0, description="Stop a deployment's run after this many hours, as by Ctrl-C. 0: never. [ours]"
-    )
-    each_run: EachRun = Field(
-        "new_seed",
-        description="What each scheduled run does. new_seed: its due time in Unix seconds is the seed. further: `iterations` more of the same run. "
-        "force: everything once more. champion: `iterations` more from the champion; a better adapter takes its place. [ours]",
-    )
-    match_episodes: int = Field(
-        400, ge=2, description="Scenarios on which a run with each_run=champion is compared with the champion. [ours]"
-    )
+    overlap: Literal["cancel", "queue"] = "cancel"
+    """What happens to a run that is due while another run of the preset is going: cancel it, or queue it. [ours]"""
+    catch_up: bool = False
+    """When `turnwise serve` starts, make up for the last run that was missed. [ours]"""
+    timeout_h: float = Field(0.0, ge=0)
+    """Stop a deployment's run after this many hours, as by Ctrl-C. 0: never. [ours]"""
+    each_run: EachRun = "new_seed"
+    """What each scheduled run does. new_seed: its due time in Unix seconds is the seed. further: `iterations` more of the same run. force: everything once more. champion: `iterations` more from the champion; a better adapter takes its place. [ours]"""
+    match_episodes: int = Field(400, ge=2)
+    """Scenarios on which a run with each_run=champion is compared with the champion. [ours]"""
     task: TaskConfig = Field(default_factory=TaskConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     roles: RolesConfig = Field(default_factory=RolesConfig)
@@ -223,7 +195,7 @@ def _drop(values: dict[str, Any], key: str, path: Path) -> None:
 
 def resolve(values: Mapping[str, Any], sets: Sequence[str] = ()) -> RunConfig:
     """Nested plain values, then `sets` over them, checked. Also reads back the config that a run stored."""
-    merged = _copied(values)
+    merged = deepcopy(dict(values))
     for item in sets:
         _apply(merged, item)
     try:
@@ -237,10 +209,6 @@ def change(run: RunConfig, section: str, **values: Any) -> RunConfig:
     plain = run.model_dump(mode="json")
     plain[section].update(values)
     return resolve(plain)
-
-
-def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _copied(value) if isinstance(value, Mapping) else value for key, value in values.items()}
 
 
 def _apply(values: dict[str, Any], item: str) -> None:

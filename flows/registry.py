@@ -1,6 +1,6 @@
 """Lists the stages, the order in which a method runs them, and the runs that each one reads.
 
-To add a stage: its module in `stages/`, one line in STAGES, and its name in a METHOD with its WIRING.
+To add a stage: its module in `stages/`, its name in STAGES, and its name in a METHOD with its WIRING.
 A stage is imported when it is asked for, which keeps the command line fast.
 """
 
@@ -14,19 +14,11 @@ if TYPE_CHECKING:
     from stages.frame.contract import Stage
 
 STAGES: dict[str, str] = {
-    "pretrain": "stages.pretrain",
-    "collect": "stages.collect",
-    "targets": "stages.targets",
-    "critic": "stages.critic",
-    "refine": "stages.refine",
-    "pick": "stages.pick",
-    "q_critic": "stages.q_critic",
-    "distill": "stages.distill",
-    "rft": "stages.rft",
-    "grpo": "stages.grpo",
-    "self_ac": "stages.self_ac",
-    "evaluate": "stages.evaluate",
-}
+    name: f"stages.{name}"
+    for name in (
+        "pretrain", "collect", "targets", "critic", "refine", "pick", "q_critic", "distill", "rft", "grpo", "self_ac", "evaluate",
+    )
+}  # fmt: skip
 """Stage name -> module that exports it as STAGE. The name is also its section of a preset."""
 
 METHODS: dict[str, tuple[str, ...]] = {
@@ -54,30 +46,16 @@ WIRING: dict[str, dict[str, Which]] = {
     "pretrain": {},
     "collect": _POLICIES,
     "targets": {"collect": "all", "critic": "all", "distill": "newest"},
-    "critic": {
-        "targets": "last",
-        "collect": "all",
-        "refine": "last",
-        "pick": "last",
-        "critic": "newest",
-        "distill": "newest",
-    },
+    "critic": {"targets": "last", "collect": "all", "refine": "last", "pick": "last", "critic": "newest", "distill": "newest"},
     "refine": {"collect": "all", "critic": "all", "distill": "newest"},
     "q_critic": {"collect": "all", "q_critic": "all", "pick": "last", "distill": "newest"},
     "pick": {"collect": "all", "critic": "all", "q_critic": "all", "distill": "newest"},
-    "distill": {
-        "refine": "last",
-        "pick": "last",
-        "targets": "last",
-        "critic": "last",
-        "q_critic": "last",
-        "distill": "newest",
-    },
+    "distill": {"refine": "last", "pick": "last", "targets": "last", "critic": "last", "q_critic": "last", "distill": "newest"},
     "rft": {"collect": "all", "rft": "last"},
     "grpo": {"collect": "last", "grpo": "last"},
     "self_ac": {"collect": "last", "self_ac": "last"},
     "evaluate": {**_POLICIES, "critic": "last", "q_critic": "last"},
-}
+}  # fmt: skip
 """Stage -> upstream stage -> "all" of its runs so far or only the "last". "newest": the last one, unless another stage has trained the same adapter since.
 Upstream stages without a run yet are left out."""
 

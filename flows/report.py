@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import (
@@ -21,12 +21,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from flows.pipeline import Call, Step
 from flows.telling import Iteration, Summary, match_text, rate_text
-
-if TYPE_CHECKING:
-    from flows.pipeline import Call, Step
-    from stages.frame import contract
-    from stages.store.workspace import StageRun
+from stages.frame import contract
+from stages.store.workspace import StageRun
 
 BAR_CELLS = 24
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -57,9 +55,7 @@ class _Bar:
 
 
 class Display:
-    """Progress on stderr while the context lasts: bars on a terminal, else one line a stage, nothing if quiet. rows_to:
-    where the table goes.
-    """
+    """Progress on stderr: bars on a terminal, else a line a stage, nothing if quiet. rows_to: where the table goes."""
 
     def __init__(self, *, quiet: bool = False, rows_to: Literal["stdout", "stderr"] | None = None) -> None:
         self._quiet = quiet
@@ -83,9 +79,7 @@ class Display:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def bar(self, what: str, total: int) -> contract.Progress:
@@ -204,13 +198,9 @@ def duration(seconds: float | None) -> str:
     """In the unit that a reader thinks in: "58 s", "12 min", "3.4 h"; "-" where it is not known."""
     if seconds is None:
         return "-"
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _cell(metrics: Mapping[str, float], metric: str, form: str) -> str:
@@ -220,6 +210,12 @@ def _cell(metrics: Mapping[str, float], metric: str, form: str) -> str:
 def emit(value: Any) -> None:
     """Print one JSON value; a number that JSON lacks becomes null."""
     print(json.dumps(finite(value)))
+
+
+def answer(args: Namespace, value: Any, lines: Iterable[str]) -> int:
+    """Print the result of a command: the value where --json asks for it, else the lines. Returns 0, the exit status."""
+    emit(value) if args.json else print("\n".join(lines))
+    return 0
 
 
 def finite(value: Any) -> Any:

@@ -8,22 +8,21 @@ one. Nothing that is stored changes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import presets
 from flows.book import EXPERIMENT, SUMMARY
 from flows.pipeline import LAST, Call
+from flows.presets import RunConfig
 from flows.registry import METHODS, STAGES, load_stage
-from flows.telling import changes_named, changes_told
+from flows.telling import Changes, changes_named, changes_told
 from stages.envs import nearest
 from stages.frame.types import MissingInput, UsageError
+from stages.store.execute import lineage_inputs
 from stages.store.runs import STANDS_FOR, differences
-
-if TYPE_CHECKING:
-    from flows.presets import RunConfig
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,7 @@ class Rerun:
 
     old: str
     call: Call
-    changed: Mapping[str, tuple[Any, Any]] = field(
-        default_factory=dict
-    )  # `section.key` -> the old value and the new one
+    changed: Changes = field(default_factory=dict)
     replaces: bool = False  # takes the old run's place as the owner of weights that were dropped
 
     @property
@@ -57,8 +54,6 @@ def prepare(
     of: a pipeline run (its last iteration that has the stage, or `iteration`), or a run of the stage itself. Raises
     UsageError where there is no such stage or run, or where the stage does not read a changed key.
     """
-    from stages.store.execute import lineage_inputs
-
     if stage not in STAGES:
         raise UsageError(f"There is no stage {stage!r}{nearest(stage, list(STAGES))} Stages: {', '.join(STAGES)}.")
     old = find_stage_run(stage, of, workspace, iteration)
@@ -110,9 +105,7 @@ def follows(stage: str, other: str) -> bool:
 
 
 def stage_run_of(stage: str, run_id: str, workspace: Workspace, iteration: int | None = None) -> str | None:
-    """The run itself, if it is of the stage. For a pipeline run, the stage's run in `iteration` or the last one. Else
-    None.
-    """
+    """The run itself, if it is of the stage; of a pipeline run its run in `iteration`, or the last one. Else None."""
     experiment = workspace.tracking.experiment(run_id)
     if experiment == EXPERIMENT:
         rows = reversed(stored_summary(workspace, run_id)["iterations"])

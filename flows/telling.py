@@ -8,15 +8,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import presets
+from flows.presets import RunConfig
+from stages.store.models import Version
 from stages.store.notes import Link, code, run_link
 from stages.store.runs import MAX_VALUE, SET, differences, without_password
-
-if TYPE_CHECKING:
-    from flows.presets import RunConfig
-    from stages.store.models import Version
 
 NAMED = 3  # changes that a run's name tells; the others are counted
 NAMED_LENGTH = 24  # characters of a changed value in a name
@@ -100,18 +98,14 @@ def changes_named(changed: Changes, section: str = "") -> str:
 
 def changes_told(changed: Changes) -> str:
     """Every change with what was before: "critic.lr 0.0001 -> 0.01"; "nothing" where there is none."""
-    return (
-        without_password(", ".join(f"{key} {_text(old)} -> {_text(new)}" for key, (old, new) in changed.items()))
-        or "nothing"
-    )
+    told = [f"{key} {_text(old)} -> {_text(new)}" for key, (old, new) in changed.items()]
+    return without_password(", ".join(told)) or "nothing"
 
 
 def note(
     run: RunConfig, how: Asked, commit: Mapping[str, str], summary: Summary, link: Link, model: Version | None = None
 ) -> str:
-    """The description of a pipeline's run, in Markdown: what it is, its result, what differs, its command and commit,
-    and where the stage runs are.
-    """
+    """A pipeline run's description in Markdown: what it is, result, changes, command, commit, links to stage runs."""
     parts = [f"{run.method} on {run.task.env}, {run.iterations} iterations, seed {run.seed}.", *_result(summary)]
     if summary.match:
         parts.append(f"Against the champion: {match_text(summary.match)}.")
@@ -152,18 +146,12 @@ def rate_text(outcome: Mapping[str, Any]) -> str:
     """Win rate with its interval, as far as they are known."""
     if outcome.get("win_rate") is None:
         return "-"
-    interval = (
-        f" ({outcome['win_low']:.2f}-{outcome['win_high']:.2f})"
-        if "win_low" in outcome and "win_high" in outcome
-        else ""
-    )
-    return f"{outcome['win_rate']:.2f}{interval}"
+    known = "win_low" in outcome and "win_high" in outcome
+    return f"{outcome['win_rate']:.2f}" + (f" ({outcome['win_low']:.2f}-{outcome['win_high']:.2f})" if known else "")
 
 
 def match_text(verdict: Mapping[str, Any]) -> str:
-    """The decision on a candidate, and why. Example: "promoted: 0.62 to 0.55 of version 3 on 200 scenarios, difference
-    +0.07 (+0.02 to +0.12)".
-    """
+    """The decision on a candidate, and why: rates, common scenarios, and the difference with its interval."""
     word = "promoted" if verdict["promoted"] else "kept"
     other = f"version {verdict['against']}" if verdict["against"] else "the base model"
     if "difference" not in verdict:
@@ -203,9 +191,8 @@ def _stage_runs(summary: Summary, link: Link, room: int) -> str:
     ]
     shown = _fitting([*rows, *tests], room)
     left_out = len(rows) + len(tests) - len(shown)
-    more = (
-        f"\n\n{left_out} earlier rows are left out: `turnwise show {summary.run_id[:8]}` has all." if left_out else ""
-    )
+    rest = f"\n\n{left_out} earlier rows are left out: `turnwise show {summary.run_id[:8]}` has all."
+    more = rest if left_out else ""
     return "\n".join([f"| stage runs | {' | '.join(names)} |", f"|---{'|---' * len(names)}|", *shown]) + more
 
 

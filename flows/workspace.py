@@ -12,16 +12,18 @@ import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flows.locks import device, hold_device
+from flows.presets import RunConfig
 from flows.shipped import bring
 from stages.frame.types import Engine, UsageError
+from stages.llm.roles import roles_of
+from stages.llm.scripted import ScriptedEngine
 from stages.store.machine import disk_full
-
-if TYPE_CHECKING:
-    from flows.presets import RunConfig
-    from stages.store.workspace import Workspace
+from stages.store.replay import Replay
+from stages.store.tracking import Tracking
+from stages.store.upkeep import recover
+from stages.store.workspace import Workspace
 
 STORES = ("data", "mlflow")
 
@@ -73,11 +75,6 @@ def project_name(home: Path) -> str:
 
 def open_workspace(home: Path) -> Workspace:
     """The stores of `home`, and engines that load on first use. The process works in `home` from here on."""
-    from stages.store.replay import Replay
-    from stages.store.tracking import Tracking
-    from stages.store.upkeep import recover
-    from stages.store.workspace import Workspace
-
     os.chdir(home)
     workspace = Workspace(
         home=home,
@@ -128,23 +125,19 @@ def make_engine(run: RunConfig) -> Engine:
         from stages.llm.openai import OpenAIEngine
 
         return OpenAIEngine(model.path, url=model.url, timeout_s=model.timeout_s)
-    from stages.llm.scripted import ScriptedEngine
-
     return ScriptedEngine()
 
 
 def prompt_hashes(run: RunConfig) -> dict[str, str]:
-    from stages.llm.roles import roles_of
-
     return roles_of(run.roles).hashes()
 
 
 def model_hash(run: RunConfig) -> str:
     """Hash of the base model's files, or of its name where there are no files here."""
     bring(run.model.path)
-    return (
-        _folder_hash(run.model.path) if run.model.engine in ("hf", "vllm") else f"{run.model.engine}:{run.model.path}"
-    )
+    if run.model.engine in ("hf", "vllm"):
+        return _folder_hash(run.model.path)
+    return f"{run.model.engine}:{run.model.path}"
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from documents import DOCS, config_keys, generator, text_of
 
@@ -50,6 +51,14 @@ def test_a_list_of_modules_becomes_a_table_and_other_indented_text_stays_code() 
         "What it is\n\n    a = 1\n\nand more.\n\n"
         "| file | what is in it |\n|---|---|\n| `one.py` | the first \\| best |\n| `two.py` | the second |\n"
     )
+
+
+def test_a_folder_without_a_list_has_the_first_sentence_of_each_file(tmp_path: Path) -> None:
+    (tmp_path / "__init__.py").write_text('"""A room."""')
+    (tmp_path / "one.py").write_text('"""Counts files\nand `x.py`. Second sentence.\n\nMore.\n"""')
+    said = generator().said_of_files(tmp_path)
+    assert said == [("one", "Counts files and `x.py`")]
+    assert generator().room_text("A room.", said).endswith("|---|---|\n| `one.py` | Counts files and `x.py` |\n")
 
 
 def test_a_tag_in_a_cell_is_shown_and_no_markup() -> None:

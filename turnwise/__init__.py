@@ -9,15 +9,6 @@
 
 Tables are pandas DataFrames. The start of an id names a run, as on the command line. Once a project is open, the
 process works in its folder: paths count from there. A `TurnwiseError` says in one sentence what is wrong.
-
-Modules:
-
-    tables     stored results as DataFrames: runs, curves, rows, SQL, comparisons
-    work       runs a preset or one stage
-    cli        the command line: parser, exit status; the reference is [cli.md](cli.md)
-    __main__   `python -m turnwise` is `turnwise`
-    completion shell completion
-    output     keeps a command going when its output streams close, fill up or cannot show bars
 """
 
 import importlib
@@ -30,20 +21,9 @@ if TYPE_CHECKING:
     from turnwise.work import open_project, rerun, run
 
 __all__ = [
-    "Project",
-    "TurnwiseError",
-    "UsageError",
-    "compare",
-    "config",
-    "curve",
-    "episodes",
-    "open_project",
-    "rerun",
-    "rows",
-    "run",
-    "runs",
-    "sql",
-]
+    "Project", "TurnwiseError", "UsageError", "compare", "config", "curve", "episodes", "open_project", "rerun", "rows",
+    "run", "runs", "sql",
+]  # fmt: skip
 
 _HOMES = {
     "Project": "stages.store.workspace:Workspace",

@@ -21,20 +21,8 @@ from turnwise.arguments import looking, running, serving
 from turnwise.output import lasting
 
 PRINTING = (
-    "plan",
-    "explain",
-    "stages",
-    "presets",
-    "compare",
-    "runs",
-    "show",
-    "lineage",
-    "sql",
-    "check",
-    "verify",
-    "doctor",
-    "completion",
-)
+    "plan", "explain", "stages", "presets", "compare", "runs", "show", "lineage", "sql", "check", "verify", "doctor", "completion",
+)  # fmt: skip
 """Commands that do nothing but print: they fail where it cannot be written. What the others did is done all the same."""
 
 

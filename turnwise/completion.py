@@ -70,7 +70,7 @@ def _names(action: argparse.Action) -> Any:
 def presets(prefix: str) -> list[str]:
     """Tasks; and after a "+", the parts that may still be added."""
     before = prefix.split("+")[:-1]
-    kinds = {name: kind for kind in parts.KINDS for name in parts.files(kind)} | dict.fromkeys(parts.SHORT, "task")
+    kinds = parts.kinds() | dict.fromkeys(parts.SHORT, "task")
     taken = {kinds.get(word) for word in before}
     begun = "".join(f"{word}+" for word in before)
     return [f"{begun}{name}" for name, kind in kinds.items() if (kind not in taken if before else kind == "task")]

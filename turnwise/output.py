@@ -21,9 +21,7 @@ _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(1
 
 
 def visible(value: Any) -> Any:
-    """Stored values, made safe for a terminal. A reply of a model or a server could move its cursor or change its
-    settings.
-    """
+    """Stored values, made safe for a terminal: a reply could move its cursor or change its settings."""
     if isinstance(value, str):
         return value.translate(_CONTROLS)
     if isinstance(value, dict):
@@ -49,9 +47,7 @@ class Outlet(io.FileIO):
 
 
 def lasting() -> list[Outlet]:
-    """Replace this process's standard output and standard error by outlets, and return them. A stream that a caller has
-    replaced stays.
-    """
+    """Replace this process's stdout and stderr by outlets, and return them. A stream that was replaced stays."""
     codecs.register_error("turnwise.ascii", _in_ascii)
     if sys.stdin is None:  # closed; first, so that what is opened next does not take its number
         sys.stdin = open(os.devnull)  # noqa: SIM115 - for as long as the process lives

@@ -1,4 +1,4 @@
-"""Opens a project and runs in it as `turnwise run --plain` does: in this process, without Prefect."""
+"""Opens a project and runs in it as `turnwise run PRESET --plain` does: in this process, without Prefect."""
 
 from __future__ import annotations
 

@@ -19,13 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows import presets
-from flows.book import EXPERIMENT
-from flows.rerun import stage_run_of, stored_summary
-from flows.workspace import find_home, open_workspace
-from stages import envs
-from stages.frame.types import Engine, UsageError
-from stages.judge.search import (
+from benchmarks.evidence.search import (
     Found,
     Score,
     at_random,
@@ -37,6 +31,12 @@ from stages.judge.search import (
     root_of,
     search,
 )
+from flows import presets
+from flows.book import EXPERIMENT
+from flows.rerun import stage_run_of, stored_summary
+from flows.workspace import find_home, open_workspace
+from stages import envs
+from stages.frame.types import Engine, UsageError
 from stages.judge.values import Critic, load_critic
 from stages.learn.statistics import wilson
 from stages.llm.roles import Roles, roles_of

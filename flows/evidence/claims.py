@@ -45,7 +45,7 @@ BASELINES = ("rft", "grpo", "ppo", "nlrl")
 CLAIMS = (
     Claim(
         1, "NLAC ends higher than RFT, PPO, GRPO and NLRL (the source: on long horizons).", "NLAC, Table 1", ".42 and .22 against .21 to .28 and .11 to .16",
-        "each of the four, tuned alike in studies/table1.toml, which has a desk of three steps, as here, and a long one; and `parser`, which is told the same words and has no critic",
+        "each of the four, tuned alike in studies/table1.toml, on a desk of three steps, as here, and on a long one. `parser` is told the same words and has no critic",
         (Higher("nlac", (*BASELINES, "parser")),),
     ),
     Claim(

@@ -125,11 +125,10 @@ class Sooner(_Versus):
             if not pairs:
                 return NOT_RUN
             less, more = sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)
-            verdict: Verdict = (
-                "holds" if less == len(pairs) else "does not hold" if more == len(pairs) else "not decided"
-            )
+            every = len(pairs)
+            verdict: Verdict = "holds" if less == every else "does not hold" if more == every else "not decided"
             middle = statistics.median(b for _, b in pairs)
-            parts.append(Finding(f"{control} {short(middle)}, more in {less} of {len(pairs)}", verdict))
+            parts.append(Finding(f"{control} {short(middle)}, more in {less} of {every}", verdict))
         own = f"{self.method} {short(statistics.median(mine.values()))} {AXES[self.axis]} to {found.level:g} (median)"
         return Finding("; ".join([own, *(part.figure for part in parts)]), together(parts))
 
@@ -233,9 +232,7 @@ class Passes(_Output):
 
 @dataclass(frozen=True)
 class CostOfAnEpisode(_Versus):
-    """Processor time of learning per episode played, for each method, and up to the level. Only the total up to the
-    level decides.
-    """
+    """Processor time of learning, per episode and up to the level. Only the total up to the level decides."""
 
     def find(self, found: Found) -> Finding:
         total = Sooner(self.method, self.controls, "cpu_s").find(found)

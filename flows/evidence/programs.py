@@ -11,18 +11,15 @@ import importlib.util
 import os
 import re
 import sys
-import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flows.orchestration.leash import Leashed
+from flows.report import Display
 from stages.store.notes import code_version
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 EXPERIMENT = "claims"
 SAID = "said.txt"  # artifact: standard output and error
@@ -55,9 +52,7 @@ class Said:
     status: int
 
     def cell(self, column: str, *holding: str) -> str:
-        """What stands in a column of the first row that holds these cells, of any Markdown table. Raises LookupError
-        without one.
-        """
+        """The column's cell in the first row of any Markdown table that holds these cells. Raises LookupError."""
         for row in _rows(self.text):
             if column in row and set(holding) <= set(row.values()):
                 return row[column]
@@ -82,38 +77,37 @@ def root() -> Path | None:
     return Path(places[0]).parent if places and (Path(places[0]) / "speed" / "packed_pass.py").is_file() else None
 
 
-@contextmanager
-def running(program: Program, run_id: str, workspace: Workspace, folder: Path) -> Iterator[Leashed]:
-    """The program at work, on a leash: it ends with its owner."""
-    log = workspace.home / "data" / "study" / f"{program.module}-{os.getpid()}.log"
+def said_by(program: Program, run_id: str, workspace: Workspace, display: Display, folder: Path) -> Said:
+    """The program's output with today's code. It runs now if it has not yet, and is kept as a run in the experiment
+    `claims`, FAILED where the program was.
+    """
+    tracking, fingerprint = workspace.tracking, fingerprint_of(program, run_id, folder)
+    if known := tracking.finished(fingerprint, EXPERIMENT):
+        return Said(tracking.artifact(known, SAID).read_text(encoding="utf-8"), 0)
+    display.say(program.title)
+    text, status = _run(program, run_id, workspace.home, folder)
+    if status:
+        display.say(f"{program.title}: exit status {status}; it said last: {text.strip().splitlines()[-1:]}")
+    kept = tracking.start(EXPERIMENT, program.title, {**code_version(), "fingerprint": fingerprint})
+    tracking.write_text(kept, SAID, text)
+    tracking.finish(kept, *(("FAILED", f"exit status {status}") if status else ()))
+    return Said(text, status)
+
+
+def _run(program: Program, run_id: str, home: Path, folder: Path) -> tuple[str, int]:
+    """Its output and exit status. It runs on a leash: it ends with its owner."""
+    log = home / "data" / "study" / f"{program.module}-{os.getpid()}.log"
     env = {"OMP_NUM_THREADS": "1", **os.environ}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
-    child = Leashed(
-        [sys.executable, "-m", *program.argv(run_id)], log=log, env=env, cwd=workspace.home if program.of else folder
-    )
+    command = [sys.executable, "-m", *program.argv(run_id)]
+    child = Leashed(command, log=log, env=env, cwd=home if program.of else folder)
     try:
-        yield child
+        while child.running():
+            time.sleep(POLL_S)
+        return child.log.read_text(errors="replace"), child.status or 0
     finally:
         child.stop()
         log.unlink(missing_ok=True)
-
-
-def stored(fingerprint: str, workspace: Workspace) -> Said | None:
-    """What a program printed when it ran with this fingerprint; None where it has not."""
-    found = workspace.tracking.finished(fingerprint, EXPERIMENT)
-    return None if found is None else Said(workspace.tracking.artifact(found, SAID).read_text(encoding="utf-8"), 0)
-
-
-def keep(program: Program, text: str, status: int, fingerprint: str, workspace: Workspace) -> Said:
-    """A run in MLflow's experiment `claims`, FAILED where the program was."""
-    tracking = workspace.tracking
-    kept = tracking.start(EXPERIMENT, program.title, {**code_version(), "fingerprint": fingerprint})
-    with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch, SAID)
-        file.write_text(text, encoding="utf-8")
-        tracking.save(kept, file, SAID)
-    tracking.finish(kept, *(("FAILED", f"exit status {status}") if status else ()))
-    return Said(text, status)
 
 
 def fingerprint_of(program: Program, run_id: str, folder: Path) -> str:

@@ -9,18 +9,19 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import presets
 from flows.book import EXPERIMENT
 from flows.keep.bundle.write import stage_runs, write
+from flows.presets import RunConfig
 from flows.registry import load_stage
 from flows.rerun import stored_summary
 from stages.frame.types import MissingInput, UsageError
-
-if TYPE_CHECKING:
-    from flows.presets import RunConfig
-    from stages.store.workspace import Bar, StageRun, Workspace
+from stages.llm.roles import roles_of
+from stages.store.artifacts import sha256
+from stages.store.execute import execute, stage_fingerprint
+from stages.store.workspace import Bar, StageRun, Workspace
 
 CRITIC_STAGE = "self_ac"
 HEAD = "head"  # its artifact, and the folder beside the merged model
@@ -64,7 +65,6 @@ def add_critic(workspace: Workspace, run_id: str, stored: Mapping[str, Any], fol
     The head has its own folder: some servers load every *.safetensors beside the model, and would fail on it.
     """
     from stages.judge.values import prompt_ids
-    from stages.llm.roles import roles_of
 
     shutil.copytree(workspace.tracking.artifact(run_id, HEAD), folder)
     run = presets.resolve({**stored["config"], "seed": stored["seed"], "preset": f"export of {run_id[:8]}"})
@@ -82,10 +82,8 @@ def add_critic(workspace: Workspace, run_id: str, stored: Mapping[str, Any], fol
 
 def pretrain_to(config: RunConfig, workspace: Workspace, out: Path, bar: Bar, *, force: bool) -> StageRun:
     """Run the stage `pretrain` and copy its model to `out`. Raises UsageError before training if `out` cannot be a
-    folder.
+    folder, or if it has another model. `force` overwrites that.
     """
-    from stages.store.execute import execute
-
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -93,11 +91,24 @@ def pretrain_to(config: RunConfig, workspace: Workspace, out: Path, bar: Bar, *,
 
     # It makes the base model, so it cannot depend on one.
     alone = replace(workspace, engine=_no_engine, model_hash=lambda run: "")
-    done = execute(
-        load_stage("pretrain"), run=config, inputs={}, iteration=0, workspace=alone, force=force, progress=bar
-    )
+    stage = load_stage("pretrain")
+    call: dict[str, Any] = {"run": config, "inputs": {}, "iteration": 0, "workspace": alone}
+    made = workspace.tracking.finished(stage_fingerprint(stage, **call), stage.name)
+    if not force and _has_another(out, workspace.tracking.artifact(made, "model") if made else None):
+        raise UsageError(
+            f"--out {str(out)[-200:]}: a model lies there that may be another one. Name another folder, or overwrite it with --force."
+        )
+    done = execute(stage, **call, force=force, progress=bar)
     shutil.copytree(workspace.tracking.artifact(done.run_id, "model"), out, dirs_exist_ok=True)
     return done
+
+
+def _has_another(folder: Path, model: Path | None) -> bool:
+    """Whether a folder has a model other than this one; None: any other."""
+    if model is None:
+        return any((folder / name).exists() for name in ("config.json", "model.safetensors"))
+    pairs = [(folder / file.relative_to(model), file) for file in model.rglob("*") if file.is_file()]
+    return any(there.is_file() and sha256(there) != sha256(file) for there, file in pairs)
 
 
 def _no_engine(run: RunConfig) -> Any:
@@ -105,9 +116,7 @@ def _no_engine(run: RunConfig) -> Any:
 
 
 def _critic_adapter(run_id: str, stored: Mapping[str, Any]) -> str:
-    """The artifact with the critic's adapter: its own one, or the actor's. Raises UsageError where no critic was
-    trained.
-    """
+    """The artifact with the critic's adapter, own or the actor's. Raises UsageError where no critic was trained."""
     from stages.judge.values import critic_adapter
 
     if (name := critic_adapter(stored["config"][CRITIC_STAGE])) is None:

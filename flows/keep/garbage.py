@@ -1,14 +1,7 @@
 """Finds the weights that a project folder still needs, and those that `turnwise gc` may delete.
 
-Kept are the weights
-
-- of the newest iterations of each pipeline run, one that is running included, and what the stages of those iterations
-  read;
-- of the iteration whose adapter a pipeline run chose, or would choose as things stand, and of every registered model;
-- of each run that is running, and of its inputs;
-- of each run that belongs to no pipeline run, such as a rerun of a single stage.
-
-All other weights can be made again: configs, inputs, rows and metrics are never deleted. [ours]
+docs/explanation/architecture.md has the rule. All other weights can be made again: configs, inputs, rows and metrics
+are never deleted. [ours]
 """
 
 from __future__ import annotations
@@ -19,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.book import EXPERIMENT
 from flows.registry import STAGES, read_weights
@@ -28,15 +21,12 @@ from stages.frame.contract import POLICY_STAGES
 from stages.frame.types import MissingInput
 from stages.store.execute import lineage_inputs
 from stages.store.runs import STANDS_FOR, RunInfo
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 LEARNERS = ("critic", "q_critic", *POLICY_STAGES)
 """Stages that leave weights. `pretrain` is not among them: it leaves the base model."""
 KEEP = 2
 """By default, this many newest iterations of a pipeline run are kept."""
-ALL = 10**9  # runs
 
 
 @dataclass(frozen=True)
@@ -57,7 +47,7 @@ class Weights:
 
 def survey(workspace: Workspace, newest: int) -> list[Weights]:
     """All stored weights, by pipeline run, iteration and stage. newest: iterations to keep of each pipeline run."""
-    learners = {name: workspace.tracking.runs(name, ALL) for name in LEARNERS if name in STAGES}
+    learners = {name: workspace.tracking.runs(name) for name in LEARNERS if name in STAGES}
     needed = kept(workspace, newest, [one for runs in learners.values() for one in runs])
     found = [
         Weights(
@@ -80,7 +70,7 @@ def kept(workspace: Workspace, newest: int, learners: Sequence[RunInfo]) -> dict
         if pipeline := one.tags.get("pipeline"):
             members[pipeline][int(one.tags.get("iteration", -1))].add(one.run_id)
     listed: set[str] = set()
-    for info in tracking.runs(EXPERIMENT, ALL):
+    for info in tracking.runs(EXPERIMENT):
         summary, mine = stored_summary(workspace, info.run_id), members[info.run_id]
         for row in summary["iterations"]:
             mine[int(row["iteration"])] |= set(row["runs"].values())

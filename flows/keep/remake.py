@@ -8,16 +8,12 @@ again. Missing weights that it needs are made again first, back to the newest it
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from flows.pipeline import Call, Step
 from flows.registry import read_weights
-from flows.rerun import prepare
+from flows.rerun import Rerun, prepare
 from stages.frame.types import MissingInput
-
-if TYPE_CHECKING:
-    from flows.pipeline import Call, Step
-    from flows.rerun import Rerun
-    from stages.store.workspace import StageRun, Workspace
+from stages.store.workspace import StageRun, Workspace
 
 
 def mending(

@@ -13,9 +13,7 @@ from stages.learn.certificate import shown
 
 
 def difference(rows: Sequence[Row], turn: int) -> str:
-    """The turn's tokens and what the next state holds instead. Empty if the next state has the same tokens. All runs
-    found the same.
-    """
+    """The turn's tokens and what the next state holds instead; empty if it has the same ones. All runs agree."""
     broken = [row for row in rows if row["turn"] == turn and row["extended"] is False]
     if not broken:
         return ""
@@ -32,11 +30,8 @@ def all_clear(rows: Sequence[Row]) -> list[str]:
 
 
 def _line(rows: Sequence[Row]) -> str:
-    judged, gaps = (
-        [row for row in rows if row["extended"] is not None],
-        [row["gap_max"] for row in rows if row["gap_max"] is not None],
-    )
+    judged = [row for row in rows if row["extended"] is not None]
+    gaps = [row["gap_max"] for row in rows if row["gap_max"] is not None]
     extended = [f"{sum(row['extended'] for row in judged)} of {len(judged)} turns extend"] if judged else []
-    return ", ".join(
-        [*extended, f"gap up to {max(gaps):.2g} nats" if gaps else "gap not measured (not in the first step)"]
-    )
+    gap = f"gap up to {max(gaps):.2g} nats" if gaps else "gap not measured (not in the first step)"
+    return ", ".join([*extended, gap])

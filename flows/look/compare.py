@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.book import EXPERIMENT
 from flows.registry import STAGES
@@ -13,9 +13,7 @@ from flows.report import COLUMNS
 from flows.rerun import stored_summary
 from stages.frame.types import UsageError
 from stages.store.runs import flat
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 CURVES = {"win rate, validation": "evaluate/win_rate", **{name: metric for name, metric, _, _ in COLUMNS[1:]}}
 

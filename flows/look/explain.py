@@ -9,17 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from flows.pipeline import Call
+from stages.frame.contract import fingerprint
 from stages.frame.sections import WAYS
 from stages.frame.types import MissingInput, TurnwiseError
+from stages.store.execute import INGREDIENTS, lineage_inputs, stage_ingredients
+from stages.store.runs import RunInfo
+from stages.store.workspace import Workspace
 
-if TYPE_CHECKING:
-    from flows.pipeline import Call
-    from stages.store.runs import RunInfo
-    from stages.store.workspace import Workspace
-
-ALL = 10**9  # runs
 HASHED = {"model": "model_hash"}  # the config has a section of the name
 NOT_KEPT = ("model", "prompts", "contents")  # of runs of before 2026-11-23
 
@@ -39,9 +38,7 @@ class Near:
 
 @dataclass(frozen=True)
 class Explained:
-    """What a call would do. inputs: upstream stage -> its runs, each with its name, which says what pipeline run
-    made it.
-    """
+    """What a call would do. inputs: upstream stage -> its runs, whose names say what pipeline run made them."""
 
     title: str
     fingerprint: str
@@ -53,9 +50,6 @@ class Explained:
 
 def explained(call: Call, workspace: Workspace) -> Explained:
     """What `execute` would do with this call. Raises UsageError as `stage_ingredients` does."""
-    from stages.frame.contract import fingerprint
-    from stages.store.execute import stage_ingredients
-
     content = stage_ingredients(
         call.stage, run=call.run, inputs=call.inputs, iteration=call.iteration, workspace=workspace
     )
@@ -95,7 +89,7 @@ def _json(value: Any) -> str:
 def nearest_run(content: Mapping[str, Any], workspace: Workspace) -> Near | None:
     """The finished run of the same stage that differs in the fewest fields; None where there is none."""
     best: Near | None = None
-    for info in workspace.tracking.runs(content["stage"], ALL):
+    for info in workspace.tracking.runs(content["stage"]):
         kept = _kept(info.run_id, workspace) if info.status == "FINISHED" else None
         if kept is None:
             continue
@@ -115,7 +109,6 @@ def named(info: RunInfo) -> str:
 
 def _kept(run_id: str, workspace: Workspace) -> dict[str, Any] | None:
     """The ingredients of a stored run, as far as it kept them; None where its files are gone or changed."""
-    from stages.store.execute import INGREDIENTS, lineage_inputs
 
     def read(name: str) -> dict[str, Any]:
         return dict(workspace.tracking.read_json(run_id, name))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.rule import Rule
@@ -18,9 +18,8 @@ from flows.book import EXPERIMENT
 from flows.look.view.credit import FILE, STAGE, turn_lines
 from flows.rerun import stage_run_of
 from stages.frame.types import Row, UsageError
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.execute import lineage_inputs
+from stages.store.workspace import Workspace
 
 NAMED = 3  # episodes that an error names
 NUMBERS = ("reward", "value", "target", "advantage", "ratio", "share")
@@ -32,8 +31,6 @@ def read_ledger(workspace: Workspace, run: str, prefix: str) -> dict[str, Any]:
     run: a run of self_ac, or a pipeline run (its last iteration). Raises UsageError for another run, or unless exactly
     one episode of the ledger starts with the prefix. Raises MissingInput where the run left no ledger.
     """
-    from stages.store.execute import lineage_inputs
-
     run_id = _find(workspace, run)
     path = workspace.tracking.artifact(run_id, FILE)
     episode = _episode(path, prefix, run_id)
@@ -64,13 +61,10 @@ def ledger_table(found: Mapping[str, Any]) -> RenderableType:
         table.add_column(name, justify="right", no_wrap=True)
     lines = turn_lines(found["entries"], found["texts"])
     for line in lines:
-        table.add_row(
-            str(line["turn"]), Text(line["text"]), str(line["tokens"] or ""), *(_cell(line, name) for name in NUMBERS)
-        )
-    mine, rewards = (
-        sum(line["share"] for line in lines),
-        sum(line["reward"] for line in lines if not line["first_turn"]),
-    )
+        numbers = [_cell(line, name) for name in NUMBERS]
+        table.add_row(str(line["turn"]), Text(line["text"]), str(line["tokens"] or ""), *numbers)
+    mine = sum(line["share"] for line in lines)
+    rewards = sum(line["reward"] for line in lines if not line["first_turn"])
     loss = f"share: part of the actor's loss of the step, {found['loss'] + 0.0:.4g}; this episode's: {mine + 0.0:.4g}."
     return Group(Rule(Text(title)), table, Text(f"rewards sum to {rewards:g}. target: mean over n. {loss}"))
 

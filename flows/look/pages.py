@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text in rows and columns, as Markdown and HTML alike show it."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
 
 STYLE = Path(__file__).parent / "pages.css"
 _ESCAPED = str.maketrans({sign: f"\\u{ord(sign):04x}" for sign in "<>&"})

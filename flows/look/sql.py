@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.book import EXPERIMENT
 from flows.rerun import stored_summary
 from stages.frame.types import MissingInput, UsageError
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 COLUMNS = ("pipeline", "name", "run_id", "stage", "part", "iteration")
-ALL = 10**9  # runs
 
 
 def asked(query: str, workspace: Workspace, of: str | None = None) -> Any:
@@ -30,7 +27,7 @@ def _relation(workspace: Workspace, of: str | None) -> Any:
     import pyarrow as pa
 
     tracking = workspace.tracking
-    found = [info for info in tracking.runs(EXPERIMENT, ALL) if info.status == "FINISHED"] if of is None else []
+    found = [info for info in tracking.runs(EXPERIMENT) if info.status == "FINISHED"] if of is None else []
     if of is not None:
         found = [tracking.info(tracking.find(of))]
         if tracking.experiment(found[0].run_id) != EXPERIMENT:

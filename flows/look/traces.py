@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.look.view.episodes import read_episodes
 from flows.rerun import stored_summary
 from stages.store.mlflow_traces import Span
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 SHOWN = 40  # characters of an action in a span's name
 
@@ -42,12 +40,8 @@ def _episode(episode: Mapping[str, Any], began_s: float) -> Span:
 def _turn(turn: Mapping[str, Any], start_s: float) -> Span:
     end_s = start_s + (turn["seconds"] or 0.0)
     said = {key: turn[key] for key in ("thought", "action", "observation", "reward", "end")}
-    counted = {
-        "tokens": turn["n_tokens"],
-        "prompt_tokens": turn["prompt"],
-        "malformed": turn["malformed"],
-        **(turn["credit"] or {}),
-    }
+    counted = {"tokens": turn["n_tokens"], "prompt_tokens": turn["prompt"], "malformed": turn["malformed"]}
+    counted |= turn["credit"] or {}
     below = [_judged(one, end_s) for one in turn["judgements"]]
     below += [
         Span(f"{one['role']}, {one['by']}", "LLM", end_s, end_s, {"prompt_tokens": one["prompt"]}, {"reply": one["completion"]}, {"weight": one["weight"], "tokens": len(one["tokens"])})

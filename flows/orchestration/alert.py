@@ -14,13 +14,11 @@ import os
 import threading
 import urllib.request
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.book import EXPERIMENT
 from stages.store.runs import without_password
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 URL = "TURNWISE_ALERT_URL"
 TIMEOUT_S = 10.0  # for all of it: a receiver may also send its answer byte by byte
@@ -46,15 +44,13 @@ def send(message: Mapping[str, Any]) -> str:
 
     def post() -> None:
         try:
-            request = urllib.request.Request(
-                url, data=json.dumps(message).encode(), headers={"Content-Type": "application/json"}
-            )
+            body, kind = json.dumps(message).encode(), {"Content-Type": "application/json"}
+            request = urllib.request.Request(url, data=body, headers=kind)
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
                 said[0] = f"The alert was sent ({answer.status})."
         except Exception as error:  # nothing that a receiver does may change what becomes of the run
-            said[0] = (
-                f"The alert could not be sent ({type(error).__name__}; see {URL})."  # its text may hold the address
-            )
+            # The error's text may hold the address.
+            said[0] = f"The alert could not be sent ({type(error).__name__}; see {URL})."
 
     thread = threading.Thread(target=post, daemon=True)
     thread.start()

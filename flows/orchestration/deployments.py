@@ -34,13 +34,14 @@ from prefect.types.entrypoint import EntrypointType
 from prefect.utilities.urls import url_for
 from pydantic import Field
 
-from flows import presets
+from flows import branch, presets
 from flows.orchestration import alert
 from flows.orchestration.flow import FLOW_NAME, cancelled_where_asked, end_if_cancelled, serving_tags, stand_for_missed
 from flows.orchestration.launch import Launcher, launch_rerun, launch_run
 from flows.orchestration.recurring import next_sets
 from flows.registry import STAGES
 from flows.report import Display, ending
+from flows.rerun import prepare
 from flows.telling import asked
 from flows.workspace import open_workspace, project_name
 from stages.frame.signals import TIME_IS_UP
@@ -136,7 +137,7 @@ def pipeline(
     print("As a command:", how.command, *(["--force"] if force else []))
     try:
         with cancelled_where_asked(), Display(quiet=True) as display, time_limit(config.timeout_h):
-            launcher = Launcher.inside_flow(workspace.home)
+            launcher = Launcher(workspace.home, None, in_flow=True)
             summary = launch_run(config, workspace, launcher, display, sets=sets, asked=how, force=force)
     except TimedOut as error:
         raise TurnwiseError(f"{preset}: {error}; it goes on where it stopped: {how.command}") from None
@@ -164,23 +165,16 @@ def rerun(
         through: Also run the stages that follow in the same iteration, up to this one. Example: evaluate.
         downstream: Also run all that follows, including later iterations.
     """
-    from flows import branch
-    from flows.rerun import prepare
-
     if through is not None and downstream:
         raise UsageError("rerun: `through` and `downstream` cannot both be set. Leave one of them out.")
     workspace = open_workspace(Path.cwd())
-    if through is not None or downstream:
-        new = branch.prepare(stage, of, workspace, sets=sets, iteration=iteration, through=through)
-        with cancelled_where_asked(), Display(quiet=True) as display:
-            return asdict(
-                launch_run(new.run, workspace, Launcher.inside_flow(workspace.home), display, sets=sets, branch=new)
-            )
-    again = prepare(stage, of, workspace, sets=sets, iteration=iteration)
+    launcher = Launcher(workspace.home, None, in_flow=True)
     with cancelled_where_asked(), Display(quiet=True) as display:
-        return asdict(
-            launch_rerun(again, workspace, Launcher.inside_flow(workspace.home), display, sets=sets, force=not sets)
-        )
+        if through is not None or downstream:
+            new = branch.prepare(stage, of, workspace, sets=sets, iteration=iteration, through=through)
+            return asdict(launch_run(new.run, workspace, launcher, display, sets=sets, branch=new))
+        again = prepare(stage, of, workspace, sets=sets, iteration=iteration)
+        return asdict(launch_rerun(again, workspace, launcher, display, sets=sets, force=not sets))
 
 
 def deployments(chosen: Mapping[str, str], project: str) -> list[RunnerDeployment]:
@@ -190,12 +184,8 @@ def deployments(chosen: Mapping[str, str], project: str) -> list[RunnerDeploymen
     Raises UsageError where a preset's `cron` or `timezone` is not valid.
     """
     made = [_deployment(f"{project}.{name}", preset, project) for name, preset in chosen.items()]
-    return [
-        *made,
-        RunnerDeployment.from_flow(
-            rerun, f"{project}.rerun", tags=serving_tags(project), entrypoint_type=EntrypointType.MODULE_PATH
-        ),
-    ]
+    how: Any = {"tags": serving_tags(project), "entrypoint_type": EntrypointType.MODULE_PATH}
+    return [*made, RunnerDeployment.from_flow(rerun, f"{project}.rerun", **how)]
 
 
 def _deployment(name: str, preset: str, project: str) -> RunnerDeployment:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from prefect import Flow, Task, tags
@@ -30,12 +30,10 @@ from prefect.logging.handlers import APILogHandler
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed, Crashed, Scheduled
 
+from flows.pipeline import Call, Step
 from stages.frame.types import EngineUnavailable, SimulatorError
 from stages.store.machine import is_dead, process_tags
-
-if TYPE_CHECKING:
-    from flows.pipeline import Call, Step
-    from stages.store.workspace import StageRun
+from stages.store.workspace import StageRun
 
 FLOW_NAME = "turnwise"
 OURS = "turnwise-command"  # on flow runs that live in a command's own process, whose end no worker watches
@@ -116,10 +114,7 @@ def settle(project: str) -> None:
     tags = serving_tags(project)
     _end_runs(tags, "The process that served it is gone.")
     # The server goes on scheduling for a killed `turnwise serve`. All missed runs would now start, one after the other.
-    _cancel_missed(
-        FlowRunFilter(state={"type": {"any_": [StateType.SCHEDULED]}}, tags={"all_": tags}),
-        MISSED,
-    )
+    _cancel_missed(MISSED, tags={"all_": tags})
 
 
 def retire(project: str) -> None:
@@ -132,15 +127,9 @@ def retire(project: str) -> None:
 
 
 def stand_for_missed() -> None:
-    """Within a deployment's run: cancel scheduled runs that fell due while this one waited. Runs that a person started
-    stay.
-    """
+    """In a deployment's run: cancel scheduled runs that fell due while it waited. What a person started stays."""
     if deployment.id:
-        of = {"any_": [deployment.id]}
-        _cancel_missed(
-            FlowRunFilter(state={"type": {"any_": [StateType.SCHEDULED]}}, deployment_id=of),
-            "A run that waited as long replaces it.",
-        )
+        _cancel_missed("A run that waited as long replaces it.", deployment_id={"any_": [deployment.id]})
 
 
 @contextmanager
@@ -178,9 +167,7 @@ def was_asked_to_end(history: Sequence[State[Any]]) -> bool:
 
 
 def catch_up(name: str, cron: str, timezone: str) -> bool:
-    """Start a deployment's last missed run, with its due time. It replaces all runs missed before it. Returns whether
-    there was one.
-    """
+    """Start a deployment's last missed run, with its due time, in place of all missed ones. Returns whether one was."""
     with get_client(sync_client=True) as client:
         try:
             found = client.read_deployment_by_name(name)
@@ -220,17 +207,15 @@ def last_due(cron: str, timezone: str, now: datetime) -> datetime:
 
 def _end_runs(tags: list[str], why: str, gone: Callable[[FlowRun], bool] = lambda run: True) -> None:
     with get_client(sync_client=True) as client:
-        for run in client.read_flow_runs(
-            flow_run_filter=FlowRunFilter(state={"type": {"any_": OPEN}}, tags={"all_": tags})
-        ):
+        open_runs = FlowRunFilter(state={"type": {"any_": OPEN}}, tags={"all_": tags})
+        for run in client.read_flow_runs(flow_run_filter=open_runs):
             if gone(run):
-                wanted = run.state is not None and run.state.is_cancelling()
-                client.set_flow_run_state(
-                    run.id, Cancelled(message=why) if wanted else Crashed(message=why), force=True
-                )
+                end = Cancelled if run.state is not None and run.state.is_cancelling() else Crashed
+                client.set_flow_run_state(run.id, end(message=why), force=True)
 
 
-def _cancel_missed(scheduled: FlowRunFilter, why: str) -> None:
+def _cancel_missed(why: str, **of: Any) -> None:
+    scheduled = FlowRunFilter(state={"type": {"any_": [StateType.SCHEDULED]}}, **of)
     with get_client(sync_client=True) as client:
         for run in client.read_flow_runs(flow_run_filter=scheduled):
             if run.auto_scheduled and run.expected_start_time and run.expected_start_time < datetime.now(UTC):

@@ -11,21 +11,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from flows import champion, played
+from flows.book import EXPERIMENT
+from flows.branch import Branch
 from flows.datasets import check_data
-
-if TYPE_CHECKING:
-    from flows.branch import Branch
-    from flows.orchestration.page import Page
-    from flows.orchestration.server import Server
-    from flows.pipeline import Step
-    from flows.presets import RunConfig
-    from flows.report import Display
-    from flows.rerun import Rerun
-    from flows.telling import Asked, Iteration, Summary
-    from stages.store.workspace import StageRun, Workspace
+from flows.keep.remake import mending
+from flows.look.view.page import keep_page
+from flows.orchestration.server import Server, begin_server, use_server
+from flows.pipeline import LAST, Step, plain_step, run_pipeline
+from flows.presets import RunConfig
+from flows.report import Display
+from flows.rerun import Rerun
+from flows.telling import Asked, Iteration, Summary, run_name
+from stages.store.workspace import StageRun, Workspace
 
 T = TypeVar("T")
 
@@ -36,12 +36,7 @@ class Launcher:
 
     home: Path
     server: Server | None
-    in_flow: bool = False  # the caller is a flow run already, as in a deployment
-
-    @classmethod
-    def inside_flow(cls, home: Path) -> Launcher:
-        """For a body that Prefect itself started."""
-        return cls(home, None, in_flow=True)
+    in_flow: bool = False  # Prefect itself started the caller, as in a deployment
 
     def flow(self, body: Callable[[], T], name: str, parameters: dict[str, Any]) -> T:
         """Run `body`, as a flow run shown with its parameters."""
@@ -52,7 +47,7 @@ class Launcher:
 
     def step(self, inner: Step) -> Step:
         """A step that runs `inner`, as a task of the flow that it is called in."""
-        if self.server is None and not self.in_flow:
+        if not self.is_flow:
             return inner
         step: Step = self._prefect().prefect_step(inner)
         return step
@@ -62,39 +57,24 @@ class Launcher:
         """Whether what `flow` runs is a flow run, with a page."""
         return self.in_flow or self.server is not None
 
-    def page(self, link: str) -> Page:
-        """What the flow run's page shows. link: to the pipeline's run in MLflow."""
-        from flows.orchestration.page import Page
-
-        return Page(self.home, link)
-
-    def tags(self) -> dict[str, str]:
-        """Of a pipeline run: what leads to the flow run that it is."""
-        if not self.is_flow:
-            return {}
-        from flows.orchestration.page import here
-
-        return here()
+    @property
+    def page(self) -> ModuleType:
+        """The module of a flow run's page, which imports Prefect. It is for what `flow` runs."""
+        return importlib.import_module("flows.orchestration.page")
 
     def _prefect(self) -> ModuleType:
         """The module that imports Prefect, once the server answers: Prefect reads its address when it is imported."""
         if self.server is not None:
-            from flows.orchestration.server import use_server
-
             use_server(self.server.wait(), self.home)
         return importlib.import_module("flows.orchestration.flow")
 
 
 @contextmanager
 def launcher(home: Path, *, plain: bool) -> Iterator[Launcher]:
-    """A launcher; the server that it may have started begins at once, beside what is imported next, and ends with the
-    context.
-    """
+    """A launcher. A server that it starts begins at once, beside what is imported next, and ends with the context."""
     if plain:
         yield Launcher(home, None)
         return
-    from flows.orchestration.server import begin_server
-
     server = begin_server(home)
     try:
         yield Launcher(home, server)
@@ -113,25 +93,18 @@ def launch_run(
     asked: Asked | None = None,
     branch: Branch | None = None,
 ) -> Summary:
-    """A whole pipeline run. asked: how it was asked for, which its page tells. branch: where it leaves another run, if
-    it does.
-    """
-    from flows.book import EXPERIMENT
-    from flows.look.view.keep import keep_page
-    from flows.pipeline import LAST, plain_step, run_pipeline
-    from flows.telling import Asked, run_name
-
+    """A whole pipeline run. asked: how it was asked for. branch: where it leaves another run, if it does."""
     workspace.replay.check()
     check_data(run)
     asked = asked or (branch.asked(sets) if branch else Asked())
     name = run_name(run, asked)
 
     watchers = [display.row]
-    pages: list[Page] = []
+    pages: list[Any] = []
 
     def make_step(parent: str) -> Step:
         if launch.is_flow:
-            pages.append(launch.page(workspace.tracking.link(EXPERIMENT, parent)))
+            pages.append(launch.page.Page(workspace.home, workspace.tracking.link(EXPERIMENT, parent)))
             watchers.append(pages[0].add)
         step = launch.step(plain_step(workspace, display.bar, parent, force=force, of=name, say=display.say))
         step = champion.goes_on(played.step(step, run, workspace), run, workspace)
@@ -145,7 +118,7 @@ def launch_run(
     def body() -> Summary:
         through = branch.through if branch else LAST
         judge = champion.judge(run, workspace) if run.each_run == "champion" and not branch else None
-        told = replace(asked, tags={**asked.tags, **launch.tags()})
+        told = replace(asked, tags={**asked.tags, **(launch.page.here() if launch.is_flow else {})})
         summary = run_pipeline(run, workspace, make_step, watch, asked=told, through=through, judge=judge)
         keep_page(workspace, summary.run_id, display.say)
         for page in pages:
@@ -159,24 +132,21 @@ def launch_rerun(
     rerun: Rerun, workspace: Workspace, launch: Launcher, display: Display, *, sets: list[str], force: bool
 ) -> StageRun:
     """One stage, once more."""
-    from flows.pipeline import plain_step
-
     workspace.replay.check()
-    step = display.watched(
-        launch.step(plain_step(workspace, display.bar, force=force, tags=rerun.tags, of=rerun.whose, say=display.say))
-    )
-    step = mended(step, workspace, launch, display, force=force)
+    step = mended(_step_of(rerun, workspace, launch, display, force=force), workspace, launch, display, force=force)
     parameters = {"stage": rerun.call.stage.name, "of": rerun.old, "sets": sets}
     return launch.flow(lambda: step(rerun.call), f"rerun {rerun.call.title} of {rerun.whose}", parameters)
 
 
 def mended(step: Step, workspace: Workspace, launch: Launcher, display: Display, *, force: bool) -> Step:
     """The step, which makes dropped weights of its inputs again, as steps of the same kind."""
-    from flows.keep.remake import mending
-    from flows.pipeline import plain_step
 
     def make(again: Rerun) -> Step:
-        inner = plain_step(workspace, display.bar, force=True, tags=again.tags, of=again.whose, say=display.say)
-        return display.watched(launch.step(inner))
+        return _step_of(again, workspace, launch, display, force=True)
 
     return mending(step, make, workspace, display.say, force=force)
+
+
+def _step_of(again: Rerun, workspace: Workspace, launch: Launcher, display: Display, *, force: bool) -> Step:
+    inner = plain_step(workspace, display.bar, force=force, tags=again.tags, of=again.whose, say=display.say)
+    return display.watched(launch.step(inner))

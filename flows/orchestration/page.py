@@ -5,7 +5,6 @@ One Markdown artifact a flow run, made after the first iteration and kept up to 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
@@ -17,6 +16,7 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.logging import get_logger
 from prefect.runtime import flow_run
 
+from flows.orchestration.server import stored_port
 from flows.report import bar, sparkline
 from flows.telling import Iteration, Summary, match_text, rate_text
 
@@ -82,8 +82,4 @@ def markdown(rows: Sequence[tuple[int, Mapping[str, float]]], link: str, summary
 
 def mlflow_page(home: Path) -> str:
     """Where `turnwise ui` last served MLflow's page of this folder, or the default address."""
-    try:
-        port = int(json.loads((home / "mlflow" / "page.json").read_text(encoding="utf-8"))["port"])
-    except (OSError, ValueError, KeyError, TypeError):  # it was never served
-        port = MLFLOW_PORT
-    return f"http://127.0.0.1:{port}"
+    return f"http://127.0.0.1:{stored_port(home / 'mlflow' / 'page.json', MLFLOW_PORT)}"

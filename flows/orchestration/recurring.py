@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import parts, presets
 from flows.book import EXPERIMENT, model_name
 from stages.frame.types import MissingInput, UsageError
-
-if TYPE_CHECKING:
-    from stages.store.runs import RunInfo
-    from stages.store.workspace import Workspace
+from stages.store.runs import RunInfo
+from stages.store.workspace import Workspace
 
 TIMES = ("iterations", *presets.SCHEDULING)  # say how much and when, and nothing of what a run is
 AWAY = ("EngineUnavailable", "SimulatorError")  # errors that are no fault of the run, as the tag `error` begins

@@ -69,9 +69,7 @@ def healthy(url: str, says: bytes = b"true") -> bool:
 
 
 def find_server(home: Path) -> str | None:
-    """URL of a running server's API, or None. Raises TurnwiseError where PREFECT_API_URL names one that does not
-    answer.
-    """
+    """URL of a running server's API, or None. Raises TurnwiseError where PREFECT_API_URL does not answer."""
     if url := os.environ.get("PREFECT_API_URL"):
         if not _answers(url):
             raise TurnwiseError(
@@ -84,14 +82,11 @@ def find_server(home: Path) -> str | None:
 
 def serves(url: str, home: Path) -> bool:
     """Whether what answers at `url` is a Prefect server of this project folder, by its own word."""
-    key = os.environ.get(
-        "PREFECT_API_AUTH_STRING"
-    )  # as Prefect's client sends it, where the server was told to ask for one
+    key = os.environ.get("PREFECT_API_AUTH_STRING")  # as Prefect's client sends it, where a server asks for one
     headers = {"Authorization": f"Basic {base64.b64encode(key.encode()).decode()}"} if key else {}
     try:
-        with _DIRECT.open(
-            urllib.request.Request(f"{url}/admin/settings", headers=headers), timeout=ANSWER_TIMEOUT_S
-        ) as answer:
+        asked = urllib.request.Request(f"{url}/admin/settings", headers=headers)
+        with _DIRECT.open(asked, timeout=ANSWER_TIMEOUT_S) as answer:
             return bool(json.load(answer)["home"] == str(_folder(home)))
     except (OSError, ValueError, KeyError, TypeError):  # nothing there, or something else than a Prefect server
         return False
@@ -106,9 +101,8 @@ def begin_server(home: Path) -> Server:
 @contextmanager
 def keep_server(home: Path) -> Iterator[Server]:
     """A server with its page and its scheduler. Other commands of this folder find it while the context lasts."""
-    with sqlite.exclusive(
-        _port_file(home), START_TIMEOUT_S
-    ):  # of two commands that begin at once, the second finds the first's
+    # Of two commands that begin at once, the second finds the first's.
+    with sqlite.exclusive(_port_file(home), START_TIMEOUT_S):
         found = find_server(home)
         server = Server(found) if found else start_server(home, _own_port(home), full=True)
         try:
@@ -237,9 +231,7 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def _listen(port: int) -> socket.socket:
-    """A loopback socket that listens on `port`, or on a free one. It is held from here on, so no other server can take
-    it.
-    """
+    """A loopback socket that listens on `port`, or on a free one. From here on no other server can take it."""
     try:
         return socket.create_server(("127.0.0.1", port))
     except OSError:  # taken since it was chosen
@@ -248,10 +240,15 @@ def _listen(port: int) -> socket.socket:
 
 def _own_port(home: Path) -> int:
     """The port of this folder's kept server, whether it is up or not; 0 where none was ever kept."""
+    return stored_port(_port_file(home), 0)
+
+
+def stored_port(file: Path, default: int) -> int:
+    """The port that a server's file names, or the default where there is no such file."""
     try:
-        return int(json.loads(_port_file(home).read_text())["port"])
+        return int(json.loads(file.read_text(encoding="utf-8"))["port"])
     except (OSError, ValueError, KeyError, TypeError):
-        return 0
+        return default
 
 
 def _folder(home: Path) -> Path:

@@ -100,18 +100,11 @@ def serve(args: Namespace) -> int:
 
             return READY in (folder / "deployments.log").read_text(errors="replace")
 
-        schedule = {
-            f"turnwise/{project}.{name}": f"{one.cron} {one.timezone}" if one.cron else "by hand"
-            for name, one in configs.items()
-        }
+        links = {"prefect": server.url.removesuffix("/api")}
+        for name, one in configs.items():
+            links[f"turnwise/{project}.{name}"] = f"{one.cron} {one.timezone}" if one.cron else "by hand"
         try:
-            _supervise(
-                server,
-                home,
-                start_worker,
-                until=registered,
-                ready=lambda: _tell(args, {"prefect": server.url.removesuffix("/api"), **schedule}),
-            )
+            _supervise(server, home, start_worker, until=registered, ready=lambda: _tell(args, links))
         finally:
             workspace.tracking.reap()  # runs that needed longer to end than they were given
             if healthy(server.url):  # else the next `serve` does it

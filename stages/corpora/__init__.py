@@ -1,19 +1,4 @@
-"""Training text of the small base models, made by code, one module for each kind. Ours.
-
-Modules:
-
-    desk          role-play text under random rules, from which the base model is made
-    twenty        role-play text of 20 Questions, played at random
-    twenty_marks  which replies to it are right
-    maths         role-play text of arithmetic, with slips at random
-    own           your own corpus, a module in the project folder
-    agents        episodes of the policy in math, game24 and wiki_search, from which their base model is made
-    math_chains   chains of thought, a third of them with a wrong step
-    game24_trees  games of 24 by a legal player who knows little
-    wiki_walks    walks through made-up wikis, sometimes to the answer
-    tokenizers    tokenizers of the small base models, and which tokens of an example are learned
-    held_out      what a new base model can do on held-out scenarios, and its card
-"""
+"""Training text of the small base models, made by code, one module for each kind. Ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Your own corpus: `pretrain.corpus = "my.words"` is my/words.py in the project folder, which exports
+"""Your own corpus, a module of the project folder: `pretrain.corpus = "my.words"` is my/words.py. It exports
 
     SHARE                      role -> its share of the examples
     example(rng, roles, role)  -> an `Example` of the role, or, where it is None, of a random one by SHARE

@@ -1,4 +1,4 @@
-"""Artifacts of runs as plain files under `<root>/<experiment>/<run id>/artifacts`, where MLflow's page finds them.
+"""Artifacts of runs as plain files under `ROOT/EXPERIMENT/RUN/artifacts`, where MLflow's page finds them.
 
 Weights (*.safetensors) can be dropped. A file beside the artifacts first names them, then they are deleted. A reader
 looks there first, so a kill in between leaves nothing that seems complete.
@@ -45,10 +45,15 @@ def save(folder: Path, local: Path, path: str) -> None:
             shutil.copyfile(local, target)
 
 
-def write_json(folder: Path, path: str, value: Any) -> None:
-    """Write a value; the file changes whole or not at all, since it may be read meanwhile."""
+def write_text(folder: Path, path: str, text: str) -> None:
+    """Write a text; the file changes whole or not at all, since it may be read meanwhile."""
     with whole(folder / path) as file:
-        file.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        file.write_text(text, encoding="utf-8")
+
+
+def write_json(folder: Path, path: str, value: Any) -> None:
+    """Write a value as JSON, as `write_text` does."""
+    write_text(folder, path, json.dumps(value, indent=1) + "\n")
 
 
 def seal(folder: Path) -> None:

@@ -53,8 +53,9 @@ TABLES: Mapping[str, Mapping[str, str]] = {
     ),
 }
 ARRAYS = {"INTEGER[]": "i", "DOUBLE[]": "d"}
-"""Types that a stage reads as `array.array`, which is compared, iterated and tested for being empty as a list is, and whose elements are Python's own
-numbers; of a numpy array none of this holds."""
+"""Types that a stage reads as `array.array`. Unlike a numpy array it is compared, iterated and tested for being empty
+as a list is, and its elements are Python's own numbers.
+"""
 
 # Who writes a table first, for the advice in an error.
 PRODUCERS = {

@@ -160,6 +160,10 @@ class Tracking:
         """Copy a file or folder to be the run's artifact of that name."""
         artifacts.save(self._folder(run_id), local, artifact_path)
 
+    def write_text(self, run_id: str, artifact_path: str, text: str) -> None:
+        """Write a text as an artifact."""
+        artifacts.write_text(self._folder(run_id), artifact_path, text)
+
     def write_json(self, run_id: str, artifact_path: str, value: Any) -> None:
         """Write a value as a JSON artifact."""
         artifacts.write_json(self._folder(run_id), artifact_path, value)
@@ -264,7 +268,7 @@ class Tracking:
         """Name of the run's experiment, which is its stage."""
         return self._folder(run_id).parts[-3]
 
-    def runs(self, experiment: str, limit: int) -> list[RunInfo]:
+    def runs(self, experiment: str, limit: int = 10**9) -> list[RunInfo]:
         """The newest runs of an experiment, newest first; empty where there is no such experiment."""
         return self._search(experiment=experiment, limit=limit)
 

@@ -12,11 +12,7 @@ from typing import Any
 import models
 import pytest
 
-from stages import envs
-from stages.envs import exact24, game24
-from stages.envs.game24_tree import Node, Tree, spaced
-from stages.frame.types import Request, Scenario
-from stages.judge.search import (
+from benchmarks.evidence.search import (
     Found,
     Place,
     Score,
@@ -31,6 +27,10 @@ from stages.judge.search import (
     root_of,
     search,
 )
+from stages import envs
+from stages.envs import exact24, game24
+from stages.envs.game24_tree import Node, Tree, spaced
+from stages.frame.types import Request, Scenario
 from stages.judge.values import Critic, values_of
 from stages.learn.value_head import new_head
 from stages.llm.roles import load_roles

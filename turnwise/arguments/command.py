@@ -9,37 +9,63 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+RUNS = "turnwise.commands.runs"
 
-def command(
-    commands: Any, name: str, sentence: str, example: str, *, module: str = "turnwise.commands.runs"
-) -> argparse.ArgumentParser:
-    """The parser of one command; it calls the function of this name in `module`."""
+
+def command(commands: Any, name: str, sentence: str, example: str, *, module: str = "") -> argparse.ArgumentParser:
+    """The parser of one command; it calls the function of this name in `module`, by default `turnwise.commands.NAME`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=sentence, description=sentence, epilog=f"example: {example}"
     )
-    parser.set_defaults(function=f"{module}:{name}")
-    parser.add_argument(
-        "--home",
-        type=Path,
-        metavar="FOLDER",
-        help="project folder (default: the nearest folder with data/ and mlflow/)",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON value")
-    parser.add_argument("--quiet", action="store_true", help="no progress lines")
+    parser.set_defaults(function=f"{module or f'turnwise.commands.{name}'}:{name}")
+    home = "project folder (default: the nearest folder with data/ and mlflow/)"
+    parser.add_argument("--home", type=Path, metavar="FOLDER", help=home)
+    flag(parser, "--json", "print one JSON value")
+    flag(parser, "--quiet", "no progress lines")
     return parser
 
 
-def add_set(parser: argparse.ArgumentParser) -> None:
+def flag(parser: Any, name: str, text: str) -> None:
+    """An option without a value."""
+    parser.add_argument(name, action="store_true", help=text)
+
+
+def number(parser: Any, name: str, text: str, default: int | None = None) -> None:
+    """An option with a whole number."""
+    parser.add_argument(name, type=int, default=default, metavar="N", help=text)
+
+
+def several(parser: Any, name: str, metavar: str, text: str, kind: Any = None) -> None:
+    """An option that may be repeated. Its values are a list."""
+    parser.add_argument(name, action="append", default=[], type=kind, metavar=metavar, help=text)
+
+
+def add_set(parser: Any) -> None:
     """--set."""
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change a config key (repeatable)"
-    )
+    several(parser, "--set", "SECTION.KEY=VALUE", "change a config key (repeatable)")
 
 
-def add_run_options(parser: argparse.ArgumentParser) -> None:
+def add_run_options(parser: Any) -> None:
     """--plain, --force, --dry-run."""
-    parser.add_argument("--plain", action="store_true", help="run without Prefect")
-    parser.add_argument(
-        "--force", action="store_true", help="run every stage again, also where a finished one could be reused"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="print the config and which stages would run, and stop")
+    add_plain(parser)
+    flag(parser, "--force", "run every stage again, also where a finished one could be reused")
+    flag(parser, "--dry-run", "print the config and which stages would run, and stop")
+
+
+def add_plain(parser: Any) -> None:
+    """--plain."""
+    flag(parser, "--plain", "run without Prefect")
+
+
+def add_stored(parser: Any) -> None:
+    """STAGE, --of and --iteration: a stage run that is stored."""
+    parser.add_argument("stage", metavar="STAGE", help="collect, targets, critic, refine, distill, evaluate, ...")
+    which = "a pipeline run or a run of the stage; the start of the id is enough"
+    parser.add_argument("--of", metavar="RUN", required=True, help=which)
+    number(parser, "--iteration", "the iteration of a pipeline run (default: the last)")
+
+
+def add_rows(parser: Any, more: str = "") -> None:
+    """--rows; more: what its help says besides."""
+    what = "reuse the finished runs of a study in another folder, from its cells.jsonl (repeatable)"
+    several(parser, "--rows", "FILE", what + more, Path)

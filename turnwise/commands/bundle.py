@@ -9,20 +9,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import chdir, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flows.book import EXPERIMENT
 from flows.keep.bundle import check
 from flows.keep.bundle import take_in as into
-from flows.report import emit
+from flows.keep.recompute.run import Checked, check_episode, check_run, check_stage, first_difference
+from flows.report import answer, emit
+from flows.rerun import find_stage_run
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
+from stages.store.workspace import Workspace
 
 SHOWN = 5  # differences of a stage
-
-if TYPE_CHECKING:
-    from flows.keep.recompute.run import Checked
-    from stages.store.workspace import Workspace
 
 
 def take_in(args: Namespace) -> int:
@@ -35,21 +33,15 @@ def take_in(args: Namespace) -> int:
         )
     workspace = open_workspace(find_home(args.home, to_write=True))
     taken = into.take_in(bundle, workspace, lambda text: print(f"turnwise: {text}", file=sys.stderr))
-    if args.json:
-        emit(asdict(taken))
-        return 0
-    for path in taken.different:
-        print(f"{path} differs from the bundle's file and was not changed. A rerun that reads it is a new run.")
-    for path in taken.left_out:
-        print(f"{path} is missing in the bundle and here, or differs here. A rerun needs it as the run read it.")
-    print(f"{len(taken.new)} runs taken in, {len(taken.known)} were here. Look: turnwise show {taken.run_id[:8]}")
-    return 0
+    differ = "differs from the bundle's file and was not changed. A rerun that reads it is a new run."
+    missing = "is missing in the bundle and here, or differs here. A rerun needs it as the run read it."
+    lines = [f"{path} {differ}" for path in taken.different] + [f"{path} {missing}" for path in taken.left_out]
+    done = f"{len(taken.new)} runs taken in, {len(taken.known)} were here. Look: turnwise show {taken.run_id[:8]}"
+    return answer(args, asdict(taken), [*lines, done])
 
 
 def replay(args: Namespace) -> int:
     """turnwise replay BUNDLE | RUN | EPISODE"""
-    from flows.keep.recompute.run import first_difference
-
     checked: list[Checked] = []
     with _opened(args) as (workspace, what):
         for one in _checks(workspace, what):
@@ -80,9 +72,6 @@ def _opened(args: Namespace) -> Iterator[tuple[Workspace, str]]:
 
 
 def _checks(workspace: Workspace, what: str) -> Iterable[Checked]:
-    from flows.keep.recompute.run import check_episode, check_run, check_stage
-    from flows.rerun import find_stage_run
-
     run, _, rest = what.partition(":")
     stage, _, iteration = rest.partition(":")
     if stage:

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import shlex
-import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import rerun, shipped
 from flows.evidence import programs
 from flows.evidence.claims import CLAIMS, Claim
 from flows.evidence.kinds import Finding, Found, together
+from flows.evidence.programs import Program, Said
 from flows.evidence.study import design, elsewhere, finish, keep
-from flows.report import Display, emit
+from flows.evidence.study.design import Study
+from flows.evidence.study.finish import Studied
+from flows.evidence.study.rows import Row
+from flows.report import Display, answer
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
-
-if TYPE_CHECKING:
-    from flows.evidence.programs import Program, Said
-    from flows.evidence.study.design import Study
-    from flows.evidence.study.finish import Studied
-    from flows.evidence.study.rows import Row
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 STUDY = Path("studies") / "claims.toml"
 
@@ -45,12 +42,8 @@ def claims(args: Namespace) -> int:
     judged = [(claim, [one.find(found) for one in claim.rests_on]) for claim in wanted]
     if out:
         _write(out, judged, asked.title)
-    if args.json:
-        emit([_told(claim, findings) for claim, findings in judged])
-    else:
-        print("\n".join(_table(judged)))
-        if studied:
-            print(f"\nThe runs that they rest on: {studied.kept.files['report.html']}")
+    rest = [f"\nThe runs that they rest on: {studied.kept.files['report.html']}"] if studied else []
+    answer(args, [_told(claim, findings) for claim, findings in judged], [*_table(judged), *rest])
     return 1 if studied and studied.failed else 0
 
 
@@ -100,31 +93,13 @@ def _said(
         return {}
     found: dict[Program, Said] = {}
     for program in asked:
-        of = [
-            str(row["run"])
-            for row in rows
-            if row["method"] == program.of and workspace.tracking.is_finished(row["run"])
-        ]
+        mine = [str(row["run"]) for row in rows if row["method"] == program.of]
+        of = [run_id for run_id in mine if workspace.tracking.is_finished(run_id)]
         if program.of and not of:
             continue
         run_id = of[0] if program.of else ""
-        found[program] = said_by(program, run_id, workspace, display, folder)
+        found[program] = programs.said_by(program, run_id, workspace, display, folder)
     return found
-
-
-def said_by(program: Program, run_id: str, workspace: Workspace, display: Display, folder: Path) -> Said:
-    """The program's output with today's code. It runs now if it has not yet."""
-    fingerprint = programs.fingerprint_of(program, run_id, folder)
-    if known := programs.stored(fingerprint, workspace):
-        return known
-    display.say(program.title)
-    with programs.running(program, run_id, workspace, folder) as child:
-        while child.running():
-            time.sleep(programs.POLL_S)
-        text, status = child.log.read_text(errors="replace"), child.status or 0
-    if status:
-        display.say(f"{program.title}: exit status {status}; it said last: {text.strip().splitlines()[-1:]}")
-    return programs.keep(program, text, status, fingerprint, workspace)
 
 
 def _metrics(row: Row, workspace: Workspace) -> list[Mapping[str, float]]:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from flows.look.compare import Compared, compared
-from flows.report import emit, sparkline
+from flows.report import answer, sparkline
 from flows.telling import rate_text
 from flows.workspace import find_home, open_workspace
 
@@ -21,8 +21,7 @@ TOTALS = ("pipeline/episodes", "pipeline/generated_tokens", "pipeline/stages_s",
 def compare(args: Namespace) -> int:
     """turnwise compare RUN RUN ..."""
     found = compared(args.runs, open_workspace(find_home(args.home)))
-    emit(asdict(found)) if args.json else print("\n".join(told(found)))
-    return 0
+    return answer(args, asdict(found), told(found))
 
 
 def told(found: Compared) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flows import shipped
-from flows.report import Display, emit
+from flows.report import Display, answer, emit
 from flows.workspace import find_home
 from stages.frame.types import UsageError
 from stages.sources import catalogue, fetch
@@ -27,7 +27,7 @@ def data(args: Namespace) -> int:
     into = home / "data" / "tasks" if args.into is None else args.into.resolve()
     models = home / "data" / "models" if args.into is None else into
     if args.action == "list":
-        return _list(into, models, as_json=args.json)
+        return _list(args, into, models)
     if args.task is None:
         raise UsageError(
             f"data fetch: wanted a task or a model. Tasks: {', '.join(catalogue.TASKS)}. Models: {', '.join(MODELS)}."
@@ -44,10 +44,8 @@ def data(args: Namespace) -> int:
     for name, entry in manifest["files"].items():
         print(f"{name:<27}{entry['rows']:>6,} rows  checked by {entry['check']:<7} {entry['licence']}")
         if entry["check"] == "read":
-            print(
-                f"{name}: the published file has {_published_rows(task, name):,} rows; this is a part of it.",
-                file=sys.stderr,
-            )
+            rows = next(made.rows for made in task.files if made.name == name)
+            print(f"{name}: the published file has {rows:,} rows; this is a part of it.", file=sys.stderr)
     print(f"{folder}. Use: turnwise run PRESET {_sets(task, folder, home)}")
     return 0
 
@@ -58,14 +56,10 @@ def _model(args: Namespace, home: Path, into: Path) -> int:
         shipped.bring(model.adapter)
     folder = fetch_model(args.task, into, source=None if args.source is None else args.source.resolve())
     shown = folder.relative_to(home) if folder.is_relative_to(home) else folder
-    if args.json:
-        emit({"folder": str(folder)})
-    else:
-        print(f"{folder}. Use: turnwise run PRESET --set model.path={shown}")
-    return 0
+    return answer(args, {"folder": str(folder)}, [f"{folder}. Use: turnwise run PRESET --set model.path={shown}"])
 
 
-def _list(into: Path, models: Path, *, as_json: bool) -> int:
+def _list(args: Namespace, into: Path, models: Path) -> int:
     rows: list[dict[str, Any]] = []
     for task in catalogue.TASKS.values():
         files = [
@@ -80,21 +74,13 @@ def _list(into: Path, models: Path, *, as_json: bool) -> int:
         ]
         rows.append({"task": task.name, "what": task.what, "state": fetch.state(task, into), "files": files})
     for model in MODELS.values():
-        state = "present" if (models / model.name).exists() else "absent"
-        rows.append({"task": model.name, "what": model.what, "state": state, "files": []})
-    if as_json:
-        emit(rows)
-        return 0
+        there = "present" if (models / model.name).exists() else "absent"
+        rows.append({"task": model.name, "what": model.what, "state": there, "files": []})
+    lines = []
     for row in rows:
-        print(f"{row['task']:<18}{row['state']:<9}{row['what']}")
-        for file in row["files"]:
-            print(f"{'':<18}{file['name']:<27}{file['rows']:>6,} rows  {file['licence']}")
-    print("To fetch one: turnwise data fetch NAME")
-    return 0
-
-
-def _published_rows(task: catalogue.TaskData, name: str) -> int:
-    return next(made.rows for made in task.files if made.name == name)
+        lines.append(f"{row['task']:<18}{row['state']:<9}{row['what']}")
+        lines += [f"{'':<18}{one['name']:<27}{one['rows']:>6,} rows  {one['licence']}" for one in row["files"]]
+    return answer(args, rows, [*lines, "To fetch one: turnwise data fetch NAME"])
 
 
 def _sets(task: catalogue.TaskData, folder: Path, home: Path) -> str:

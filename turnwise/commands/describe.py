@@ -69,11 +69,8 @@ def fields_of(config: type[BaseModel]) -> Iterator[dict[str, Any]]:
             continue  # a section of its own
         text = info.description or ""
         source = SOURCE.search(text)
-        shape = {
-            name: value
-            for name, value in schema["properties"][key].items()
-            if name not in ("title", "description", "default")
-        }
+        named = schema["properties"][key].items()
+        shape = {name: value for name, value in named if name not in ("title", "description", "default")}
         default = info.get_default(call_default_factory=True)
         yield {
             "key": key,

@@ -1,6 +1,4 @@
-"""turnwise doctor: one line for each thing that is installed or missing, with the command that mends it. It changes
-nothing.
-"""
+"""turnwise doctor: a line for each thing that is installed or missing, and what mends it. It changes nothing."""
 
 from __future__ import annotations
 
@@ -15,18 +13,16 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from flows import presets, shipped
-from flows.datasets import check_splits
-from flows.registry import METHODS
-from flows.report import emit
+from flows.datasets import check_splits, general_rows
+from flows.orchestration.server import is_free
+from flows.presets import RunConfig
+from flows.report import answer
 from flows.workspace import find_home
 from stages.frame.types import TurnwiseError, UsageError, printable
 from stages.llm.folder import FETCHED
-
-if TYPE_CHECKING:
-    from flows.presets import RunConfig
+from stages.store.replay import Replay
 
 PACKAGES = ("torch", "transformers", "peft", "prefect", "mlflow", "duckdb")
 EXTRAS = {"vllm": "vllm", "openai": "openai", "math-verify": "math"}
@@ -57,14 +53,10 @@ def doctor(args: Namespace) -> int:
     lacking = presets_lacking()
     lines = [*_installed(), *_stores(home), _gpu(), _disk(home), _port(), *_presets(lacking)]
     ready = os.access(home, os.W_OK) and not any(DEMO in names for names in lacking.values())
-    if args.json:
-        emit({"ready": ready, "lines": [asdict(one) for one in lines]})
-    else:
-        marks = {True: "ok", False: "--", None: ""}
-        print("\n".join(f"{marks[one.ok]:<3} {one.what:<14} {printable(one.said)}" for one in lines))
-        print(
-            "The demo can run: turnwise run demo" if ready else "The demo cannot run; see the lines that begin with --."
-        )
+    marks = {True: "ok", False: "--", None: ""}
+    told = [f"{marks[one.ok]:<3} {one.what:<14} {printable(one.said)}" for one in lines]
+    last = "The demo can run: turnwise run demo" if ready else "The demo cannot run; see the lines that begin with --."
+    answer(args, {"ready": ready, "lines": [asdict(one) for one in lines]}, [*told, last])
     return 0 if ready else 1
 
 
@@ -74,11 +66,8 @@ def _installed() -> Iterator[Line]:
     yield Line("packages", True, ", ".join(f"{name} {_version(name)}" for name in PACKAGES))
     for name, extra in EXTRAS.items():
         there = _version(name)
-        yield Line(
-            name,
-            True if there else None,
-            there or f"not installed; some presets need it: pip install 'turnwise[{extra}]'",
-        )
+        lacks = f"not installed; some presets need it: pip install 'turnwise[{extra}]'"
+        yield Line(name, True if there else None, there or lacks)
 
 
 def _version(package: str) -> str:
@@ -89,12 +78,9 @@ def _version(package: str) -> str:
 
 
 def _stores(home: Path) -> Iterator[Line]:
-    from stages.store.replay import Replay
-
+    writable = os.access(home, os.W_OK)
     yield Line(
-        "project folder",
-        os.access(home, os.W_OK),
-        f"{home}{'' if os.access(home, os.W_OK) else ' cannot be written; name another one by --home'}",
+        "project folder", writable, f"{home}{'' if writable else ' cannot be written; name another one by --home'}"
     )
     store = home / "mlflow" / "mlflow.db"
     if not store.is_file():
@@ -137,14 +123,9 @@ def _disk(home: Path) -> Line:
 
 
 def _port() -> Line:
-    from flows.orchestration.server import is_free
-
-    free = is_free(PORT)
-    return Line(
-        "port",
-        True if free else None,
-        f"{PORT} is {'free' if free else 'taken; give another one'}: turnwise ui{'' if free else ' --port 0'}",
-    )
+    if is_free(PORT):
+        return Line("port", True, f"{PORT} is free: turnwise ui")
+    return Line("port", None, f"{PORT} is taken; give another one: turnwise ui --port 0")
 
 
 def _presets(lacking: dict[str, list[str]]) -> Iterator[Line]:
@@ -179,16 +160,10 @@ def lacking(run: RunConfig) -> Iterator[str]:
         check_splits(run)
     except UsageError as error:
         yield str(error)
-    without = [stage for stage, rows in _general_rows(run).items() if not shipped.there(rows)]
+    without = {stage: path for stage, path in general_rows(run).items() if not shipped.there(path)}
     if without:
         none = " ".join(f"--set {stage}.general_rows=0" for stage in without)
-        yield f"there are no general rows at {_general_rows(run)[without[0]]!r}; put some there, or mix none: {none}"
-
-
-def _general_rows(run: Any) -> dict[str, str]:
-    """Stage -> its file of general rows, of those that mix some in."""
-    configs = {stage: getattr(run, stage) for stage in METHODS[run.method]}
-    return {stage: one.general_path for stage, one in configs.items() if getattr(one, "general_rows", 0)}
+        yield f"there are no general rows at {next(iter(without.values()))!r}; put some there, or mix none: {none}"
 
 
 def _is_hub_name(path: str) -> bool:

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from flows.look.explain import HASHED, Explained, Near, explained
-from flows.report import emit
+from flows.report import answer
+from flows.rerun import prepare
 from flows.workspace import find_home, open_workspace
 
 SHOWN = 56  # characters of a value
@@ -17,16 +18,10 @@ HASH = 12  # characters of a hash
 
 def explain(args: Namespace) -> int:
     """turnwise explain STAGE --of RUN"""
-    from flows.rerun import prepare
-
     workspace = open_workspace(find_home(args.home))
     again = prepare(args.stage, args.of, workspace, sets=args.set, iteration=args.iteration)
     found = explained(again.call, workspace)
-    if args.json:
-        emit({"stage": args.stage, "of": again.old, **asdict(found)})
-    else:
-        print("\n".join(_told(found, again.old)))
-    return 0
+    return answer(args, {"stage": args.stage, "of": again.old, **asdict(found)}, _told(found, again.old))
 
 
 def _told(found: Explained, of: str) -> list[str]:

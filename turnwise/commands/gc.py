@@ -10,7 +10,7 @@ from typing import Any
 
 from flows.keep import garbage
 from flows.keep.garbage import Weights, kind_of
-from flows.report import emit
+from flows.report import answer
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
 
@@ -22,15 +22,11 @@ def gc(args: Namespace) -> int:
     workspace = open_workspace(find_home(args.home, to_write=args.yes))
     found = garbage.survey(workspace, args.keep)
     gone = garbage.delete(workspace, found) if args.yes else [one for one in found if not one.why]
-    left = sum(one.size_bytes for one in found) - sum(one.size_bytes for one in gone)
-    if args.json:
-        emit({
-            "deleted": args.yes, "keep": args.keep, "freed_bytes": sum(one.size_bytes for one in gone), "kept_bytes": left,
-            "runs": [{**asdict(one), "bytes": one.size_bytes, "dropped": one in gone} for one in found],
-        })  # fmt: skip
-        return 0
-    print("\n".join([*table(found, gone), ending(gone, left, args)]))
-    return 0
+    freed = sum(one.size_bytes for one in gone)
+    left = sum(one.size_bytes for one in found) - freed
+    runs = [{**asdict(one), "bytes": one.size_bytes, "dropped": one in gone} for one in found]
+    value = {"deleted": args.yes, "keep": args.keep, "freed_bytes": freed, "kept_bytes": left, "runs": runs}
+    return answer(args, value, [*table(found, gone), ending(gone, left, args)])
 
 
 def table(found: Sequence[Weights], gone: Sequence[Weights]) -> list[str]:

@@ -10,7 +10,7 @@ from flows.book import EXPERIMENT
 from flows.lineage import lineage as nodes_of
 from flows.lineage import runs_of, svg, text
 from flows.registry import STAGES
-from flows.report import emit
+from flows.report import answer
 from flows.rerun import stored_summary
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
@@ -35,8 +35,4 @@ def lineage(args: Namespace) -> int:
             out.write_text(svg(nodes), encoding="utf-8")
         except OSError as error:
             raise UsageError(f"--svg: {out} cannot be written ({error.strerror}). Name another file.") from None
-    if args.json:
-        emit([{**asdict(node), "title": node.title} for node in nodes])
-    else:
-        print("\n".join(text(nodes, pipeline)))
-    return 0
+    return answer(args, [{**asdict(node), "title": node.title} for node in nodes], text(nodes, pipeline))

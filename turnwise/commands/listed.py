@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.look.view.episodes import WRITERS
 from flows.look.view.sources import PLAYERS
 from flows.look.view.verdicts import WRONG, disagreement, result
 from stages.frame.types import Row, UsageError
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.execute import readers
+from stages.store.workspace import Workspace
 
 
 def check_filters(workspace: Workspace, args: Namespace, run_id: str | None) -> None:
@@ -81,8 +80,6 @@ def _line(row: Row) -> str:
 
 def runs_about(workspace: Workspace, run_id: str, stages: tuple[str, ...]) -> list[str]:
     """Finished runs of these stages that made the episode, or that read the run which made it."""
-    from stages.store.execute import readers
-
     own = workspace.tracking.experiment(run_id)
     return [
         one for stage in stages for one in [*([run_id] if stage == own else []), *readers(workspace, run_id, stage)]

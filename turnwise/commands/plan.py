@@ -12,7 +12,7 @@ from typing import Any
 
 from flows import presets
 from flows.cost.estimate import DECODE, HF_DECODE, HF_READ, READ, TRAIN, estimate
-from flows.report import emit
+from flows.report import answer
 from flows.workspace import find_home
 
 
@@ -20,8 +20,7 @@ def plan(args: Namespace) -> int:
     """turnwise plan PRESET"""
     os.chdir(find_home(args.home))  # a config's paths count from there
     found = estimate(presets.load(args.preset, args.set), args.device, args.devices, args.assume)
-    emit(found) if args.json else print("\n".join(lines(found)))
-    return 0
+    return answer(args, found, lines(found))
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
@@ -61,15 +60,9 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         f"shares assumed: {TRAIN:g} of the peak in training, {read:g} in reading prompts, {decode:g} of the bandwidth in decoding"
     )
     said += ["", f"GiB on one {found['device']}:"]
-    for name, parts in found["memory_gib"].items():
-        said.append(
-            f"{name:<9}{sum(parts.values()):6.1f}  " + ", ".join(f"{what} {size:.1f}" for what, size in parts.items())
-        )
-    host, disk = found["host_gib"], found["disk_gib"]
-    said += ["", "GiB of the machine that trains, at most:"]
-    said.append(
-        f"memory   {sum(host.values()):6.1f}  " + ", ".join(f"{what} {size:.1f}" for what, size in host.items())
-    )
+    said += [_sizes(name, parts) for name, parts in found["memory_gib"].items()]
+    disk = found["disk_gib"]
+    said += ["", "GiB of the machine that trains, at most:", _sizes("memory", found["host_gib"])]
     kept = f"rows {disk['rows']:.1f} before compression"
     said.append(
         f"disk     {disk['weights'] + disk['rows']:6.1f}  weights {disk['weights']:.1f} after {found['iterations']} iterations, {kept}"
@@ -83,6 +76,11 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         *found["verdict"],
         f"Estimated, never measured on a GPU. To run it: turnwise run {found['preset']}",
     ]
+
+
+def _sizes(name: str, parts: Mapping[str, float]) -> str:
+    """A line with the sum of the parts, and each of them."""
+    return f"{name:<9}{sum(parts.values()):6.1f}  {', '.join(f'{what} {size:.1f}' for what, size in parts.items())}"
 
 
 def short(value: float) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
 from flows import parts
 from flows import presets as shipped
-from flows.report import emit
+from flows.report import answer
 
 EXAMPLE = "turnwise run tau_retail+grpo+qwen7b"
 HOW = f"A run is task+method+model, in any order: {EXAMPLE}\nWhere none is named: {parts.METHOD}, or the task's own method, and the task's own model."
@@ -20,17 +20,12 @@ def presets(args: Namespace) -> int:
     """turnwise presets"""
     if args.preset:
         named = [told(one) for one in args.preset]
-        emit(named) if args.json else print("\n".join(_lines(named)))
-        return 0
+        return answer(args, named, _lines(named))
     lists = {f"{kind}s": [_part(name, path) for name, path in parts.files(kind).items()] for kind in parts.KINDS}
-    if args.json:
-        emit({**lists, "tested": shipped.names(), "example": EXAMPLE})
-        return 0
     width = max(len(one["name"]) for found in lists.values() for one in found)
-    for title, found in lists.items():
-        print("\n".join([title, *(f"  {line}" for line in _lines(found, width)), ""]))
-    print(HOW)
-    return 0
+    shown = [[title, *(f"  {line}" for line in _lines(found, width)), ""] for title, found in lists.items()]
+    value = {**lists, "tested": shipped.names(), "example": EXAMPLE}
+    return answer(args, value, [*chain(*shown), HOW])
 
 
 def told(preset: str) -> dict[str, Any]:

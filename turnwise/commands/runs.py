@@ -8,21 +8,25 @@ from argparse import Namespace
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import presets, registry, telling
+from flows.book import EXPERIMENT
 from flows.datasets import check_data
+from flows.keep.export import export_run, pretrain_to
 from flows.orchestration import launch
-from flows.report import Display, comparison, duration, emit, ending, metrics_table
+from flows.orchestration.server import make_database
+from flows.presets import RunConfig
+from flows.report import Display, answer, comparison, duration, emit, ending, metrics_table
+from flows.rerun import follows, prepare, stored_summary
 from flows.telling import rate_text
 from flows.workspace import find_home, open_workspace
 from stages.envs import nearest
 from stages.frame.types import UsageError
 from stages.store.runs import SET, RunInfo, differences
+from turnwise.commands.describe import describe, describe_text
+from turnwise.commands.dry_run import plan, reusable
 from turnwise.commands.due import as_due
-
-if TYPE_CHECKING:
-    from flows.presets import RunConfig
 
 
 def run(args: Namespace) -> int:
@@ -48,31 +52,25 @@ def run(args: Namespace) -> int:
             summary = launch.launch_run(
                 config, workspace, launcher, display, sets=args.set, force=args.force, asked=asked
             )
-    if args.json:
-        emit(asdict(summary))
-    else:
-        print("\n".join(ending(summary)))
-    return 0
+    return answer(args, asdict(summary), ending(summary))
 
 
 def _dry_run(args: Namespace, home: Path) -> int:
-    from turnwise.commands.dry_run import plan
-
     config = presets.load(args.preset, args.set)
     changed = telling.asked(args.preset, config, args.set).changed
     workspace = open_workspace(home)  # the folder that the paths of the config count from
     check_data(config)
     planned = plan(config, workspace, force=args.force)
-    return _print_plan(config, planned, changed, f"the preset {config.preset}", as_json=args.json)
+    return _print_plan(args, config, planned, changed, f"the preset {config.preset}")
 
 
 def _print_plan(
-    config: RunConfig, planned: list[dict[str, Any]], changed: telling.Changes, there: str, *, as_json: bool
+    args: Namespace, config: RunConfig, planned: list[dict[str, Any]], changed: telling.Changes, there: str
 ) -> int:
     """changed: what differs from what the run is made from, which is `there`."""
     values = config.model_dump(mode="json")
     own = differences(presets.resolve({"preset": config.preset}).model_dump(mode="json"), values)
-    if as_json:
+    if args.json:
         emit({"config": values, "stages": planned, "changed": changed, "not_default": own})
         return 0
     for pairs, what in ((changed, there), (own, "the code's defaults")):
@@ -91,9 +89,6 @@ def _print_plan(
 
 def rerun(args: Namespace) -> int:
     """turnwise rerun STAGE --of RUN"""
-    from flows.rerun import follows, prepare
-    from turnwise.commands.dry_run import reusable
-
     home = find_home(args.home, to_write=not args.dry_run)
     if args.through is not None or args.downstream:
         return _rerun_on(args, home)
@@ -104,63 +99,43 @@ def rerun(args: Namespace) -> int:
         force = args.force or not args.set
         if args.dry_run:
             found = None if force else reusable(again.call, workspace)
-            plan = {"stage": args.stage, "of": again.old, "inputs": dict(again.call.inputs), "reuse": found}
-            emit(plan) if args.json else print(
-                f"{again.call.title}: {'reuse ' + found[:8] if found else 'run'} with the inputs of {again.old[:8]}"
-            )
-            return 0
+            told = {"stage": args.stage, "of": again.old, "inputs": dict(again.call.inputs), "reuse": found}
+            would = f"reuse {found[:8]}" if found else "run"
+            return answer(args, told, [f"{again.call.title}: {would} with the inputs of {again.old[:8]}"])
         with Display(quiet=args.quiet) as display:
             done = launch.launch_rerun(again, workspace, launcher, display, sets=args.set, force=force)
     before = workspace.tracking.metrics(again.old)
-    if args.json:
-        emit(
-            {
-                **asdict(done),
-                "rerun_of": again.old,
-                "old_metrics": {key: before[key] for key in done.metrics if key in before},
-            }
-        )
-        return 0
-    old, new = again.old[:8], done.run_id[:8]
-    print("\n".join(metrics_table(old, new, before, done.metrics)))
-    verb = "reused" if done.reused else "made"
-    further = (
-        f"; its win rate: turnwise rerun {args.stage} --of {new} --through evaluate"
-        if follows("evaluate", args.stage)
-        else ""
-    )
-    print(f"run {new} {verb} from the inputs of {old}, which is unchanged. Look: turnwise show {new}{further}")
-    return 0
+    same = {key: before[key] for key in done.metrics if key in before}
+    old, new, verb = again.old[:8], done.run_id[:8], "reused" if done.reused else "made"
+    last = f"run {new} {verb} from the inputs of {old}, which is unchanged. Look: turnwise show {new}"
+    if follows("evaluate", args.stage):
+        last += f"; its win rate: turnwise rerun {args.stage} --of {new} --through evaluate"
+    lines = [*metrics_table(old, new, before, done.metrics), last]
+    return answer(args, {**asdict(done), "rerun_of": again.old, "old_metrics": same}, lines)
 
 
 def _rerun_on(args: Namespace, home: Path) -> int:
     """turnwise rerun STAGE --of RUN --through LAST, or --downstream"""
     from flows.branch import compare, prepare
-    from turnwise.commands.dry_run import plan
 
     with launch.launcher(home, plain=args.plain or args.dry_run) as launcher:
         workspace = open_workspace(home)
         branch = prepare(args.stage, args.of, workspace, sets=args.set, iteration=args.iteration, through=args.through)
         if args.dry_run:
             planned = plan(branch.run, workspace, force=args.force, branch=branch)
-            return _print_plan(branch.run, planned, branch.changes, f"run {branch.of[:8]}", as_json=args.json)
+            return _print_plan(args, branch.run, planned, branch.changes, f"run {branch.of[:8]}")
         with Display(quiet=args.quiet, rows_to=None if args.quiet else "stderr" if args.json else "stdout") as display:
             summary = launch.launch_run(
                 branch.run, workspace, launcher, display, sets=args.set, force=args.force, branch=branch
             )
     compared = compare(branch, summary, workspace)
-    if args.json:
-        emit({**asdict(summary), "rerun_of": branch.of, "compared": compared})
-    else:
-        print("\n".join([*comparison(branch.of[:8], summary.run_id[:8], compared), *ending(summary)]))
-    return 0
+    lines = [*comparison(branch.of[:8], summary.run_id[:8], compared), *ending(summary)]
+    return answer(args, {**asdict(summary), "rerun_of": branch.of, "compared": compared}, lines)
 
 
 def runs(args: Namespace) -> int:
     """turnwise runs"""
-    from flows.book import EXPERIMENT
-    from flows.evidence.study.keep import EXPERIMENT as STUDY
-    from flows.rerun import stored_summary
+    from flows.evidence.study.keep import EXPERIMENT as STUDY  # the report of a study takes time to import
 
     if args.limit < 1:
         raise UsageError(f"--limit {args.limit}: wanted at least 1.")
@@ -175,19 +150,12 @@ def runs(args: Namespace) -> int:
             "run_id": info.run_id, "name": info.name, "preset": info.tags.get("preset"), "seed": _whole(info.tags.get("seed")), "set": _set(info),
             "status": info.status, "started": _iso(info.started), "seconds": None if info.ended is None else round(info.ended - info.started, 1),
         }  # fmt: skip
-        if args.stage == "pipeline":
-            row["final"] = {
-                key: value
-                for key, value in stored_summary(workspace, info.run_id)["final"].items()
-                if key.startswith("win")
-            }
+        if args.stage == EXPERIMENT:
+            final = stored_summary(workspace, info.run_id)["final"]
+            row["final"] = {key: value for key, value in final.items() if key.startswith("win")}
         else:
-            row |= {
-                "changed": info.tags.get("changed"),
-                "iteration": int(info.tags.get("iteration", -1)),
-                "pipeline": info.tags.get("pipeline"),
-                "rerun_of": info.tags.get("rerun_of"),
-            }
+            row |= {key: info.tags.get(key) for key in ("changed", "iteration", "pipeline", "rerun_of")}
+            row["iteration"] = int(info.tags.get("iteration", -1))
         found.append(row)
     if args.json:
         emit(found)
@@ -203,37 +171,24 @@ def runs(args: Namespace) -> int:
 
 def stages(args: Namespace) -> int:
     """turnwise stages"""
-    from turnwise.commands.describe import describe, describe_text
-
     described = describe(args.name)
-    if args.json:
-        emit(described)
-    else:
-        print(describe_text(described))
-    return 0
+    return answer(args, described, [describe_text(described)])
 
 
 def pretrain(args: Namespace) -> int:
     """turnwise pretrain"""
-    from flows.keep.export import pretrain_to
-
     home = find_home(args.home, to_write=True)
     config = presets.resolve({"preset": "pretrain"}, args.set)
     out = (home / "data" / "base" if args.out is None else args.out).resolve()
     with Display(quiet=args.quiet) as display:
         done = pretrain_to(config, open_workspace(home), out, display.bar, force=args.force)
-    if args.json:
-        emit({**asdict(done), "out": str(out)})
-    else:
-        print("\n".join(f"{key:<32}{value:>12.5g}" for key, value in sorted(done.metrics.items())))
-        print(f"model of run {done.run_id[:8]} in {out}. A preset names it as model.path.")
-    return 0
+    lines = [f"{key:<32}{value:>12.5g}" for key, value in sorted(done.metrics.items())]
+    lines.append(f"model of run {done.run_id[:8]} in {out}. A preset names it as model.path.")
+    return answer(args, {**asdict(done), "out": str(out)}, lines)
 
 
 def export(args: Namespace) -> int:
     """turnwise export RUN FOLDER"""
-    from flows.keep.export import export_run
-
     folder = args.folder.resolve()
     try:
         written = export_run(open_workspace(find_home(args.home)), args.run, folder, args.what)
@@ -241,17 +196,12 @@ def export(args: Namespace) -> int:
         raise UsageError(
             f"export: {str(error.filename or folder)[:200]} cannot be used ({error.strerror}). Name a folder that can be written."
         ) from None
-    if args.json:
-        emit({"folder": str(folder), "files": [str(path.relative_to(folder)) for path in written]})
-    else:
-        print("\n".join(str(path) for path in written))
-    return 0
+    value = {"folder": str(folder), "files": [str(path.relative_to(folder)) for path in written]}
+    return answer(args, value, map(str, written))
 
 
 def init(args: Namespace) -> int:
     """turnwise init"""
-    from flows.orchestration.server import make_database
-
     home = find_home(args.home, to_write=True)
     make_database(home)
     open_workspace(home).tracking.initialise()

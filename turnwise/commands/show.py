@@ -15,7 +15,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.rule import Rule
@@ -33,11 +33,10 @@ from flows.rerun import stored_summary
 from flows.telling import Iteration, Summary
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import MissingInput, Row, UsageError
+from stages.store.execute import lineage_inputs
+from stages.store.workspace import Workspace
 from turnwise.commands import listed
 from turnwise.output import visible
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
 
 PLAIN_WIDTH = 140  # where output is no terminal
 
@@ -59,10 +58,8 @@ def show(args: Namespace) -> int:
         found = keep.read_study(workspace, run_id)
         emit(found["rows"]) if args.json else console.print(found["tables"], markup=False)
     elif workspace.tracking.experiment(run_id) == EXPERIMENT:
-        if workspace.tracking.is_finished(run_id):
-            workspace.tracking.read_json(
-                run_id, SUMMARY
-            )  # damaged: told; of a run that ended otherwise it may be missing
+        if workspace.tracking.is_finished(run_id):  # a run that ended otherwise may have none
+            workspace.tracking.read_json(run_id, SUMMARY)  # a damaged one is told
         summary = stored_summary(workspace, run_id)
         emit(summary) if args.json else console.print(_pipeline(workspace, run_id, summary), markup=False)
     else:
@@ -107,8 +104,6 @@ def read_values(workspace: Workspace, run_id: str, episode_id: str) -> list[floa
 
 def read_stage_run(workspace: Workspace, run_id: str) -> dict[str, Any]:
     """A stage run's inputs, results and some of its episodes, the lost ones first."""
-    from stages.store.execute import lineage_inputs
-
     info = workspace.tracking.info(run_id)
     finished = info.status == "FINISHED"
     stage = workspace.tracking.experiment(run_id)
@@ -153,23 +148,12 @@ def transcript(found: Mapping[str, Any]) -> RenderableType:
         happened = _turn(turn, _parts(turn, found["turns"]))
         if broken := difference(certified, turn["turn"]):
             happened.append("\n").append(_labelled("tokens differ", broken, style="red"))
-        table.add_row(
-            happened,
-            Text("\n").join(
-                [
-                    *_value(found, turn["turn"]),
-                    *(_judgement(row, disagreement(row, turn["action"], result(episode))) for row in said),
-                    *map(_target, made),
-                ]
-            ),
-        )
+        judged = [_judgement(row, disagreement(row, turn["action"], result(episode))) for row in said]
+        table.add_row(happened, Text("\n").join([*_value(found, turn["turn"]), *judged, *map(_target, made)]))
     parts: list[RenderableType] = [Rule(Text(title)), table, Text(ended, style="bold")]
     if values := found.get("values"):
-        parts.append(
-            Text(
-                f"V {sparkline(values)}  {values[0]:.2f} -> {values[-2]:.2f} before the last action, {values[-1]:.2f} at the end"
-            )
-        )
+        span = f"{values[0]:.2f} -> {values[-2]:.2f} before the last action, {values[-1]:.2f} at the end"
+        parts.append(Text(f"V {sparkline(values)}  {span}"))
     parts += map(Text, all_clear(certified))
     if episode["error"]:
         parts.append(Text(f"error: {episode['error']}"))

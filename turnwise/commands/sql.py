@@ -12,8 +12,5 @@ from flows.workspace import find_home, open_workspace
 def sql(args: Namespace) -> int:
     """turnwise sql QUERY"""
     found = asked(args.query, open_workspace(find_home(args.home)), args.of)
-    if args.json:
-        emit(found.to_pylist())
-    else:
-        print(found.to_pandas().to_string(index=False))
+    emit(found.to_pylist()) if args.json else print(found.to_pandas().to_string(index=False))
     return 0

@@ -7,27 +7,22 @@ import statistics
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import shipped
 from flows.evidence.study import cells, design, elsewhere, finish, keep
-from flows.report import Display, duration, emit
+from flows.evidence.study.cells import Cell
+from flows.evidence.study.design import Study
+from flows.evidence.study.rows import Row
+from flows.report import Display, answer, duration
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
-
-if TYPE_CHECKING:
-    from flows.evidence.study.cells import Cell
-    from flows.evidence.study.design import Study
-    from flows.evidence.study.rows import Row
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 
 def study(args: Namespace) -> int:
     """turnwise study FILE"""
-    file, out = (
-        shipped.study(args.file.resolve()),
-        args.out and args.out.resolve(),
-    )  # before the working directory changes
+    file, out = shipped.study(args.file.resolve()), args.out and args.out.resolve()  # before the folder changes
     asked = design.read(file)
     every = planned(asked)
     check_options(args, asked, every)
@@ -42,11 +37,8 @@ def study(args: Namespace) -> int:
         found = finish.run_study(asked, bench)
     kept = found.kept
     files = keep.copied(kept.files, out) if out else kept.files
-    if args.json:
-        told = {"run_id": kept.run_id, "reused": kept.reused, "chosen": found.chosen, "missing": found.missing}
-        emit({**told, "files": [str(path) for path in files.values()]})
-    else:
-        print("\n".join(_ending(found, files["report.html"])))
+    told = {"run_id": kept.run_id, "reused": kept.reused, "chosen": found.chosen, "missing": found.missing}
+    answer(args, {**told, "files": [str(path) for path in files.values()]}, _ending(found, files["report.html"]))
     return 1 if found.failed else 0
 
 
@@ -68,45 +60,23 @@ def dry_run(
     asked: Study, every: Sequence[Cell], workspace: Workspace, args: Namespace, elsewhere_rows: Mapping[str, Row]
 ) -> int:
     """Each cell that `--only` names, with its state; and the remaining time, estimated from the finished runs."""
-
-    def meant(every: Sequence[Cell]) -> list[Cell]:
-        return [cell for cell in every if finish.is_meant(asked, cell, args.only)]
-
-    tuning = [cell for cell in every if cell.part == "tuning"]
-    found = cells.finished(workspace, tuning, elsewhere_rows)
-    rows = [cells.row_of(cell, found[cell.key], workspace) for cell in tuning if cell.key in found]
-    known = (design.PRESET, *(chosen := cells.choose(asked, rows)))
-    ready = cells.table_cells(asked, chosen)
-    first = [cell for cell in ready if cell.method == asked.source]
-    ended = cells.stored(workspace, first)
-    played = {(cell.task, cell.seed): ended[cell.key] for cell in first if cell.key in ended}
-    table, waiting = cells.with_episodes(asked, ready, played)
-    found |= cells.finished(workspace, table, elsewhere_rows)
-    rows += [cells.row_of(cell, found[cell.key], workspace) for cell in table if cell.key in found]
+    done, chosen, waiting = finish.in_order(asked, lambda wanted: finish.seen(wanted, workspace, elsewhere_rows))
+    known = (design.PRESET, *chosen)
     later = [cell for cell in every if cell.part == "table" and asked.settings_of(cell.method) not in known]
-    listed = [_state(cell, "finished" if cell.key in found else "to run", found) for cell in meant([*tuning, *table])]
-    listed += [_state(cell, "to run after its tuning", {}) for cell in meant(later)]
-    listed += [_state(cell, f"to run after {asked.source}", {}) for cell in meant(waiting)]
-    if args.json:
-        emit(listed)
-        return 0
-    for one in listed:
-        print(f"{one['part']:<8}{one['state']:<24}{(one['run_id'] or '')[:8]:<9} {one['run']}")
+    states = [(one.cell, "finished" if one.row else "to run", one.row) for one in done]
+    states += [(cell, "to run after its tuning", None) for cell in later]
+    states += [(cell, f"to run after {asked.source}", None) for cell in waiting]
+    listed: list[dict[str, Any]] = [
+        {"run": cell.title, "part": cell.part, "state": state, "run_id": row and row["run"]}
+        for cell, state, row in states
+        if finish.is_meant(asked, cell, args.only)
+    ]
+    lines = [f"{one['part']:<8}{one['state']:<24}{(one['run_id'] or '')[:8]:<9} {one['run']}" for one in listed]
     left = sum(one["run_id"] is None for one in listed)
-    took = [row["curve"][-1]["stages_s"] for row in rows]
+    took = [one.row["curve"][-1]["stages_s"] for one in done if one.row]
     time = f", about {duration(statistics.mean(took) * left)} if it is one after the other" if took and left else ""
-    print(f"{len(listed) - left} of {len(listed)} runs are finished, {left} to run{time}.")
-    return 0
-
-
-def _state(cell: Cell, state: str, found: Mapping[str, str | Row]) -> dict[str, Any]:
-    run = found.get(cell.key)
-    return {
-        "run": cell.title,
-        "part": cell.part,
-        "state": state,
-        "run_id": run["run"] if isinstance(run, dict) else run,
-    }
+    last = f"{len(listed) - left} of {len(listed)} runs are finished, {left} to run{time}."
+    return answer(args, listed, [*lines, last])
 
 
 def _ending(found: finish.Studied, report: Path) -> list[str]:

@@ -10,20 +10,18 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.evidence.study import design, finish, keep
 from flows.evidence.study import sweep as sweeps
 from flows.evidence.study.figures import Mean
 from flows.evidence.study.tables import rate
-from flows.report import Display, emit
+from flows.report import Display, answer
 from flows.telling import command_of
 from flows.workspace import open_workspace
 from stages.frame.types import UsageError
+from stages.store.workspace import Workspace
 from turnwise.commands import study as studies
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
 
 GROUP = "group"  # the tag
 
@@ -50,14 +48,10 @@ def sweep(args: Namespace, home: Path) -> int:
             found = finish.run_study(asked, finish.Bench(workspace, display, book, args.jobs, args.plain, ()))
     _group(found, asked.title, workspace)
     results = sweeps.results(found.rows)
-    if args.json:
-        emit({"study": found.kept.run_id, GROUP: asked.title, "results": results, "missing": found.missing})
-    else:
-        print("\n".join([*table(results), *(f"missing: {one}" for one in found.missing)]))
-        runs = " ".join(run_id[:8] for one in results for run_id in one["runs"])
-        print(
-            f"sweep {found.kept.run_id[:8]}: {found.kept.files['report.html']}. Side by side: turnwise compare {runs}"
-        )
+    runs = " ".join(run_id[:8] for one in results for run_id in one["runs"])
+    last = f"sweep {found.kept.run_id[:8]}: {found.kept.files['report.html']}. Side by side: turnwise compare {runs}"
+    value = {"study": found.kept.run_id, GROUP: asked.title, "results": results, "missing": found.missing}
+    answer(args, value, [*table(results), *(f"missing: {one}" for one in found.missing), last])
     return 1 if found.failed else 0
 
 

@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from flows.look.traces import traces as spans
 from flows.look.view.page import check_pipeline
-from flows.report import emit
+from flows.report import answer
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
 
@@ -20,11 +20,6 @@ def traces(args: Namespace) -> int:
     check_pipeline(workspace, run_id, "traces")
     found = spans(workspace, run_id, args.episodes)
     made = workspace.tracking.trace(run_id, found)
-    if args.json:
-        emit({"run_id": run_id, "episodes": len(found), "new": made})
-    else:
-        there = f", {len(found) - made} were there" if made < len(found) else ""
-        print(
-            f"{made} episodes of run {run_id[:8]} are traces now{there}. Look: turnwise ui, the experiment pipeline, Traces."
-        )
-    return 0
+    there = f", {len(found) - made} were there" if made < len(found) else ""
+    told = f"{made} episodes of run {run_id[:8]} are traces now{there}. Look: turnwise ui, the experiment pipeline, Traces."
+    return answer(args, {"run_id": run_id, "episodes": len(found), "new": made}, [told])

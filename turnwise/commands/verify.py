@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from flows.report import emit
 from flows.workspace import find_home, open_workspace
 from stages.store.upkeep import changed_runs, give_up, impossible_rows, mend, orphans
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 
 def verify(args: Namespace) -> int:
@@ -37,8 +34,5 @@ def verify(args: Namespace) -> int:
 
 def _by_run(workspace: Workspace, found: Mapping[str, Sequence[str]], said: str) -> list[str]:
     """A line for each thing that was found of a run."""
-    return [
-        f"{workspace.tracking.experiment(run_id)} run {run_id}: {one}{said}"
-        for run_id in found
-        for one in found[run_id]
-    ]
+    named = {run_id: f"{workspace.tracking.experiment(run_id)} run {run_id}" for run_id in found}
+    return [f"{named[run_id]}: {one}{said}" for run_id in found for one in found[run_id]]

@@ -10,7 +10,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from flows.look.view.page import make_page
-from flows.report import emit
+from flows.report import answer
 from flows.workspace import find_home, open_workspace
 from stages.frame.types import UsageError
 from stages.store.machine import whole
@@ -30,11 +30,8 @@ def view(args: Namespace) -> int:
     page = make_page(workspace, runs, args.episodes)
     file = out or workspace.home / FOLDER / f"{'-'.join(run[:8] for run in runs)}.html"
     _write(file, page.html)
-    if args.json:
-        emit({"file": str(file), "runs": runs, "episodes": page.episodes, "of": page.total})
-    else:
-        print(f"{page.note}\n{file}")
-    return 0
+    value = {"file": str(file), "runs": runs, "episodes": page.episodes, "of": page.total}
+    return answer(args, value, [page.note, str(file)])
 
 
 def _write(file: Path, text: str) -> None:

@@ -13,22 +13,18 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from flows import pipeline, played, presets, rerun
 from flows.book import EXPERIMENT
-from flows.evidence.study.design import PRESET
+from flows.evidence.study.design import PRESET, Study
 from flows.evidence.study.elsewhere import RECIPE, recipe
 from flows.evidence.study.rows import Row, best_validation, row
+from flows.pipeline import Call
+from flows.presets import RunConfig
 from stages.frame.types import UsageError
+from stages.store.workspace import StageRun, Workspace
 
-if TYPE_CHECKING:
-    from flows.evidence.study.design import Study
-    from flows.pipeline import Call
-    from flows.presets import RunConfig
-    from stages.store.workspace import StageRun, Workspace
-
-ALL = 10**9  # runs
 UNREAD = ("preset", *presets.SCHEDULING)  # keys of a whole run that no result depends on
 
 Setting = tuple[str, ...]
@@ -158,7 +154,7 @@ def stored(workspace: Workspace, cells: Collection[Cell]) -> dict[str, str]:
     wanted = {cell.key: cell for cell in cells}
     seeds = {str(cell.seed) for cell in cells}
     found: dict[str, str] = {}
-    for info in workspace.tracking.runs(EXPERIMENT, ALL if cells else 0):
+    for info in workspace.tracking.runs(EXPERIMENT) if cells else ():
         # A run that left another one half-way has the config of its last stages alone.
         if info.status != "FINISHED" or "rerun_of" in info.tags or info.tags.get("seed") not in seeds:
             continue
@@ -173,8 +169,6 @@ def is_current(run: RunConfig, run_id: str, workspace: Workspace) -> bool:
 
     A changed stage version, prompt, base model or task code affects every iteration. So one iteration is enough.
     """
-    from stages.store.workspace import StageRun
-
     summary = rerun.stored_summary(workspace, run_id)
     runs = {row["iteration"]: row["runs"] for row in summary["iterations"]}
     if not summary["final"] or len(runs) != run.iterations + 1:

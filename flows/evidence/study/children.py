@@ -1,4 +1,4 @@
-"""Runs cells as child processes, some at a time: each one `turnwise run`, which ends with the study, however that ends. Ours."""
+"""Runs cells as child processes, some at a time. Each is one `turnwise run`, and ends with the study, however that ends. Ours."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ import time
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
+from flows.evidence.study.cells import Cell
 from flows.locks import device
 from flows.orchestration.leash import Leashed
-
-if TYPE_CHECKING:
-    from flows.evidence.study.cells import Cell
 
 TURNWISE: tuple[str, ...] = (sys.executable, "-m", "turnwise")
 POLL_S = 0.2

@@ -34,8 +34,6 @@ Preset = Annotated[str, AfterValidator(_anchored)]
 """Name of a preset, or a path that ends in .toml and counts from the folder of the study's file."""
 
 Seeds = Annotated[tuple[int, ...], Field(min_length=1)]
-
-
 BySeed = dict[str, tuple[Any, ...]]
 
 
@@ -47,10 +45,8 @@ class Method(Config):
     control: str = Field("", description="Method that its results are compared with, seed by seed. [ours]")
     tasks: tuple[str, ...] = Field((), description="Tasks of its runs. Empty: all. [ours]")
     seeds: int = Field(0, ge=0, description="Number of the table's seeds that it runs, from the first. 0: all. [ours]")
-    settings: str = Field(
-        "",
-        description="Which tuned settings it uses. Empty: its own. A method's name: that method's, with its own `sets` on top, as for an ablation. preset: its preset's. [ours]",
-    )
+    settings: str = ""
+    """Which tuned settings it uses. Empty: its own. A method's name: that method's, with its own `sets` on top, as for an ablation. preset: its preset's. [ours]"""
 
 
 class Task(Config):
@@ -68,9 +64,8 @@ class Tuning(Config):
     n: int = Field(ge=2, description="Number of settings for each method. The first one is the preset's own. [ours]")
     tasks: tuple[str, ...] = Field((), description="Tasks that tuning runs on. Empty: all. [ours]")
     draw: int = Field(0, ge=0, description="Seed that draws the other settings from the space. [ours]")
-    space: dict[str, dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]]] = Field(
-        description="By method: `section.key` -> the values that are tried. [ours]"
-    )
+    space: dict[str, dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]]]
+    """By method: `section.key` -> the values that are tried. [ours]"""
 
 
 class Study(Config):
@@ -79,17 +74,12 @@ class Study(Config):
     title: str = Field("Study", description="What the report is called. [ours]")
     seeds: Seeds = Field(description="Seeds of the table, the same ones for every method. [ours]")
     sets: tuple[str, ...] = Field((), description="Changes to every preset, below those of task and method. [ours]")
-    by_seed: BySeed = Field(
-        default_factory=dict,
-        description="`section.key` -> one value for each seed, in their order: what a seed draws besides, such as the rule book of a desk. [ours]",
-    )
-    source: str = Field(
-        "",
-        description="Method whose stored episodes every other method learns from that can; empty = each one plays its own. [ours]",
-    )
-    level: float = Field(
-        0.6, gt=0, le=1, description="Validation win rate of which the table says when it was reached. [ours]"
-    )
+    by_seed: BySeed = Field(default_factory=dict)
+    """`section.key` -> one value for each seed, in their order: what a seed draws besides, such as the rule book of a desk. [ours]"""
+    source: str = ""
+    """Method whose stored episodes every other method learns from that can; empty = each one plays its own. [ours]"""
+    level: float = Field(0.6, gt=0, le=1)
+    """Validation win rate of which the table says when it was reached. [ours]"""
     methods: dict[str, Method] = Field(min_length=1, description="The arms, by the names of the report. [ours]")
     tasks: dict[str, Task] = Field({"as preset": Task()}, min_length=1, description="The tasks. [ours]")
     tuning: Tuning | None = Field(None, description="How settings are chosen; none = they are the presets'. [ours]")

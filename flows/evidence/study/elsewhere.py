@@ -12,17 +12,15 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import pipeline
+from flows.evidence.study.design import Study
+from flows.evidence.study.rows import Row
+from flows.pipeline import Call
+from flows.presets import RunConfig
 from stages.frame.types import UsageError
-
-if TYPE_CHECKING:
-    from flows.evidence.study.design import Study
-    from flows.evidence.study.rows import Row
-    from flows.pipeline import Call
-    from flows.presets import RunConfig
-    from stages.store.workspace import StageRun, Workspace
+from stages.store.workspace import StageRun, Workspace
 
 RECIPE = "recipe"
 NEEDED = {RECIPE: str, "commit": str, "base": float, "final": float, "curve": list}
@@ -32,8 +30,6 @@ def recipe(run: RunConfig, workspace: Workspace) -> str:
     """A hash of all that a run is made of: its stages' fingerprints, where each input's place in the run replaces its
     id. Raises UsageError as `stage_fingerprint` does.
     """
-    from stages.store.workspace import StageRun
-
     made = [run.episodes_of, run.goes_on_from]
 
     def step(call: Call) -> StageRun:

@@ -85,9 +85,7 @@ def at(curve: Sequence[Point], axis: str, x: float, measure: str = "win_rate") -
 
 
 def checkpoints(rows: Sequence[Row], axis: str) -> list[float]:
-    """The costs at which methods are compared: a quarter, half and the whole of the shortest run, then doubled until
-    the longest one ends.
-    """
+    """Costs to compare at: a quarter, half and all of the shortest run, then doubled until the longest one ends."""
     ends = [float(evaluated(row)[-1][axis]) for row in rows]
     first = min(ends)
     if first <= 0:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from typing import TYPE_CHECKING
 
 from flows.evidence.study import cells, children, keep
+from flows.evidence.study.cells import Cell, Setting
+from flows.evidence.study.design import Study
+from flows.evidence.study.rows import Row
+from flows.orchestration.server import keep_server
 from flows.report import Display
-
-if TYPE_CHECKING:
-    from flows.evidence.study.cells import Cell, Setting
-    from flows.evidence.study.design import Study
-    from flows.evidence.study.rows import Row
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -59,13 +57,7 @@ class Studied:
 
 def run_study(asked: Study, bench: Bench) -> Studied:
     """Tune, choose, run the table and keep its report; of all that is finished already nothing is run again."""
-    tuned = finish(asked, cells.tuning_cells(asked), bench)
-    chosen = cells.choose(asked, [one.row for one in tuned if one.row])
-    planned = cells.table_cells(asked, chosen)
-    first = finish(asked, [cell for cell in planned if cell.method == asked.source], bench)
-    played = {(one.cell.task, one.cell.seed): str(one.row["run"]) for one in first if one.row}
-    table, waiting = cells.with_episodes(asked, planned, played)
-    done = [*tuned, *finish(asked, table, bench)]
+    done, chosen, waiting = in_order(asked, lambda wanted: finish(asked, wanted, bench))
     rows = [one.row for one in done if one.row]
     missing = [one.line for one in done if not one.row]
     missing += [f"{name}: not tuned, for want of runs" for name in asked.tuned if name not in chosen]
@@ -73,6 +65,27 @@ def run_study(asked: Study, bench: Bench) -> Studied:
     failed = sum(one.failed for one in done)
     unrun = [one.line for one in done if not one.row and not one.failed]
     return Studied(rows, chosen, missing, unrun, failed, bench.book.keep(rows, chosen, missing, failed))
+
+
+def in_order(
+    asked: Study, look: Callable[[Sequence[Cell]], list[Done]]
+) -> tuple[list[Done], dict[str, Setting], list[Cell]]:
+    """A study's cells with what `look` makes of them, part by part; the chosen settings; the cells that wait for the
+    source's episodes.
+    """
+    tuned = look(cells.tuning_cells(asked))
+    chosen = cells.choose(asked, [one.row for one in tuned if one.row])
+    planned = cells.table_cells(asked, chosen)
+    first = look([cell for cell in planned if cell.method == asked.source])
+    played = {(one.cell.task, one.cell.seed): str(one.row["run"]) for one in first if one.row}
+    table, waiting = cells.with_episodes(asked, planned, played)
+    return [*tuned, *look(table)], chosen, waiting
+
+
+def seen(wanted: Sequence[Cell], workspace: Workspace, elsewhere: Mapping[str, Row]) -> list[Done]:
+    """The state of all cells; none is run."""
+    found = cells.finished(workspace, wanted, elsewhere)
+    return [_done(cell, found, {}, workspace) for cell in wanted]
 
 
 def is_meant(asked: Study, cell: Cell, only: Sequence[str]) -> bool:
@@ -96,13 +109,11 @@ def finish(asked: Study, wanted: Sequence[Cell], bench: Bench) -> list[Done]:
         bench.book.start()
         said = _run(left, bench)
         found |= cells.stored(bench.workspace, left)
-    return [_done(cell, found, said, bench) for cell in wanted]
+    return [_done(cell, found, said, bench.workspace) for cell in wanted]
 
 
 def _run(left: Sequence[Cell], bench: Bench) -> dict[str, str]:
     """key of each cell -> "" or why its run failed."""
-    from flows.orchestration.server import keep_server
-
     home, say = bench.workspace.home, bench.display.say
     jobs = min(bench.jobs or children.default_jobs(left), len(left))
     say(f"{len(left)} runs, {jobs} at a time")
@@ -119,9 +130,9 @@ def _run(left: Sequence[Cell], bench: Bench) -> dict[str, str]:
     return said
 
 
-def _done(cell: Cell, found: Mapping[str, str | Row], said: dict[str, str], bench: Bench) -> Done:
+def _done(cell: Cell, found: Mapping[str, str | Row], said: dict[str, str], workspace: Workspace) -> Done:
     if cell.key in found:
-        return Done(cell, cells.row_of(cell, found[cell.key], bench.workspace))
+        return Done(cell, cells.row_of(cell, found[cell.key], workspace))
     if cell.key not in said:
         return Done(cell, None, "not run")
     return Done(cell, None, said[cell.key] or "it ended well, and left no run that can be found again", failed=True)

@@ -14,21 +14,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from flows.evidence.study.cells import Setting
+from flows.evidence.study.design import Study
 from flows.evidence.study.figures import stratified_mean
 from flows.evidence.study.page import Report, draw, drawings, html, markdown
+from flows.evidence.study.rows import Row
 from flows.evidence.study.tables import arms, tables
 from stages.frame.types import TurnwiseError, UsageError
 from stages.store.notes import code, code_version
 from stages.store.runs import NOTE
-
-if TYPE_CHECKING:
-    from flows.evidence.study.cells import Setting
-    from flows.evidence.study.design import Study
-    from flows.evidence.study.rows import Row
-    from stages.store.tracking import Status
-    from stages.store.workspace import Workspace
+from stages.store.tracking import Status
+from stages.store.workspace import Workspace
 
 EXPERIMENT = "study"
 VERSION = 2  # of the report: the same rows give another one
@@ -71,15 +69,13 @@ class Book:
         self.start()
         report = self._report(rows, chosen, missing)
         lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+        texts = (html(report), markdown(report), lines, self._file.read_text(encoding="utf-8"))
+        for name, text in zip(FILES, texts, strict=True):
+            self._tracking.write_text(self.run_id, name, text)
         with tempfile.TemporaryDirectory() as folder:
-            texts = (html(report), markdown(report), lines, self._file.read_text(encoding="utf-8"))
-            for name, text in zip(FILES, texts, strict=True):
-                (Path(folder) / name).write_text(text, encoding="utf-8")
-                self._tracking.save(self.run_id, Path(folder) / name, name)
-            (curves := Path(folder) / CURVES).mkdir()
             for name, text in drawings(report).items():
-                (curves / name).write_text(text, encoding="utf-8")
-            self._tracking.save(self.run_id, curves, CURVES)
+                (Path(folder) / name).write_text(text, encoding="utf-8")
+            self._tracking.save(self.run_id, Path(folder), CURVES)
         self._tracking.log(self.run_id, _metrics(self._study, rows))
         self._tracking.tag(self.run_id, "fingerprint", fingerprint)
         self._tracking.finish(self.run_id, *(("FAILED", f"{failed} runs failed") if failed else ()))
@@ -104,9 +100,7 @@ def open_study(workspace: Workspace, study: Study, file: Path, command: str) -> 
         yield book
     except BaseException as error:
         status: Status = "FAILED" if isinstance(error, Exception) else "KILLED"
-        with suppress(
-            TurnwiseError, OSError
-        ):  # as a pipeline's: its process gone, the run is marked by the next command
+        with suppress(TurnwiseError, OSError):  # as a pipeline's: once its process is gone, the next command marks it
             if book.run_id:
                 workspace.tracking.finish(book.run_id, status, f"{type(error).__name__}: {error}")
         raise

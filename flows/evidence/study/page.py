@@ -7,15 +7,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from flows.evidence.study.design import Study
 from flows.evidence.study.figures import AXES, band
 from flows.evidence.study.rows import Row, evaluated
-from flows.evidence.study.tables import INTERVALS, Table, arms, cost
-from flows.look.pages import render
-
-if TYPE_CHECKING:
-    from flows.evidence.study.design import Study
+from flows.evidence.study.tables import INTERVALS, arms, cost
+from flows.look.pages import Table, render
 
 TEMPLATE = "report.html.jinja"
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"

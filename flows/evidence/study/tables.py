@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from flows.evidence.study.design import PRESET
+from flows.evidence.study.cells import Setting
+from flows.evidence.study.design import PRESET, Study
 from flows.evidence.study.figures import (
     AXES,
     Mean,
@@ -25,10 +24,7 @@ from flows.evidence.study.figures import (
     students_mean,
 )
 from flows.evidence.study.rows import Row, best_validation, evaluated
-
-if TYPE_CHECKING:
-    from flows.evidence.study.cells import Setting
-    from flows.evidence.study.design import Study
+from flows.look.pages import Table
 
 INTERVALS = (
     "In brackets: 95 % interval of the mean, by a bootstrap over seeds that is stratified by task. "
@@ -36,16 +32,6 @@ INTERVALS = (
 )
 OWN = "the preset's"
 """Settings that no part of the study changed."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """Text in rows and columns, as Markdown and HTML alike show it."""
-
-    title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    note: str = ""
 
 
 def tables(study: Study, rows: Sequence[Row], chosen: Mapping[str, Setting], missing: Sequence[str]) -> list[Table]:

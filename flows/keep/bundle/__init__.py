@@ -7,10 +7,5 @@
     files/                  the base model and the data that configs name, if they are small, by their paths
     prompts/                the prompts of the run's roles
 
-Modules:
-
-    layout    the manifest, and the files that a bundle may hold
-    write     writes a run as a bundle
-    check     reads a bundle back: checks every file's hash and every value's type
-    take_in   puts a bundle's runs into the stores of this project
+Whoever reads a bundle checks everything in it first: it may come from anywhere.
 """

@@ -1,6 +1,4 @@
-"""Reads a bundle back. It may come from anywhere, so everything in it is checked before use. Each error is one
-sentence.
-"""
+"""Reads a bundle back, and checks every file's hash and every value's type before use. Each error is one sentence."""
 
 from __future__ import annotations
 
@@ -13,20 +11,8 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from flows.book import EXPERIMENT
-from flows.keep.bundle.layout import (
-    ARTIFACTS,
-    FILES,
-    HASHES,
-    MANIFEST,
-    PROMPTS,
-    RECORD,
-    RUNS,
-    SCHEMA,
-    Bundle,
-    Manifest,
-    is_data,
-    stays_inside,
-)
+from flows.keep.bundle import layout
+from flows.keep.bundle.layout import Bundle, Manifest
 from flows.registry import STAGES
 from stages.frame.own import is_own
 from stages.frame.types import Row, UsageError
@@ -44,18 +30,18 @@ AGAIN = "Write it again: turnwise export RUN FOLDER --what bundle"
 
 def read(folder: Path) -> Bundle:
     """The bundle in a folder. Raises UsageError if it is no bundle, is damaged, or is of a newer turnwise."""
-    if not (folder / MANIFEST).is_file():
+    if not (folder / layout.MANIFEST).is_file():
         raise UsageError(
-            f"bundle: wanted a folder with {MANIFEST}, but {str(folder)[:200]} has none. Make one: turnwise export RUN FOLDER --what bundle"
+            f"bundle: wanted a folder with {layout.MANIFEST}, but {str(folder)[:200]} has none. Make one: turnwise export RUN FOLDER --what bundle"
         )
-    stored = _json(folder / MANIFEST)
+    stored = _json(folder / layout.MANIFEST)
     version = stored.get("schema_version") if isinstance(stored, dict) else None
-    if isinstance(version, int) and version > SCHEMA:
+    if isinstance(version, int) and version > layout.SCHEMA:
         raise UsageError(
-            f"bundle: {folder} has schema {version}, but this turnwise reads only up to {SCHEMA}. Update turnwise"
+            f"bundle: {folder} has schema {version}, but this turnwise reads only up to {layout.SCHEMA}. Update turnwise"
         )
     _check_files(folder)
-    manifest = _model(Manifest, folder / MANIFEST)
+    manifest = _model(Manifest, folder / layout.MANIFEST)
     if manifest.schema_version < 1 or not 1 <= manifest.replay_schema <= SCHEMA_VERSION:
         raise UsageError(
             f"bundle: {folder} has rows of schema {manifest.replay_schema}, but this turnwise reads only up to {SCHEMA_VERSION}. Update turnwise"
@@ -63,9 +49,9 @@ def read(folder: Path) -> Bundle:
     records = tuple(_record(folder, run_id) for run_id in manifest.runs)
     last = records[-1]
     if last.run_id != manifest.run or [r.experiment for r in records].count(EXPERIMENT) != 1:
-        _refuse(folder / MANIFEST, "its pipeline run is not the last one of its runs")
+        _refuse(folder / layout.MANIFEST, "its pipeline run is not the last one of its runs")
     if last.experiment != EXPERIMENT or len({r.run_id for r in records}) != len(records):
-        _refuse(folder / MANIFEST, "its runs are not one pipeline run and its stages")
+        _refuse(folder / layout.MANIFEST, "its runs are not one pipeline run and its stages")
     bundle = Bundle(folder, manifest, records)
     _check_named(bundle)
     return bundle
@@ -95,13 +81,15 @@ def own_modules(bundle: Bundle) -> list[str]:
 
 def _check_files(folder: Path) -> None:
     """Every file is there, is data, and is what was written; and there is no other one."""
-    named = _json(folder / HASHES)
+    named = _json(folder / layout.HASHES)
     if not isinstance(named, dict) or not all(isinstance(one, str) for one in named.values()):
-        _refuse(folder / HASHES, "it is no list of hashes")
+        _refuse(folder / layout.HASHES, "it is no list of hashes")
     for path, wanted in named.items():
-        if not stays_inside(path):
-            raise UsageError(f"bundle: {folder / HASHES} names {path[:200]!r}, which leaves the folder. Do not use it")
-        if not is_data(path):
+        if not layout.stays_inside(path):
+            raise UsageError(
+                f"bundle: {folder / layout.HASHES} names {path[:200]!r}, which leaves the folder. Do not use it"
+            )
+        if not layout.is_data(path):
             raise UsageError(f"bundle: {folder} holds {path[:200]!r}, which is no data file. Do not use it")
         file = folder / path
         if not file.is_file() or file.is_symlink():
@@ -111,10 +99,10 @@ def _check_files(folder: Path) -> None:
     for start, folders, files in os.walk(folder):
         for name in [*(one for one in folders if (Path(start) / one).is_symlink()), *files]:
             path = (Path(start) / name).relative_to(folder).as_posix()
-            if path not in named and path != HASHES:
-                raise UsageError(f"bundle: {folder} holds {path!r}, which {HASHES} does not name. Take it away")
+            if path not in named and path != layout.HASHES:
+                raise UsageError(f"bundle: {folder} holds {path!r}, which {layout.HASHES} does not name. Take it away")
     for path in named:
-        if path.split("/")[0] not in (MANIFEST, RUNS, FILES, PROMPTS):
+        if path.split("/")[0] not in (layout.MANIFEST, layout.RUNS, layout.FILES, layout.PROMPTS):
             raise UsageError(f"bundle: {folder} holds {path!r}, which has no place in a bundle. Take it away")
 
 
@@ -148,17 +136,17 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _record(folder: Path, run_id: str) -> Record:
     if not (run_id.isalnum() and len(run_id) == 32):
-        _refuse(folder / MANIFEST, f"{run_id[:80]!r} is no run id")
-    place = folder / RUNS / run_id
-    record = _model(Record, place / RECORD)
+        _refuse(folder / layout.MANIFEST, f"{run_id[:80]!r} is no run id")
+    place = folder / layout.RUNS / run_id
+    record = _model(Record, place / layout.RECORD)
     if record.run_id != run_id or record.experiment not in (*STAGES, EXPERIMENT):
-        _refuse(place / RECORD, "it is of another run, or of no stage")
+        _refuse(place / layout.RECORD, "it is of another run, or of no stage")
     if record.experiment != EXPERIMENT:
         if record.status != "FINISHED":
-            _refuse(place / RECORD, "a stage's run has to be finished")
+            _refuse(place / layout.RECORD, "a stage's run has to be finished")
         for name in ("config.json", "inputs.json", "outputs.json"):
-            if not isinstance(_json(place / ARTIFACTS / name), dict):
-                _refuse(place / ARTIFACTS / name, "it is no object")
+            if not isinstance(_json(place / layout.ARTIFACTS / name), dict):
+                _refuse(place / layout.ARTIFACTS / name, "it is no object")
     return record
 
 

@@ -14,20 +14,8 @@ SCHEMA = 1
 MANIFEST, HASHES, RECORD = "bundle.json", "sha256.json", "run.json"
 RUNS, ARTIFACTS, FILES, PROMPTS = "runs", "artifacts", "files", "prompts"
 DATA = (
-    ".json",
-    ".jsonl",
-    ".parquet",
-    ".safetensors",
-    ".png",
-    ".svg",
-    ".html",
-    ".md",
-    ".txt",
-    ".toml",
-    ".csv",
-    ".tsv",
-    ".jinja",
-)
+    ".json", ".jsonl", ".parquet", ".safetensors", ".png", ".svg", ".html", ".md", ".txt", ".toml", ".csv", ".tsv", ".jinja",
+)  # fmt: skip
 """Endings of files that nobody runs when they are read: no pickle, no code."""
 LARGEST = 64 * 2**20  # bytes of a file or folder that a config names; a larger one is named by its hash
 

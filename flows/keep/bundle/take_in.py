@@ -10,20 +10,16 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from flows.book import EXPERIMENT
 from flows.keep.bundle import check
-from flows.keep.bundle.layout import FILES
+from flows.keep.bundle.layout import FILES, Bundle
 from stages.store.artifacts import sha256
 from stages.store.contents import path_hash
 from stages.store.equal_work import held
 from stages.store.machine import whole
-
-if TYPE_CHECKING:
-    from flows.keep.bundle.layout import Bundle
-    from stages.store.mlflow_run import Record
-    from stages.store.workspace import Workspace
+from stages.store.mlflow_run import Record
+from stages.store.workspace import Workspace
 
 
 @dataclass(frozen=True)

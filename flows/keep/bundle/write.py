@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flows.book import EXPERIMENT
-from flows.keep.bundle.layout import (
-    ARTIFACTS,
-    FILES,
-    HASHES,
-    LARGEST,
-    MANIFEST,
-    PROMPTS,
-    RECORD,
-    RUNS,
-    SCHEMA,
-    LeftOut,
-    Manifest,
-    is_data,
-    stays_inside,
-)
+from flows.keep.bundle import layout
+from flows.keep.bundle.layout import LeftOut, Manifest
 from flows.registry import load_stage
 from flows.rerun import stored_config, stored_summary
 from stages.frame.types import UsageError
+from stages.llm.roles import prompts_folder
 from stages.store import artifacts
 from stages.store.contents import named_paths, path_hash
+from stages.store.execute import lineage_inputs
 from stages.store.notes import code_version
 from stages.store.tables import SCHEMA_VERSION
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 
 def write(workspace: Workspace, run_id: str, folder: Path) -> list[Path]:
@@ -49,28 +35,29 @@ def write(workspace: Workspace, run_id: str, folder: Path) -> list[Path]:
     runs = [*in_order(workspace, stage_runs(workspace, run_id)), run_id]
     for one in runs:
         record = last if one == run_id else tracking.record_of(one)
-        place = folder / RUNS / one
-        _copy(tracking.artifact(one, ""), place / ARTIFACTS)
-        (place / RECORD).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    left_out = list(_copy_named(workspace, runs[:-1], folder / FILES))
-    _copy_prompts(workspace, runs[:-1], folder / PROMPTS)
+        place = folder / layout.RUNS / one
+        stored = tracking.artifact(one, "")
+        _copy(_files(stored), stored, place / layout.ARTIFACTS)
+        (place / layout.RECORD).write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    left_out = list(_copy_named(workspace, runs[:-1], folder / layout.FILES))
+    _copy_prompts(workspace, runs[:-1], folder / layout.PROMPTS)
     manifest = Manifest(
         format="turnwise bundle",
-        schema_version=SCHEMA,
+        schema_version=layout.SCHEMA,
         replay_schema=SCHEMA_VERSION,
         git_commit=code_version()["git_commit"],
         run=run_id,
         runs=runs,
         left_out=left_out,
     )
-    artifacts.write_json(folder, MANIFEST, manifest.model_dump())
-    artifacts.write_json(folder, HASHES, hashes(folder))
-    return sorted(file for file in folder.rglob("*") if file.is_file())
+    artifacts.write_json(folder, layout.MANIFEST, manifest.model_dump())
+    artifacts.write_json(folder, layout.HASHES, hashes(folder))
+    return _files(folder)
 
 
 def hashes(folder: Path) -> dict[str, str]:
     """Path -> sha256, of every file but the one that keeps them."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file() and file != folder / HASHES)
+    files = [file for file in _files(folder) if file != folder / layout.HASHES]
     return {file.relative_to(folder).as_posix(): artifacts.sha256(file) for file in files}
 
 
@@ -84,8 +71,6 @@ def stage_runs(workspace: Workspace, run_id: str) -> list[str]:
 
 def in_order(workspace: Workspace, runs: Sequence[str]) -> list[str]:
     """The runs and all that they read, directly or not, each after what it reads."""
-    from stages.store.execute import lineage_inputs
-
     found: dict[str, None] = {}
 
     def add(run_id: str) -> None:
@@ -99,8 +84,13 @@ def in_order(workspace: Workspace, runs: Sequence[str]) -> list[str]:
     return list(found)
 
 
-def _copy(source: Path, target: Path) -> None:
-    for file in sorted(one for one in source.rglob("*") if one.is_file()):
+def _files(folder: Path) -> list[Path]:
+    return sorted(one for one in folder.rglob("*") if one.is_file())
+
+
+def _copy(files: Iterable[Path], source: Path, target: Path) -> None:
+    """Copy files of the folder `source` to the same places below `target`."""
+    for file in files:
         place = target / file.relative_to(source)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, place)
@@ -112,21 +102,16 @@ def _copy_named(workspace: Workspace, runs: Sequence[str], target: Path) -> Iter
     paths = {path for stage, config in configs for path in named_paths(stage, config)}
     for path in sorted({os.path.normpath(path) for path in paths} | {config.model.path for _, config in configs}):
         start = workspace.home / path
-        files = [start] if start.is_file() else [file for file in start.rglob("*") if file.is_file()]
+        files = [start] if start.is_file() else _files(start)
         size = sum(file.stat().st_size for file in files)
-        if not stays_inside(path) or size > LARGEST or not files:
+        if not layout.stays_inside(path) or size > layout.LARGEST or not files:
             yield LeftOut(path=path, sha256=path_hash(path), size_bytes=size)
             continue
-        for file in (file for file in files if is_data(file.name)):
-            place = target / file.relative_to(workspace.home)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, place)
+        _copy((file for file in files if layout.is_data(file.name)), workspace.home, target)
 
 
 def _copy_prompts(workspace: Workspace, runs: Sequence[str], target: Path) -> None:
     """Of prompts that ship with turnwise; one's own are a path that a config names."""
-    from stages.llm.roles import prompts_folder
-
     for name in sorted({stored_config(one, workspace).roles.prompts for one in runs}):
         if "/" not in name:
-            _copy(prompts_folder(name), target / name)
+            _copy(_files(prompts_folder(name)), prompts_folder(name), target / name)

@@ -116,6 +116,12 @@ def replies(said: Iterable[tuple[str, str, Sequence[int]]], decode: Callable[[Se
     return total(done) + Compared(what=(f"{n} replies",) if n else ())
 
 
+def left(stored: Stored, found: Mapping[str, Path]) -> Compared:
+    """All files that a stage left; none where its weights were dropped."""
+    there = {} if stored.is_dropped else found
+    return total(files(name, stored.artifacts / name, file) for name, file in there.items())
+
+
 def files(name: str, stored: Path, found: Path) -> Compared:
     """An artifact, a file or a folder: tensors and tables by their numbers, JSON by its values. Others are not compared."""
     if found.is_dir():

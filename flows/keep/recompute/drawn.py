@@ -10,28 +10,30 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.keep.recompute import compare, mute
 from flows.keep.recompute.compare import Compared, Stored
+from stages.frame.contract import Context
 from stages.frame.types import Completion, Message, Row
+from stages.judge import refinement
+from stages.judge.backup import Backup
 from stages.judge.critique import Judgement
+from stages.judge.fresh import states_in_order
+from stages.judge.refinement import Refinement
 from stages.llm.roles import roles_of
 from stages.llm.tokens import OUT_OF_CONTEXT
 from stages.play.chains import drawn_from, pool_of
-from stages.play.transitions import in_full
+from stages.play.transitions import Candidate, Transition, in_full
+from stages.train.history import fit_metrics
 
-if TYPE_CHECKING:
-    from stages.frame.contract import Context
-    from stages.judge.refinement import Refinement
-    from stages.play.transitions import Candidate, Transition
-
+Drawn = tuple[tuple[Transition, ...], float]
+"""A chain with its weight."""
 UNREADABLE_WORD = "unreadable critique"  # why refine drops an action of which nothing readable was said
 
 
 def check_targets(context: Context, stored: Stored) -> Compared:
     from stages import targets
-    from stages.judge.backup import Backup
 
     rows, roles = stored.rows("targets"), roles_of(context.run.roles)
     drawn, pool = _drawn(context, "critic")
@@ -58,8 +60,6 @@ def check_targets(context: Context, stored: Stored) -> Compared:
 
 
 def check_refine(context: Context, stored: Stored) -> Compared:
-    from stages.judge import refinement
-
     config, judged, rows = context.config, stored.rows("judgements"), stored.rows("targets")
     if context.iteration < config.warmup:
         return compare.metrics(stored.metrics, {"refine/rows": 0.0})
@@ -104,7 +104,6 @@ def check_pick(context: Context, stored: Stored) -> Compared:
 def check_q_critic(context: Context, stored: Stored) -> Compared:
     from stages import q_critic
     from stages.judge.q_values import q_prompts
-    from stages.train.history import fit_metrics
     from stages.train.network import open_net, save_net
 
     config, rows, roles = context.config, stored.rows("targets"), roles_of(context.run.roles)
@@ -136,24 +135,19 @@ def check_q_critic(context: Context, stored: Stored) -> Compared:
         "q_critic/pool": float(pool),
     }
     done += compare.metrics(stored.metrics, told)
-    files = save_net(context, net, target)
-    if stored.is_dropped:
-        return done
-    return done + compare.total(compare.files(name, stored.artifacts / name, file) for name, file in files.items())
+    return done + compare.left(stored, save_net(context, net, target))
 
 
-def _drawn(context: Context, critic: str) -> tuple[list[tuple[tuple[Transition, ...], float]], int]:
+def _drawn(context: Context, critic: str) -> tuple[list[Drawn], int]:
     """The chains that were drawn, in their order, with their weights; and among how many."""
     pool = pool_of(context)
     return drawn_from(context, pool, critic), len(pool)
 
 
-def _matched(
-    table: str, rows: Sequence[Row], drawn: Sequence[tuple[tuple[Transition, ...], float]]
-) -> tuple[list[tuple[tuple[Transition, ...], float]], Compared]:
+def _matched(table: str, rows: Sequence[Row], drawn: Sequence[Drawn]) -> tuple[list[Drawn], Compared]:
     """The chain of each row, which are rows of what was drawn in the same order; up to the first that is not."""
-    waiting: Iterator[tuple[tuple[Transition, ...], float]] = iter(drawn)
-    found: list[tuple[tuple[Transition, ...], float]] = []
+    waiting: Iterator[Drawn] = iter(drawn)
+    found: list[Drawn] = []
     for number, row in enumerate(rows):
         key = (row["episode_id"], row["turn"])
         one = next((one for one in waiting if one[0][0].key == key), None)
@@ -168,8 +162,6 @@ def _states(
     context: Context, stage: str, judged: Sequence[Row]
 ) -> tuple[list[Candidate], dict[tuple[str, int], Transition], Compared]:
     """The states in the order of their draw; those that were judged, in full; and whether these were the first ones."""
-    from stages.judge.fresh import states_in_order
-
     critics = context.inputs.get("critic", ()) or context.inputs.get("q_critic", ())
     order = states_in_order(context, stage, context.inputs["collect"], critics)
     keys = list(dict.fromkeys((row["episode_id"], row["turn"]) for row in judged))
@@ -188,8 +180,6 @@ def _states(
 
 def _refinements(judged: Sequence[Row], states: dict[tuple[str, int], Transition], *, alone: bool) -> list[Refinement]:
     """Rows of `judgements` as they were before they were stored. alone: every row is of an action of its own."""
-    from stages.judge.refinement import Refinement
-
     shared: dict[tuple[Any, ...], Completion] = {}
     found: list[Refinement] = []
     for row in judged:

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.keep.recompute import compare, mute
 from flows.keep.recompute.compare import Compared, Stored
+from stages.frame.contract import Context
 from stages.frame.types import Completion, Episode, Outcome, Row, Scenario, Turn
+from stages.judge.audit import Case, measures, predicted
+from stages.judge.critique import Judgement
 from stages.llm.roles import roles_of
 from stages.play.tally import env_steps, summary
 from stages.play.transitions import episode_rows
-
-if TYPE_CHECKING:
-    from stages.frame.contract import Context
 
 
 def episodes_of(heads: Sequence[Row], turns: Sequence[Row]) -> list[Episode]:
@@ -65,7 +65,7 @@ def check_evaluate(context: Context, stored: Stored) -> Compared:
     if stored.has_model and config.value and (critic := open_critic(context, roles)):
         values = evaluate.values(context, roles, rounds, critic)
         found |= values.metrics
-        done += compare.total(compare.files(name, stored.artifacts / name, file) for name, file in values.files.items())
+        done += compare.left(stored, values.files)
     return done + compare.metrics(stored.metrics, found)
 
 
@@ -126,9 +126,6 @@ def _asked(played: Sequence[Episode]) -> dict[str, float]:
 
 def _audited(context: Context, played: Sequence[Episode], judged: Sequence[Row]) -> dict[str, float]:
     """The audit's measures, of the verdicts and futures as they were given."""
-    from stages.judge.audit import Case, measures, predicted
-    from stages.judge.critique import Judgement
-
     by_id: dict[str, Any] = {e.id: e for e in played}
     cases = []
     for row in judged:

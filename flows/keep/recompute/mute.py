@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flows.keep.recompute import compare
 from flows.keep.recompute.compare import Compared, Stored
+from flows.presets import RunConfig
+from stages.frame.contract import Context
 from stages.frame.types import Completion, Request, TurnwiseError
 from stages.llm.scripted import ScriptedEngine
 from stages.llm.tokens import ChatTokenizer
-
-if TYPE_CHECKING:
-    from flows.presets import RunConfig
-    from stages.frame.contract import Context
 
 
 class Mute(ChatTokenizer):

@@ -9,21 +9,35 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.book import EXPERIMENT
 from flows.keep.bundle.write import stage_runs
-from flows.keep.recompute import again, compare
+from flows.keep.recompute import compare, drawn, episodes
 from flows.keep.recompute.compare import Compared, Stored
+from flows.keep.recompute.mute import mute
+from flows.pipeline import Call
+from flows.registry import load_stage
 from flows.rerun import is_same, prepare, stored_summary
+from stages.frame.contract import Context
 from stages.frame.types import Dropped, MissingInput, Row, TurnwiseError, UsageError
-
-if TYPE_CHECKING:
-    from flows.pipeline import Call
-    from stages.frame.contract import Context
-    from stages.store.workspace import Workspace
+from stages.store.execute import INGREDIENTS, lineage_inputs
+from stages.store.stage_context import context_of
+from stages.store.tables import read_parquet
+from stages.store.workspace import Workspace, silent
 
 WHOLE, DERIVED, NOT = "whole", "from its draws", "not"
+CHECKS: dict[str, Callable[[Context, Stored], Compared]] = {
+    "collect": episodes.check_collect,
+    "evaluate": episodes.check_evaluate,
+    "targets": drawn.check_targets,
+    "refine": drawn.check_refine,
+    "pick": drawn.check_pick,
+    "q_critic": drawn.check_q_critic,
+}
+"""Stage -> the check of what follows from its draws."""
+READING = ("critic", "distill", "rft", "grpo", "self_ac")
+"""Stages that read only stored rows, adapters and the base model. They run once more as a whole."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +69,7 @@ def check_run(workspace: Workspace, run_id: str) -> Iterator[Checked]:
 
 
 def check_stage(workspace: Workspace, run_id: str) -> Checked:
-    """Recompute one stage run. The result says if something that it needs is missing. Raises Changed where an artifact
-    is not what was written.
-    """
+    """Recompute one stage run. The result says what is missing. Raises Changed where an artifact was changed."""
     stage = workspace.tracking.experiment(run_id)
     call = prepare(stage, run_id, workspace).call
     title = f"{stage} {_place(workspace, run_id, call)}"
@@ -70,7 +82,7 @@ def check_stage(workspace: Workspace, run_id: str) -> Checked:
         Path(call.run.model.path).is_dir(),
         workspace.tracking.is_dropped(run_id),
     )
-    check, how = _check_of(stage)
+    check, how = (_run_again, WHOLE) if stage in READING else (CHECKS.get(stage), DERIVED)
     try:
         same = is_same(call, run_id, workspace)
     except TurnwiseError:  # a prompt or an environment that this turnwise does not have
@@ -89,10 +101,17 @@ def check_stage(workspace: Workspace, run_id: str) -> Checked:
     return Checked(title, run_id, how, done, _others(stored, done), same)
 
 
+def _run_again(context: Context, stored: Stored) -> Compared:
+    """The stage's metrics, rows and files. Its seed decides its draws, so they must be equal."""
+    outputs = load_stage(stored.stage).run(context)
+    known = {name: value for name, value in stored.metrics.items() if not name.endswith("_s")}
+    done = compare.metrics(stored.metrics, dict.fromkeys(known, float("nan")) | dict(outputs.metrics))
+    done += compare.total(compare.rows(table, stored.rows(table), rows) for table, rows in outputs.rows.items())
+    return done + compare.left(stored, outputs.files)
+
+
 def check_episode(workspace: Workspace, episode: Row) -> Iterator[Checked]:
     """The stage run that played it, and those with rows of it that have read that run."""
-    from stages.store.execute import lineage_inputs
-
     run_id = episode["run_id"]
     yield check_stage(workspace, run_id)
     for one in workspace.replay.runs_with(episode["episode_id"]):
@@ -129,27 +148,7 @@ def check_summary(workspace: Workspace, run_id: str) -> Checked:
     return Checked("pipeline", run_id, WHOLE, done)
 
 
-def _check_of(stage: str) -> tuple[Callable[[Context, Stored], Compared] | None, str]:
-    if stage in again.STAGES:
-        return again.check, WHOLE
-    from flows.keep.recompute import drawn, episodes
-
-    derived: dict[str, Callable[[Context, Stored], Compared]] = {
-        "collect": episodes.check_collect,
-        "evaluate": episodes.check_evaluate,
-        "targets": drawn.check_targets,
-        "refine": drawn.check_refine,
-        "pick": drawn.check_pick,
-        "q_critic": drawn.check_q_critic,
-    }
-    return derived.get(stage), DERIVED
-
-
 def _context(call: Call, workspace: Workspace, scratch: Path) -> Context:
-    from flows.keep.recompute.mute import mute
-    from stages.store.stage_context import context_of
-    from stages.store.workspace import silent
-
     (scratch / "work").mkdir()
     return context_of(
         call.stage, run=call.run, inputs=call.inputs, iteration=call.iteration, workspace=workspace, engine=mute(call.run),
@@ -168,8 +167,6 @@ def _metrics(workspace: Workspace, run_id: str) -> dict[str, float]:
 
 def _in_the_store(workspace: Workspace, stored: Stored) -> Compared:
     """MLflow's last values, and DuckDB's rows, against the run's own files."""
-    from stages.store.tables import read_parquet
-
     shown = workspace.tracking.metrics(stored.run_id)
     finite = {name: value for name, value in stored.metrics.items() if name in shown and abs(value) < float("inf")}
     done = compare.total(
@@ -184,8 +181,6 @@ def _in_the_store(workspace: Workspace, stored: Stored) -> Compared:
 
 def _others(stored: Stored, done: Compared) -> tuple[str, ...]:
     """Metrics and files that nothing was compared with."""
-    from stages.store.execute import INGREDIENTS
-
     names = [name for name in stored.metrics if not name.endswith("_s") and name not in done.names]
     files = [str(one.relative_to(stored.artifacts)) for one in sorted(stored.artifacts.rglob("*")) if one.is_file()]
     own = ("config.json", "inputs.json", INGREDIENTS, "outputs.json", "sha256.json", "dropped.json")

@@ -7,17 +7,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.look.view import credit
 from flows.look.view.sources import Source, choose, sources, titles
 from flows.look.view.tokens import Pieces, pieces_of
 from flows.look.view.verdicts import disagreement, is_taken, result
 from stages.frame.types import Changed, MissingInput, Row
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 WRITERS = {
     "judgements": ("refine", "pick", "evaluate"),
@@ -64,8 +63,11 @@ def read_episodes(workspace: Workspace, summary: Mapping[str, Any], config: Mapp
         return workspace.replay.read(table, runs, columns, by=["episode_id"], among=ids)
 
     messages = {row["episode_id"]: row["messages"] for row in read("episodes", shown, ("episode_id", "messages"))}
-    turns = _grouped(read("turns", shown, TURN))
-    said = {table: _by_turn(read(table, _of(runs, stages), (*KEY, *SAID[table]))) for table, stages in WRITERS.items()}
+    turns = _grouped(read("turns", shown, TURN), "episode_id")
+    said = {
+        table: _grouped(read(table, _of(runs, stages), (*KEY, *SAID[table])), "episode_id", "turn")
+        for table, stages in WRITERS.items()
+    }
     lines = _credit([ledgers[run_id] for run_id in shown if run_id in ledgers], ids)
     page = _Page(config["method"], runs, said, lines, pieces_of(config["model"]["path"]))
     values = _values(workspace, [played_by[run_id] for run_id in shown], ids)
@@ -157,13 +159,6 @@ def _text(message: Row) -> str:
     return "\n".join(part for part in (said, json.dumps(rest, ensure_ascii=False) if rest else "") if part)
 
 
-def _by_turn(rows: Iterable[Row]) -> dict[Turn, list[Row]]:
-    found: dict[Turn, list[Row]] = {}
-    for row in rows:
-        found.setdefault((row["episode_id"], row["turn"]), []).append(row)
-    return found
-
-
 def _of(runs: Mapping[str, str], stages: Sequence[str]) -> list[str]:
     """Those of the runs, by their titles, that are of these stages."""
     return [run_id for run_id, title in runs.items() if title.split()[0] in stages]
@@ -195,7 +190,7 @@ def _values(workspace: Workspace, shown: Sequence[Source], ids: set[tuple[str]])
     """V of the states 0..N of these episodes; none where no value was read."""
     paths = [_artifact(workspace, one.run_id, VALUES) for one in shown if one.stage == "evaluate"]
     rows = [row for path in paths if path for row in _parquet(path, "episode_id", ids)]
-    found = _grouped(sorted(rows, key=lambda row: int(row["turn"])))
+    found = _grouped(sorted(rows, key=lambda row: int(row["turn"])), "episode_id")
     return {name: [row["value"] for row in mine] for name, mine in found.items()}
 
 
@@ -215,8 +210,9 @@ def _parquet(path: Path, column: str, ids: Iterable[tuple[str]]) -> list[Row]:
     return rows
 
 
-def _grouped(rows: Iterable[Row], by: str = "episode_id") -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
+def _grouped(rows: Iterable[Row], *by: str) -> dict[Any, list[Row]]:
+    """The rows by the value of a column, or by the values of several."""
+    found: dict[Any, list[Row]] = {}
     for row in rows:
-        found.setdefault(row[by], []).append(row)
+        found.setdefault(itemgetter(*by)(row), []).append(row)
     return found

@@ -7,23 +7,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from flows.look.pages import Table
 from flows.report import duration
+from flows.rerun import stored_summary
 from flows.telling import rate_text
 from stages.store.runs import SET, RunInfo, differences, without_password
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.workspace import Workspace
 
 LETTERS = "AB"
 CURVES = (
-    "collect/return",
-    "value/explained_variance",
-    "audit/yes_rate_won",
-    "audit/yes_rate_lost",
-    "audit/verdict_accuracy",
-)
+    "collect/return", "value/explained_variance", "audit/yes_rate_won", "audit/yes_rate_lost", "audit/verdict_accuracy",
+)  # fmt: skip
 """Metrics with a curve besides the win rate and the losses."""
 LOSS = re.compile(r"/(nll/\w+|\w*loss)$(?<!_first)")
 
@@ -38,21 +34,11 @@ class Told:
     config: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table of texts."""
-
-    title: str
-    note: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
 def facts(runs: Sequence[Told]) -> Table:
     """What each run is, and its result. A column a run."""
     rows = [_facts(run) for run in runs]
     letters = [run.letter for run in runs] if len(runs) > 1 else ["this run"]
-    return Table("Runs", "", ["", *letters], [[key, *(row[key] for row in rows)] for key in rows[0]])
+    return Table("Runs", ["", *letters], [[key, *(row[key] for row in rows)] for key in rows[0]])
 
 
 def _facts(run: Told) -> dict[str, str]:
@@ -79,12 +65,11 @@ def changes(runs: Sequence[Told]) -> Table:
         sets = {key.removeprefix(SET): value for key, value in run.info.params.items() if key.startswith(SET)}
         preset = str(run.config.get("preset", ""))
         note = f"Against the preset {preset}." if sets else f"Nothing differs from the preset {preset}."
-        return Table(
-            "Config", note, ["key", "this run"], [[key, without_password(value)] for key, value in sets.items()]
-        )
+        rows = [[key, without_password(value)] for key, value in sets.items()]
+        return Table("Config", ["key", "this run"], rows, note)
     found = differences(runs[0].config, runs[1].config)
     rows = [[key, *(_value(one) for one in pair)] for key, pair in found.items()]
-    return Table("What differs in config", "" if rows else "Nothing.", ["key", *LETTERS], rows)
+    return Table("What differs in config", ["key", *LETTERS], rows, "" if rows else "Nothing.")
 
 
 def iterations(runs: Sequence[Told]) -> Table:
@@ -96,7 +81,7 @@ def iterations(runs: Sequence[Told]) -> Table:
         cells = [cell for mine in by_run for cell in _iteration(mine.get(i))]
         rows.append(["base" if i < 0 else str(i), *cells])
     note = "Win rate on validation after the iteration; return of the episodes that it collected; seconds of its stages, evaluation left out."
-    return Table("Iterations", note, ["iteration", *head], rows)
+    return Table("Iterations", ["iteration", *head], rows, note)
 
 
 def metrics(runs: Sequence[Told]) -> Table:
@@ -109,7 +94,7 @@ def metrics(runs: Sequence[Told]) -> Table:
         more = [f"{numbers[1] - numbers[0]:+.4g}" if len(numbers) == 2 else ""] if len(runs) == 2 else []
         rows.append([name, *("" if value is None else f"{value:.5g}" for value in values), *more])
     head = ["metric", *_columns(runs, "value"), *(["B - A"] if len(runs) == 2 else [])]
-    return Table("Metrics of the last iteration", "", head, rows)
+    return Table("Metrics of the last iteration", head, rows)
 
 
 def curves(runs: Sequence[Told]) -> list[dict[str, Any]]:
@@ -153,7 +138,5 @@ def _value(value: Any) -> str:
 
 def read_run(workspace: Workspace, run_id: str, letter: str) -> Told:
     """A pipeline run as it is in the store."""
-    from flows.rerun import stored_summary
-
     config = workspace.tracking.read_json(run_id, "config.json")
     return Told(letter, workspace.tracking.info(run_id), stored_summary(workspace, run_id), config)

@@ -1,4 +1,5 @@
-"""The page of one or two pipeline runs: differences, results and episodes. It is one file and loads nothing else.
+"""The page of one or two pipeline runs: differences, results and episodes. It is one file and loads nothing else. Each
+pipeline run keeps one.
 
 Texts of models and environments are data in it. Its script inserts them as text. The page names the script's hash, and
 the browser runs no other script.
@@ -8,10 +9,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows.book import EXPERIMENT
 from flows.look.pages import data_block, render
@@ -20,11 +21,13 @@ from flows.look.view.figures import LETTERS, changes, curves, facts, iterations,
 from flows.look.view.verdicts import WRONG
 from flows.report import finite
 from stages.frame.types import UsageError
-
-if TYPE_CHECKING:
-    from stages.store.workspace import Workspace
+from stages.store.machine import first_line
+from stages.store.workspace import Workspace
 
 HERE = Path(__file__).parent
+FILE = "view.html"
+"""The page as an artifact of a pipeline run, with this many episodes."""
+EPISODES = 40
 SCRIPTS = ("curves.js", "reader.js", "view.js")
 
 
@@ -64,6 +67,15 @@ def make_page(workspace: Workspace, run_ids: Sequence[str], n: int) -> Page:
     notes = [_note(run.letter, mine, len(runs)) for run, mine in zip(runs, shown, strict=True)]
     html = _html(names, [facts(runs), changes(runs)], [iterations(runs), metrics(runs)], notes, data)
     return Page(html, page.episodes, page.total)
+
+
+def keep_page(workspace: Workspace, run_id: str, say: Callable[[str], None]) -> None:
+    """Write the run's page, with some of its episodes, beside its summary; say so where that fails."""
+    try:
+        workspace.tracking.write_text(run_id, FILE, make_page(workspace, [run_id], EPISODES).html)
+        workspace.tracking.seal(run_id)  # anew: now with this file
+    except Exception as error:  # the run is finished and stored: what only shows it must not make it fail
+        say(f"{FILE} was not written ({type(error).__name__}: {first_line(error)}). Run: turnwise view {run_id[:8]}")
 
 
 def _html(title: str, above: Sequence[Any], below: Sequence[Any], notes: Sequence[str], data: Any) -> str:

@@ -1,6 +1,4 @@
-"""Token ids as pieces of text. It reads only the model's tokenizer file, because loading a whole tokenizer takes
-seconds.
-"""
+"""Token ids as pieces of text, by the model's tokenizer file alone: loading a whole tokenizer takes seconds."""
 
 from __future__ import annotations
 

@@ -183,9 +183,9 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_program_runs_once_until_its_code_changes_and_a_failure_is_tried_again(
     repository: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from flows.evidence.programs import said_by
     from flows.report import Display
     from flows.workspace import open_workspace
-    from turnwise.commands.claims import said_by
 
     program, workspace = Program("benchmarks.counted", ("--pairs", "3")), open_workspace(home)
 

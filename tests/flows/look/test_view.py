@@ -19,7 +19,7 @@ import viewing
 from tokenizers import Tokenizer
 from viewing import PLANTED, Viewed, data_of, turnwise
 
-from flows.look.view.keep import FILE, keep_page
+from flows.look.view.page import FILE, keep_page
 from flows.look.view.sources import Source, choose
 from flows.look.view.tokens import pieces_of
 from flows.look.view.verdicts import disagreement
@@ -212,7 +212,7 @@ def test_a_run_keeps_its_page_and_does_not_fail_with_it(viewed: Viewed, monkeypa
     assert len(data_of(workspace.tracking.artifact(viewed.runs["b"], FILE).read_text())["episodes"]) == 5
 
     class Broken(Tracking):
-        def save(self, run_id: str, local: Path, artifact_path: str) -> None:
+        def write_text(self, run_id: str, artifact_path: str, text: str) -> None:
             raise OSError("no room")
 
     keep_page(replace(workspace, tracking=Broken(viewed.home / "mlflow")), viewed.runs["a"], told.append)

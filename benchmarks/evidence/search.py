@@ -1,4 +1,4 @@
-"""Best-first search over the tree of game24: the policy proposes expansions of a node, V orders the frontier.
+"""Best-first search over the tree of game24, for `tree_search.py`: the policy proposes expansions of a node, V orders the frontier.
 
     frontier = {root};  until 24 is found, the nodes are used up, or nothing is left:
         take the node of the highest score, ask for expansions of it, add those that are possible, score them
