@@ -9,6 +9,9 @@ Modules:
     tree_attention    the attention over a tree, and which models are no fit for it
     tree_layout       where the tokens of a tree go for attention, worked out once a tree
     tree_flex         the same as a block mask for FlexAttention, an option on a GPU
+    tree_kernel       which of the two a row takes, by a small measured table
+    fused_lora        LoRA of a linear layer as one function, in place of peft's path in training
+    kernels           by which kernels a model in training runs: transformers' and peft's, or fused ones
     episode_row       episodes of Self-AC as a tree: a line each, a branch for the critic's prompt after every state
     value_head        the value of a state, read at the end of its critic prompt
     value_use         what values are good for: variance explained, the best of n episodes, early abort
