@@ -23,7 +23,7 @@ class Measured(NamedTuple):
 MEASURED = (
     Measured(7_088, 9, 677, 852),  # Self-AC: 2 episodes of 8 turns, a critic's prompt after each state
     Measured(14_176, 9, 1_275, 1_523),  # the same, 4 episodes
-    Measured(14_952, 26, 2_250, 1_998),  # NLAC: an episode of 13 turns, two role prompts after each
+    Measured(14_952, 25, 2_250, 1_998),  # NLAC: an episode of 13 turns, two rows a turn (benchmarks/speed/tree_rows.py)
 )
 """A 7B shape on one H200, torch 2.11, autocast, layers worked out again, LoRA fused, the first two with Liger:
 docs/explanation/measurements.md, "A step by kernel". `make gpu-check` measures such rows on your device.
