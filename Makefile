@@ -32,7 +32,7 @@ help:
 	@echo "make ui           MLflow's page and a Prefect server on loopback"
 	@echo "make tiny         every stage once, in seconds"
 	@echo "make pretrain     make the base models in data/base, base_agents, base_maths and base_twenty again"
-	@echo "make gpu-check    packed rows, step times and memory on a GPU"
+	@echo "make gpu-check    packed rows, kernels, step times and memory on a GPU, in four minutes"
 	@echo "make docs         write the generated pages, tables and pictures of docs/ from code and rows"
 	@echo "make site         build the documents as a site; make site-serve shows it at 127.0.0.1:8000"
 	@echo "make format       format the code and mend what ruff can"
@@ -133,7 +133,7 @@ site-serve: $(STAMP)
 
 # Resolved together with vLLM, so that the pins also hold where the extra `vllm` is installed; pins that still fit are kept.
 constraints:
-	uv pip compile pyproject.toml --extra dev --extra vllm --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
+	uv pip compile pyproject.toml --extra dev --extra liger --extra vllm --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
 	    --no-annotate --custom-compile-command "make constraints" --output-file constraints.txt
 
 clean:

@@ -9,6 +9,7 @@ from typing import get_args
 from pydantic import BaseModel, ValidationError
 
 from stages.envs import nearest
+from stages.frame.contract import RETIRED_KEY
 from stages.frame.sections import NOT_A_URL
 
 SHOWN = 80  # letters of a name or value that is quoted in an error
@@ -23,7 +24,7 @@ def sentence(error: ValidationError, root: type[BaseModel]) -> str:
     key = ".".join(path)
     if first["type"] != "extra_forbidden":
         reason = first["msg"][:1].lower() + first["msg"][1:]
-        if first["type"] == NOT_A_URL:
+        if first["type"] in (NOT_A_URL, RETIRED_KEY):
             return f"{key}: {reason}."
         return f"{key}: {reason}; found {quoted(str(first['input']))!r}."
     what = "section or key" if len(path) == 1 else "key"

@@ -12,7 +12,6 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +24,6 @@ from stages.learn.adapter import add_adapter, base_of, save_adapter
 from stages.learn.certificate import Turn, cert_metrics, turn_gaps, with_gaps
 from stages.learn.checkpoint import load_checkpoint, save_checkpoint
 from stages.learn.fit import adamw, fit
-from stages.learn.tree_attention import tree_attention
 from stages.learn.value_head import ValueHead, load_head, new_head, save_head
 from stages.llm.roles import mix
 from stages.play.transitions import trainable_episodes
@@ -33,7 +31,7 @@ from stages.store.tables import write_parquet
 from stages.train.actor_critic import CRITIC, Part, SelfAcConfig, credited_pass, joint_loss, page
 from stages.train.episode_steps import HEAD, critic_prompt, of_one_scale, steps, trainable_rows
 from stages.train.history import fit_metrics
-from stages.train.model import trainable_policy
+from stages.train.model import in_training, trainable_policy
 from stages.train.on_policy import check_gap, check_temperature
 from stages.train.step_metrics import of_step
 
@@ -50,8 +48,6 @@ def run(context: Context) -> Outputs:
     heads = trainable_episodes(context.replay, context.inputs["collect"][-1:], HEAD)
     critic_ids = critic_prompt(context)
     model = open_policy(context)
-    if config.attention == "flex" and model.device.type == "cpu":
-        raise UsageError("self_ac.attention: FlexAttention has no backward pass on a CPU; set it to sdpa")
     head = open_head(context, model)
     found = of_one_scale(trainable_rows(context, heads, critic_ids, longest(model)), critic_ids, config, model, head)
     both = nn.ModuleList([model, head])
@@ -110,8 +106,7 @@ def learn(
             save_checkpoint(state, both, optimiser, done)
         bar.advance(1)
 
-    # The layers that a backward pass works out again must find the attention that they had.
-    with tree_attention(model) if context.run.model.gradient_checkpointing else nullcontext():
+    with in_training(context, model):
         return fit(both, batches, loss, optimiser, clip=config.clip, after_step=after_step, merge=of_step, history=done)
 
 

@@ -159,6 +159,7 @@ class Bench:
     task: TaskConfig = field(default_factory=lambda: TaskConfig(options={"requests": 2, "tiers": 2}))
     roles: RolesConfig = field(default_factory=lambda: RolesConfig(max_action_tokens=400, max_future_tokens=400))
     checkpointing: bool = False
+    shape: Mapping[str, Any] = field(default_factory=dict)  # more keys of the section `model`
 
     def context(
         self,
@@ -173,7 +174,11 @@ class Bench:
             seed=self.seed,
             task=self.task,
             model=ModelConfig(
-                path=str(self.base), lora_rank=2, lora_alpha=4.0, gradient_checkpointing=self.checkpointing
+                path=str(self.base),
+                lora_rank=2,
+                lora_alpha=4.0,
+                gradient_checkpointing=self.checkpointing,
+                **self.shape,
             ),
             roles=self.roles,
         )

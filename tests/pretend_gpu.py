@@ -36,12 +36,14 @@ _JOINED = {_aten.cat.default, _aten.stack.default}
 @contextmanager
 def pretended_gpu() -> Iterator[None]:
     """Within, there is a GPU, and what is put on it stays there."""
-    autocast = torch.autocast
+    autocast, is_on, dtype = torch.autocast, torch.is_autocast_enabled, torch.get_autocast_dtype
     with (
         mock.patch("torch.cuda.is_available", return_value=True),
         mock.patch("torch.cuda.empty_cache"),
         mock.patch("flows.workspace.device", return_value=""),  # nobody else wants it
         mock.patch("torch.autocast", lambda device_type, *args, **options: autocast("cpu", *args, **options)),
+        mock.patch("torch.is_autocast_enabled", side_effect=lambda *_: is_on("cpu")),
+        mock.patch("torch.get_autocast_dtype", side_effect=lambda _: dtype("cpu")),
         _Gpu(),
     ):
         yield

@@ -118,11 +118,12 @@ def _kept(run_id: str, workspace: Workspace) -> dict[str, Any] | None:
             return read(INGREDIENTS)
         except MissingInput:
             stored = read("config.json")
-            sections = {
+            sections = dict(stored["config"])
+            own = {"config": sections.pop(stored["stage"])}
+            own["shared"] = {
                 name: {key: value for key, value in section.items() if key not in WAYS}
-                for name, section in stored["config"].items()
+                for name, section in sections.items()
             }
-            own = {"config": sections.pop(stored["stage"]), "shared": sections}
             return {**stored, **own, "inputs": lineage_inputs(workspace, run_id)}
     except TurnwiseError:
         return None

@@ -11,9 +11,10 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
 
 from stages.frame.types import Engine, Row, UsageError
 
@@ -21,12 +22,40 @@ POLICY_STAGES = ("distill", "rft", "grpo", "self_ac")
 """Stages that leave the policy's adapter; a pipeline has one of them."""
 
 
+RETIRED_KEY = "retired_key"
+"""Type of the error that a retired key raises. Its text names the key."""
+
+
+class Retired(NamedTuple):
+    """A config key that is gone: the value that it had by default, and the key that took its place."""
+
+    value: Any
+    now: str
+
+
 class Config(BaseModel):
-    """Base of every config section: frozen; an unknown key is an error, whose text quotes no value, as of a secret."""
+    """Base of every config section: frozen; an unknown key is an error, whose text quotes no value, as of a secret.
+
+    RETIRED: keys that the section once had. A stored config may hold them with their old default, and fingerprints keep
+    them (`ingredients`). Another value of such a key is an error, which names the key that took its place.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True, use_attribute_docstrings=True
     )
+    RETIRED: ClassVar[Mapping[str, Retired]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_retired(cls, values: Any) -> Any:
+        if not cls.RETIRED or not isinstance(values, Mapping):
+            return values
+        for key, old in cls.RETIRED.items():
+            if key in values and values[key] != old.value:
+                raise PydanticCustomError(
+                    RETIRED_KEY, "the key {key} is gone; set {now} in its place", {"key": key, "now": old.now}
+                )
+        return {key: value for key, value in values.items() if key not in cls.RETIRED}
 
 
 @dataclass(frozen=True)
@@ -155,7 +184,7 @@ def check_roles(stage: Stage, inputs: Collection[str], prompts: Collection[str],
 
 def ingredients(
     stage: Stage,
-    config: BaseModel,
+    config: Config,
     *,
     shared: Mapping[str, Any],
     seed: int,
@@ -169,12 +198,14 @@ def ingredients(
 
     shared: the RunConfig's sections that the stage declares, as plain JSON. inputs: upstream stage -> run ids.
     prompt_hashes: of the roles that the task has prompts for. contents: config key -> hash of what the config names
-    there (`stages.store.contents`). Source: docs/explanation/architecture.md.
+    there (`stages.store.contents`). A retired key of the config counts with its old default, so that stored runs keep
+    their fingerprints. Source: docs/explanation/architecture.md.
     """
+    retired = {key: old.value for key, old in config.RETIRED.items()}
     content: dict[str, Any] = {
         "stage": stage.name,
         "version": stage.version,
-        "config": config.model_dump(mode="json"),
+        "config": config.model_dump(mode="json") | retired,
         "shared": {name: shared[name] for name in stage.shared},
         "seed": seed,
         "iteration": iteration,

@@ -47,9 +47,12 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-WAYS = {"timeout_s", "oracle_timeout_s", "step_timeout_s", "cassette", "cassette_only"}
-"""Keys of the sections that say by which way an answer comes, and how long it is waited for. No fingerprint holds them, as
-none holds what answers at an endpoint.
+Attention = Literal["auto", "sdpa", "flex"]
+Kernels = Literal["auto", "torch", "fused"]
+
+WAYS = {"timeout_s", "oracle_timeout_s", "step_timeout_s", "cassette", "cassette_only", "attention", "kernels"}
+"""Keys of the sections that say by which way an answer comes, how long it is waited for, and by which kernels a model is
+trained. No fingerprint holds them, as none holds what answers at an endpoint, or the device.
 """
 
 
@@ -116,6 +119,14 @@ class ModelConfig(Config):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Weights and computation. [ours]")
     gradient_checkpointing: bool = False
     """Compute each layer again in the backward pass: a third more time, a fraction of the memory. [ours]"""
+    attention: Attention = Field(
+        "auto",
+        description="Attention of training passes. sdpa: torch's, in a few calls. flex: FlexAttention, on a GPU. auto: what was measured faster for such rows. [ours]",
+    )
+    kernels: Kernels = Field(
+        "auto",
+        description="Layers of training passes. torch: as transformers and peft have them. fused: a LoRA layer in one function, and on a GPU Liger's kernels where installed. auto: fused on a GPU or under autocast. [ours]",
+    )
     lora_rank: int = Field(32, ge=1, description="Rank of the LoRA adapter. [ours]")
     lora_alpha: float = Field(64.0, gt=0, description="LoRA scale is alpha / rank. [ours]")
     gen_batch: int = Field(256, ge=1, description="Requests decoded together by engine = hf. [ours]")

@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from stages.frame.sections import Attention
 from stages.frame.types import UsageError
 from stages.learn.adapter import base_of
 from stages.learn.tree import Branch, Tree, grow
 from stages.learn.tree_flex import FlexLayout, flex_forward
-from stages.learn.tree_layout import Keys, Layout, Row, SideBySide, layout_of
+from stages.learn.tree_kernel import layout_for
+from stages.learn.tree_layout import Keys, Layout, Row, SideBySide
 
 NAME = "turnwise_tree"
 
@@ -73,10 +75,12 @@ def tree_forward(
 
 
 @contextmanager
-def tree_attention(model: Any) -> Iterator[None]:
+def tree_attention(model: Any, kernel: Attention = "sdpa") -> Iterator[None]:
     """The model with this attention, put back afterwards. Needed around forward *and* backward only with gradient
     checkpointing, where the backward pass runs the layers again. Raises UsageError for a model whose attention cannot
     be replaced.
+
+    kernel: `model.attention`, for each `body_pass` within. A model that has this attention already keeps its kernel.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -93,9 +97,11 @@ def tree_attention(model: Any) -> Iterator[None]:
         raise UsageError(
             f"wanted a model whose attention can be replaced, found {type(base).__name__}; use one that transformers runs by its attention interface"
         )
+    base.tree_kernel = kernel
     try:
         yield
     finally:
+        del base.tree_kernel
         base.set_attn_implementation(before)
 
 
@@ -104,8 +110,8 @@ def body_pass(
 ) -> Tensor:
     """Last hidden state of every token of the tree, (T, D): one pass, no vocabulary projection. Gradients flow.
 
-    embeddings_TD: what goes in instead of the ids' embeddings. layout: `layout_of(tree)`, where it is known already, or
-    `flex_layout_of(tree)`. Raises ValueError with gradient checkpointing outside `tree_attention`: the second run of
+    embeddings_TD: what goes in instead of the ids' embeddings. layout: `layout_of(tree)` or `flex_layout_of(tree)`, in
+    place of that which `tree_attention` says. Raises ValueError with gradient checkpointing outside `tree_attention`: the second run of
     the layers would use another attention.
     """
     base = base_of(model)
@@ -119,7 +125,7 @@ def body_pass(
     with tree_attention(model):
         states: Tensor = body(
             **inputs, attention_mask=no_mask, position_ids=tree.position_ids[None], use_cache=False,
-            tree_layout=layout or layout_of(tree),
+            tree_layout=layout or layout_for(tree, base.tree_kernel),
         ).last_hidden_state[0]  # fmt: skip
     return states
 

@@ -15,6 +15,11 @@ from torch import Tensor
 
 from stages.learn.tree import Tree
 
+LONG = 16_384
+"""Tokens of a row above which a GPU makes its block mask by a compiled function. One that is not compiled makes a (T, T)
+tensor first, of 256 MiB here.
+"""
+
 
 @dataclass(frozen=True)
 class FlexLayout:
@@ -26,15 +31,14 @@ class FlexLayout:
 
 def flex_layout_of(tree: Tree) -> FlexLayout:
     """The block mask of a tree, made once for all layers."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
     node, limit, position = tree.node, tree.limit, tree.position_ids
 
     def allowed(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (position[j] <= position[i]) & (position[j] < limit[node[i], node[j]])  # stages.learn.tree.allowed
 
     n, device = len(tree.ids), tree.ids.device
-    return FlexLayout(create_block_mask(allowed, None, None, n, n, device=device), int(position.max()) + 1)
+    make = _block_masks(compiled=device.type != "cpu" and n > LONG)
+    return FlexLayout(make(allowed, None, None, n, n, device=device), int(position.max()) + 1)
 
 
 def flex_forward(query: Tensor, key: Tensor, value: Tensor, layout: FlexLayout, scaling: float | None) -> Tensor:
@@ -44,6 +48,13 @@ def flex_forward(query: Tensor, key: Tensor, value: Tensor, layout: FlexLayout, 
         query, key, value, block_mask=layout.block_mask, scale=scaling, enable_gqa=grouped
     )
     return out.transpose(1, 2)
+
+
+@cache
+def _block_masks(*, compiled: bool) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return torch.compile(create_block_mask, dynamic=True) if compiled else create_block_mask
 
 
 @cache

@@ -20,8 +20,6 @@ from stages.frame.types import MissingInput, UsageError
 from stages.learn.adapter import base_of
 from stages.learn.episode_row import PackedRow
 from stages.learn.tree_attention import body_pass
-from stages.learn.tree_flex import FlexLayout
-from stages.learn.tree_layout import Layout
 
 WEIGHTS = "value_head.safetensors"
 CONFIG = "value_head.json"
@@ -94,14 +92,14 @@ def load_head(folder: Path, *, width: int) -> ValueHead:
 
 
 def episode_pass(
-    model: Any, head: ValueHead, packed: PackedRow, *, layout: Layout | FlexLayout | None = None, value_grad_scale: float = 1.0
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    model: Any, head: ValueHead, packed: PackedRow, *, value_grad_scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """One pass for actor and critic: (states that predict the action tokens (K, D), V of every state (B, M)).
 
     V is 0 past an episode's end. No vocabulary projection: log-probs are made of the states.
     value_grad_scale: factor on the head's gradient into the body, >= 0; 0 = it reads a detached body [ours].
     A soft prompt lies before the body, so its gradient carries the factor too (Adam does not notice, except at 0).
-    layout: as of `body_pass`. Raises ValueError for a negative factor, for a soft prompt at factor 0 (it would never
+    Raises ValueError for a negative factor, for a soft prompt at factor 0 (it would never
     learn), and for a row packed for another prompt length. Gradients flow into model and head.
     """
     if not value_grad_scale >= 0:
@@ -115,7 +113,7 @@ def episode_pass(
             "with value_grad_scale 0 a soft prompt would never learn; use a text prompt, or a factor above 0"
         )
     embeddings = None if head.soft is None else with_soft(model, head.soft, packed.ids, packed.shadow > 0)
-    states_TD = body_pass(model, packed.tree, layout=layout, embeddings_TD=embeddings)
+    states_TD = body_pass(model, packed.tree, embeddings_TD=embeddings)
     real_BM = packed.value_positions >= 0
     ends_D = states_TD.index_select(0, packed.value_positions[real_BM])
     if value_grad_scale != 1:

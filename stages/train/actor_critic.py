@@ -10,25 +10,23 @@ that each token learns from its own turn. [ours]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from stages.frame.contract import Retired
 from stages.learn.adapter import acting_as, as_base, base_of
 from stages.learn.credit import check_credit
 from stages.learn.episode_row import EpisodeIds, PackedRow, without_shadows
 from stages.learn.ledger import check_shares, ledger, step_targets
 from stages.learn.losses import Per, Ratio, chunked_kl, chunked_log_probs, turn_ppo_clip
 from stages.learn.returns import AdvantageKind, advantages, batch_deviation, turn_mask, value_loss
-from stages.learn.tree import Tree
 from stages.learn.tree_attention import body_pass
-from stages.learn.tree_flex import FlexLayout, flex_layout_of
-from stages.learn.tree_layout import Layout, layout_of
 from stages.learn.value_head import ValueHead, episode_pass
 from stages.train.model import OptimConfig
 from stages.train.on_policy import MAX_GAP
@@ -40,6 +38,8 @@ CRITIC = "critic"  # name of the second adapter, where actor and critic have one
 
 class SelfAcConfig(OptimConfig):
     """Critic and actor loss of one shared transformer."""
+
+    RETIRED: ClassVar[Mapping[str, Retired]] = {"attention": Retired("sdpa", "model.attention")}
 
     epochs: int = Field(2, ge=1, description="Passes over the iteration's episodes. [ours]")
     batch: int = Field(32, ge=1, description="Episodes a step. [ours]")
@@ -80,8 +80,6 @@ class SelfAcConfig(OptimConfig):
     """First iterations in which only the head learns, and the shared body stays as it is. [ours; slides: 0]"""
     soft_prompt: int = Field(0, ge=0, le=4)
     """Learned vectors in place of the critic prompt's text. [ours; slides: text]"""
-    attention: Literal["sdpa", "flex"] = "sdpa"
-    """Attention kernel of the packed row: torch's sdpa in a few calls, or FlexAttention for long rows on a GPU. [ours]"""
     max_gap: float = Field(0.1, gt=0, description=MAX_GAP)
     checkpoint_every: int = Field(50, ge=0)
     """Steps between two checkpoints, from which a killed stage goes on; 0 = none. [ours]"""
@@ -124,14 +122,14 @@ class Pass:
 
 def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig, *, value_grad_scale: float) -> Pass:
     """One pass through the body, and its advantages. Raises LostCredit where a token would get another turn's."""
-    row, layout = part.row, layout_for(config)
+    row = part.row
     if config.has_critic:
         states_KD, values_BM = critic_pass(model, head, row, config, value_grad_scale=value_grad_scale)
     else:
         values_BM = torch.zeros_like(row.rewards)
     if config.separate or not config.has_critic:
         with half(row.ids.device, config.autocast):
-            states_KD = action_states(model, row, layout)
+            states_KD = action_states(model, row)
     advantages_BM = row_advantages(part, values_BM, config) / part.deviation
     advantages_J = advantages_BM[turn_mask(row.n_turns, values_BM.shape[1])]
     check_credit(row, part.episodes, advantages_BM, advantages_J, returns=part.returns)
@@ -140,25 +138,21 @@ def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig,
         to_vocabulary = base_of(model).get_output_embeddings()
         log_probs_K, entropy_K = chunked_log_probs(states_KD, to_vocabulary, ids_K, entropy=True)
         kl_K = (
-            chunked_kl(states_KD, base_states(model, row, layout), to_vocabulary)
+            chunked_kl(states_KD, base_states(model, row), to_vocabulary)
             if config.kl_coef
             else torch.zeros_like(log_probs_K)
         )
     return Pass(values_BM, advantages_J, log_probs_K, entropy_K, kl_K)
 
 
-def layout_for(config: SelfAcConfig) -> Callable[[Tree], Layout | FlexLayout]:
-    return flex_layout_of if config.attention == "flex" else layout_of
-
-
 def critic_pass(
     model: Any, head: ValueHead, row: PackedRow, config: SelfAcConfig, *, value_grad_scale: float
 ) -> tuple[Tensor, Tensor]:
     """States that predict the action tokens, (K, D), and V, (B, M), by the critic's own adapter, if it has one."""
-    layout, scale = layout_for(config)(row.tree), 1.0 if config.separate else value_grad_scale
+    scale = 1.0 if config.separate else value_grad_scale
     acting = acting_as(model, CRITIC) if config.separate else nullcontext()
     with half(row.ids.device, config.autocast), acting:
-        return episode_pass(model, head, row, layout=layout, value_grad_scale=scale)
+        return episode_pass(model, head, row, value_grad_scale=scale)
 
 
 def row_advantages(part: Part, values_BM: Tensor, config: SelfAcConfig) -> Tensor:
@@ -187,17 +181,16 @@ def deviation_of(model: Any, head: ValueHead, rows: Iterable[Part], config: Self
     return batch_deviation(torch.cat(found))
 
 
-def action_states(model: Any, row: PackedRow, layout: Callable[[Tree], Layout | FlexLayout]) -> Tensor:
+def action_states(model: Any, row: PackedRow) -> Tensor:
     """States that predict the action tokens, (K, D), by a pass without shadows."""
-    plain = without_shadows(row)
-    return body_pass(model, plain.tree, layout=layout(plain.tree)).index_select(0, row.source_positions)
+    return body_pass(model, without_shadows(row).tree).index_select(0, row.source_positions)
 
 
 @torch.no_grad()
-def base_states(model: Any, row: PackedRow, layout: Callable[[Tree], Layout | FlexLayout]) -> Tensor:
+def base_states(model: Any, row: PackedRow) -> Tensor:
     """The same, of the base model."""
     with as_base(model):
-        return action_states(model, row, layout)
+        return action_states(model, row)
 
 
 def joint_loss(

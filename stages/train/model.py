@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
 from stages.frame.contract import Config, Context
-from stages.frame.types import Sleeper
+from stages.frame.types import Sleeper, UsageError
 from stages.learn.adapter import new_adapter, open_adapter
 from stages.learn.fit import lr_factor
-from stages.learn.tree_attention import check_masks
+from stages.learn.kernels import training_kernels
+from stages.learn.tree_attention import check_masks, tree_attention
 from stages.llm.hf import check_adapter, shared_base
 from stages.llm.roles import mix
 from stages.play.drawing import Draw
@@ -53,12 +56,14 @@ class MixedConfig(PassConfig):
 
 def trainable(context: Context, start: Path | None) -> Any:
     """The base model with the adapter of folder `start`, or a fresh one, in training mode. Raises UsageError for an
-    adapter of another base, and once for a model on which a tree differs from its rows.
+    adapter of another base, for FlexAttention on a CPU, and once for a model on which a tree differs from its rows.
     """
     model = context.run.model
     if isinstance(context.engine, Sleeper):  # it and the training share a device, and need it one after the other
         context.engine.sleep()
     base = shared_base(model.path, model.dtype)
+    if model.attention == "flex" and base.device.type == "cpu":
+        raise UsageError("model.attention: FlexAttention has no backward pass on a CPU; set it to auto or sdpa")
     if model.gradient_checkpointing:
         base.gradient_checkpointing_enable({"use_reentrant": False})
     if start is not None:
@@ -75,3 +80,18 @@ def trainable(context: Context, start: Path | None) -> Any:
 def trainable_policy(context: Context) -> Any:
     """The model with the newest policy's adapter, or a fresh one, in training mode."""
     return trainable(context, context.artifact(context.policy_run, "adapter") if context.policy_run else None)
+
+
+@contextmanager
+def in_training(context: Context, model: Any) -> Iterator[None]:
+    """A model of `trainable` with the attention and the kernels of the run's config, put back afterwards.
+
+    Forward and backward of all training passes belong inside: layers that a backward pass works out again must find
+    the attention that they had. Raises UsageError where the model cannot have them.
+    """
+    shape = context.run.model
+    with (
+        tree_attention(model, shape.attention),
+        training_kernels(model, shape.kernels, autocast=context.config.autocast),
+    ):
+        yield

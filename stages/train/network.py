@@ -20,11 +20,11 @@ from stages.frame.types import Row
 from stages.learn.adapter import base_of, load_state, save_adapter, tensors_of, trainable_state
 from stages.learn.fit import adamw, fit
 from stages.learn.losses import chunked_log_probs
-from stages.learn.tree_attention import body_pass, tree_attention
+from stages.learn.tree_attention import body_pass
 from stages.learn.value_head import ValueHead, load_head, new_head, save_head
 from stages.llm.roles import mix
 from stages.train.history import of_step
-from stages.train.model import trainable
+from stages.train.model import in_training, trainable
 from stages.train.passes import Pass, half, mixed_batches, nll_of
 from stages.train.rows import TrainRow
 
@@ -77,7 +77,7 @@ def trained(
     """`fit` as the stage's config says: the metrics of every step."""
     config = context.config
     optimiser = adamw(net, lr=config.rate(context.iteration))
-    with tree_attention(model_of(net)):
+    with in_training(context, model_of(net)):
         return fit(net, batches, loss, optimiser, clip=config.clip, after_step=after_step, merge=of_step)
 
 

@@ -12,7 +12,6 @@ from shadows import CRITIC, assert_close, gradients, joint_loss, make_episode, m
 
 from stages.frame.types import MissingInput, UsageError
 from stages.learn.episode_row import pack
-from stages.learn.tree_layout import layout_of
 from stages.learn.value_head import ValueHead, episode_pass, load_head, new_head, save_head, state_values
 
 EPISODES = [make_episode(5, 0), make_episode(2, 1), make_episode(1, 2)]
@@ -77,15 +76,6 @@ def test_the_factor_scales_what_the_values_send_into_the_body_and_nothing_else(s
     both = gradients((values**2).sum() + actions.square().sum(), model, head)
     for name, grad in both.items():
         assert_close(grad, actor[name] + (scale if name.startswith("0.") else 1.0) * alone[name], name)
-
-
-def test_a_known_layout_changes_nothing() -> None:
-    model = with_adapter()
-    head, packed = make_head(model), pack(EPISODES, CRITIC, max_positions=None)
-    for found, wanted in zip(
-        episode_pass(model, head, packed, layout=layout_of(packed.tree)), episode_pass(model, head, packed), strict=True
-    ):
-        assert torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("soft_len", [0, 2])
