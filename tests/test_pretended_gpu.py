@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from pretend_gpu import GPU, OnGpu, pretended_gpu
 
 from benchmarks.checks.gpu_check import TINY, equivalence
+from benchmarks.pretend_gpu import GPU, OnGpu, pretended_gpu
 from stages.learn.checkpoint import load_checkpoint, save_checkpoint
 from stages.learn.fit import adamw, fit
 from stages.llm.hf import HfEngine
