@@ -20,6 +20,8 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
+from torch.optim.adam import _single_tensor_adam
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
@@ -96,6 +98,9 @@ def pretended_gpu() -> Iterator[None]:
         mock.patch("torch.cuda.is_available", return_value=True),
         mock.patch("torch.cuda.empty_cache"),
         mock.patch("flows.workspace.device", return_value=""),  # nobody else wants it
+        # As on a GPU, where PyTorch takes all tensors of a list in one call.
+        mock.patch("torch.optim.optimizer._foreach_supported_types", [Tensor, Parameter, OnGpu]),
+        mock.patch("torch.nn.utils.clip_grad._has_foreach_support", lambda tensors, device: device.type == "cuda"),
         mock.patch("torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype", _grouped),
         mock.patch("torch.autocast", lambda device_type, *args, **options: autocast("cpu", *args, **options)),
         _Gpu(),
@@ -147,8 +152,19 @@ class OnGpu(Tensor):
         _check_together(func, args, kwargs)
         if _counts:
             _note_operator(func, args)
-        out = tree_map(_put, func(*tree_map(_hold, args), **tree_map(_hold, kwargs)))
+        run = _adamw if func is _aten._fused_adamw_.default else func
+        out = tree_map(_put, run(*tree_map(_hold, args), **tree_map(_hold, kwargs)))
         return return_and_correct_aliasing(func, args, kwargs, out)  # type: ignore[no-untyped-call]
+
+
+def _adamw(params: Any, grads: Any, means: Any, squares: Any, _: Any, steps: Any, **options: Any) -> None:
+    """AdamW as on the CPU to the last bit, in place of the fused kernel, which rounds otherwise."""
+    names = ("lr", "beta1", "beta2", "weight_decay", "eps", "amsgrad", "maximize")
+    before = [step - 1 for step in steps]  # here it counts the step itself
+    _single_tensor_adam(
+        params, grads, means, squares, [], before, None, None, has_complex=False, capturable=False,
+        differentiable=False, decoupled_weight_decay=True, **{name: options[name] for name in names},
+    )  # fmt: skip
 
 
 def _hold(x: Any) -> Any:

@@ -38,9 +38,7 @@ ACTIONS = [models.successor_row(f"a{i}", f"Ana {i}", f"Action: {i}.", role="poli
 
 def play(bench: models.Bench) -> None:
     """Six episodes of one scenario, every other one won; targets of two roles."""
-    found = [
-        models.make_episode(bench.engine, f"Ana{i}", WON, Outcome.SCORED, reward=float(i % 2)) for i in range(6)
-    ]
+    found = [models.make_episode(bench.engine, f"Ana{i}", WON, Outcome.SCORED, reward=float(i % 2)) for i in range(6)]
     bench.memory.keep("collect0", Outputs({}, episode_rows(found, 0)))
     for head in bench.memory.tables["episodes", "collect0"]:
         head["scenario_id"] = "same"

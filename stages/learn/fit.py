@@ -73,7 +73,7 @@ def fit(
             value.backward()  # type: ignore[no-untyped-call]
             values.append(value.detach())
             found.append(metrics)
-        norm = clip_gradients(parameters, clip)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, clip)
         upcoming = _made(source)
         *losses, size = read(found, [*values, norm])
         total = _checked(losses, size, step)
@@ -98,14 +98,6 @@ def _made(source: Iterator[B]) -> Callable[[], B | None]:
 
         return fail
     return lambda: batch
-
-
-def clip_gradients(parameters: Sequence[Tensor], clip: float) -> Tensor:
-    """The norm of all gradients together, which are scaled down to `clip` where it is larger. Off the CPU all of them
-    are scaled by one call.
-    """
-    together = True if any(p.is_cuda for p in parameters) else None
-    return torch.nn.utils.clip_grad_norm_(parameters, clip, foreach=together)
 
 
 def _checked(losses: Sequence[float], norm: float, step: int) -> float:
