@@ -23,12 +23,14 @@ from stages.distill import DistillConfig
 from stages.frame.contract import Outputs
 from stages.frame.types import Outcome
 from stages.grpo import GrpoConfig
+from stages.learn.fit import fit
 from stages.learn.value_head import new_head
 from stages.play.transitions import episode_rows
 from stages.q_critic import QCriticConfig, learn
 from stages.rft import RftConfig
 from stages.train import network
 from stages.train.model import trainable
+from stages.train.passes import mixed_nll
 
 LATER = 1
 WON = [("Action: check photo", "photo done."), ("Action: close phone", "phone done. pass.")]
@@ -89,7 +91,7 @@ RUNS: dict[str, Callable[[models.Bench], None]] = {
 def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Counts]]:
     """What each step of the next training asked for, from the end of the one before it to its own."""
     found: list[Counts] = []
-    real = network.fit
+    real = fit
 
     def counted(*args: Any, after_step: Any, **options: Any) -> Any:
         counts = Counts()
@@ -122,7 +124,7 @@ def test_a_wait_that_is_added_is_counted(base: Path, tmp_path: Path, steps: list
     """So the test above can fail: one float of the loss in each of a step's passes."""
     bench = models.Bench(base, tmp_path)
     play(bench)
-    real = rft.mixed_nll
+    real = mixed_nll
 
     def looked_at(*args: Any, **options: Any) -> Any:
         found = real(*args, **options)
