@@ -19,11 +19,10 @@ from pydantic import Field
 
 from stages.frame.contract import Context, FromPath, Outputs, Stage
 from stages.frame.types import MissingInput, Row
-from stages.learn.adapter import trainable_state
-from stages.learn.ema import ema_update
+from stages.learn.later import Later
 from stages.train.history import curves, fit_metrics
 from stages.train.model import MixedConfig
-from stages.train.network import batches_of, open_net, save_net, trained
+from stages.train.network import batches_of, followed, open_net, save_net, trained
 from stages.train.passes import Pass, mixed_nll
 from stages.train.rows import general_rows, policy_rows, read_targets, target_rows, weighed
 
@@ -64,14 +63,18 @@ def run(context: Context) -> Outputs:
 
     def loss(model: Any, step: Pass) -> Any:
         value, metrics, nll_R = mixed_nll(model, step, autocast=config.autocast)
-        for row, kind, nll in zip(step.rows, step.kinds, nll_R.tolist(), strict=True):
-            if kind == "successor":
-                losses[row.key] = (nll, steps[0])
-        return value, metrics
+
+        def told(found: list[float]) -> dict[str, float]:
+            for row, kind, nll in zip(step.rows, step.kinds, found, strict=True):
+                if kind == "successor":
+                    losses[row.key] = (nll, steps[0])
+            return {}
+
+        return value, metrics | Later([nll_R], told)
 
     def after_step(done: list[dict[str, float]]) -> None:
         nonlocal target
-        target = ema_update(target, trainable_state(model), config.ema_rate)
+        target = followed(target, model, config.ema_rate)
         steps[0] = len(done)
         bar.advance(1)
 

@@ -17,16 +17,18 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
+from torch import Tensor
 
 from stages.frame.contract import Context, FromPath, Outputs, Stage
 from stages.learn.adapter import load_state, trainable_state
-from stages.learn.ema import ema_update
+from stages.learn.later import Later
 from stages.train.history import curves, fit_metrics
 from stages.train.model import MixedConfig
 from stages.train.network import (
     VALUE,
     Wanted,
     batches_of,
+    followed,
     mixed_q_loss,
     model_of,
     open_net,
@@ -91,7 +93,7 @@ def run(context: Context) -> Outputs:
 
     def after_step(done: list[dict[str, float]]) -> None:
         nonlocal best, target
-        target = ema_update(target, trainable_state(net), config.ema_rate)
+        target = followed(target, net, config.ema_rate)
         bar.advance(1)
         if held_out and len(done) % steps_an_epoch == 0:
             by_epoch.append(mean_nll(model, held_out, pass_tokens=config.pass_tokens, autocast=config.autocast))
@@ -128,12 +130,17 @@ def with_kl(config: DistillConfig, wanted: Wanted) -> Any:
         if config.kl_coef and "policy" in step.kinds:
             with half(step.tree.ids.device, config.autocast):
                 kl = pass_kl(model_of(net), step, "policy")
-            share = int(step.of("policy").sum()) / step.totals["policy"]
+            share = len(step.places["policy"]) / step.totals["policy"]
             value = value + config.kl_coef * kl
-            metrics |= {"kl": float(kl.detach()) / share, "count/kl": share}
+            metrics |= of_kl(kl, share)
         return value, metrics
 
     return loss
+
+
+def of_kl(kl: Tensor, share: float) -> Later:
+    """A pass's metric of its divergence, which has this share of the step's tokens."""
+    return Later([kl], lambda found: {"kl": found / share, "count/kl": share})
 
 
 STAGE = Stage(

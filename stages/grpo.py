@@ -25,7 +25,9 @@ from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.types import MissingInput, Row
 from stages.learn.adapter import save_adapter
 from stages.learn.certificate import Turn, cert_metrics, certificates, turn_gaps, with_gaps
-from stages.learn.losses import turn_ppo_clip
+from stages.learn.later import Later
+from stages.learn.losses import check_tokens, turn_ppo_clip
+from stages.learn.moving import moved
 from stages.play.transitions import trainable_episodes
 from stages.train.history import fit_metrics
 from stages.train.model import PassConfig, trainable_policy
@@ -89,7 +91,7 @@ def run(context: Context) -> Outputs:
 
 def clipped_loss(
     model: Any, part: Turns, config: GrpoConfig, gaps: dict[Turn, dict[str, float]]
-) -> tuple[Tensor, dict[str, float]]:
+) -> tuple[Tensor, Later]:
     """L of one pass, and its metrics. The losses of a step's passes add up to the step's loss.
 
     gaps: collects the gaps of the first step's turns."""
@@ -129,12 +131,13 @@ def step_batches(
         for start in range(0, len(order), config.batch):
             chosen = order[start : start + config.batch]
             passes = []
-            for each in step_passes({"policy": chosen}, config.pass_tokens, model.device):
-                old = torch.tensor([p for row in each.rows for p in by_key[row.key]["log_probs"]], device=model.device)
-                advantage_R = torch.tensor([advantage[row.key[0]] for row in each.rows], device=model.device)
+            for each in step_passes({"policy": chosen}, config.pass_tokens, "cpu"):
+                old = torch.tensor([p for row in each.rows for p in by_key[row.key]["log_probs"]])
+                check_tokens(old, each.row_K, len(each.rows))
+                advantage_R = torch.tensor([advantage[row.key[0]] for row in each.rows])
                 first = tuple((row.key[0], row.key[1]) for row in each.rows) if epoch == start == 0 else ()
                 passes.append(Turns(each, advantage_R, old, first))
-            yield passes
+            yield moved(passes, model.device)
 
 
 STAGE = Stage(

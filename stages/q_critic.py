@@ -26,7 +26,7 @@ from stages.judge.asking import ask_role
 from stages.judge.backup import UNREADABLE, successor_prompt
 from stages.judge.q_values import q_prompts, q_values
 from stages.learn.adapter import load_state, trainable_state
-from stages.learn.ema import ema_update
+from stages.learn.later import Later
 from stages.llm.last_message import check_last_message
 from stages.llm.roles import Roles, check_student, mix, policy_text, roles_of
 from stages.llm.tokens import nothing_fits
@@ -36,7 +36,7 @@ from stages.play.environment import read_action
 from stages.play.transitions import Transition
 from stages.train.history import curves, fit_metrics
 from stages.train.model import MixedConfig
-from stages.train.network import VALUE, batches_of, mixed_q_loss, open_net, save_net, trained, value_rows
+from stages.train.network import VALUE, batches_of, followed, mixed_q_loss, open_net, save_net, trained, value_rows
 from stages.train.passes import Pass
 from stages.train.rows import policy_rows, weighed
 
@@ -158,12 +158,16 @@ def learn(
     def loss(net: Any, step: Pass) -> Any:
         value, metrics, error = mixed_q_loss(net, step, wanted, weight=config.value_weight, autocast=config.autocast)
         keys = [row.key for row, kind in zip(step.rows, step.kinds, strict=True) if kind == VALUE]
-        errors.update({key: (abs(e), steps[0]) for key, e in zip(keys, error.tolist(), strict=True)})
-        return value, metrics
+
+        def told(found: list[float]) -> dict[str, float]:
+            errors.update({key: (abs(e), steps[0]) for key, e in zip(keys, found, strict=True)})
+            return {}
+
+        return value, metrics | Later([error], told)
 
     def after_step(done: list[dict[str, float]]) -> None:
         nonlocal target
-        target = ema_update(target, trainable_state(net), config.ema_rate)
+        target = followed(target, net, config.ema_rate)
         steps[0] = len(done)
         bar.advance(1)
 

@@ -24,6 +24,7 @@ from stages.learn.adapter import add_adapter, base_of, save_adapter
 from stages.learn.certificate import Turn, cert_metrics, turn_gaps, with_gaps
 from stages.learn.checkpoint import load_checkpoint, save_checkpoint
 from stages.learn.fit import adamw, fit
+from stages.learn.later import Later
 from stages.learn.value_head import ValueHead, load_head, new_head, save_head
 from stages.llm.roles import mix
 from stages.play.transitions import trainable_episodes
@@ -86,7 +87,7 @@ def learn(
     scale = 0.0 if warming_up and not config.soft_prompt and not config.separate else config.value_grad_scale
     pages: list[dict[str, list[Any]]] = []
 
-    def loss(pair: Any, part: Part) -> tuple[Tensor, dict[str, float]]:
+    def loss(pair: Any, part: Part) -> tuple[Tensor, Later]:
         found = credited_pass(model, head, part, config, value_grad_scale=scale)
         total, metrics = joint_loss(found, part, config, actor_weight=weight)
         if part.first:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -276,7 +276,7 @@ def test_an_episode_in_one_pass_has_the_gradient_of_its_turns_in_passes_of_their
     assert bring_near(model, rows["turns"], advantage) == n_tokens
     bench.memory.keep("collect0", Outputs({}, rows))
 
-    def gradient(losses: Iterable[tuple[torch.Tensor, dict[str, float]]], times: float) -> torch.Tensor:
+    def gradient(losses: Iterable[tuple[torch.Tensor, Mapping[str, float]]], times: float) -> torch.Tensor:
         model.zero_grad()
         clipped = 0.0
         for loss, metrics in losses:

@@ -66,8 +66,9 @@ def load_checkpoint(path: Path, model: Any, optimiser: torch.optim.Optimizer) ->
             with torch.no_grad():
                 parameters[name].copy_(tensor)
         else:
-            # torch keeps the count of steps on the CPU, whatever the parameter's device.
-            optimiser.state[parameters[name]][kind] = tensor if kind == "step" else tensor.to(parameters[name].device)
+            # torch keeps the count of steps on the CPU, whatever the parameter's device, but for its fused step.
+            stays = kind == "step" and not optimiser.defaults.get("fused")
+            optimiser.state[parameters[name]][kind] = tensor if stays else tensor.to(parameters[name].device)
     return history
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stages.frame.types import TurnwiseError
 from stages.learn.episode_row import EpisodeIds, PackedRow, first_turn
+from stages.learn.later import Later, read
 
 ADVICE = "the row was built wrongly and nothing was learnt from it: report it with the run's config"
 REWARD_TOLERANCE = 1e-5  # of the sum of |rewards|: what fp32 keeps of rewards that were added up in 64 bits
@@ -30,7 +31,7 @@ def check_credit(
     advantages_J: Tensor,
     *,
     returns: Sequence[float],
-) -> None:
+) -> Later:
     """Stop unless the loss will give every turn's credit to the tokens of that turn, and to no others.
 
     1. Every token of an action is counted once, with its own turn; so it has credit.   2. No other token has any.
@@ -41,17 +42,27 @@ def check_credit(
     Where a turn's tokens stand is worked out from the episode alone, by its action's start and log-probs.
     episodes: the B of the row, in order. advantages_BM: (B, M). advantages_J: (J,), one a turn of the row. returns:
     (B,), undiscounted, from what the episodes were stored with. Values are compared bit by bit; one that is not finite
-    is left to `fit`. No gradient flows.
-    Raises LostCredit, naming episode, turn and token. Source: [ours].
+    is left to `fit`. No gradient flows. Of a row that was moved to a device, what the host moved there is looked at.
+    Raises LostCredit, naming episode, turn and token; for 3., where the advantages are on a device, only when the
+    result is read, with the step's metrics and before the weights move. It holds no metric. Source: [ours].
     """
-    row = packed.to("cpu")
+    row = packed.on_host
     if (found := row.n_turns.tolist()) != (wanted := [e.n_turns for e in episodes]):
         raise LostCredit(f"wanted a row of episodes of {wanted} turns, found {found}; {ADVICE}")
     turns = [(b, k) for b, e in enumerate(episodes) for k in range(e.n_turns)]
     _check_tokens(row, episodes, turns)
     _check_sources(row, episodes, turns)
-    _check_advantages(episodes, turns, advantages_BM.detach().cpu(), advantages_J.detach().cpu())
     _check_rewards(row, episodes, returns)
+    _check_shapes(episodes, turns, advantages_BM, advantages_J)
+
+    def told(found_BM: list[list[float]], found_J: list[float]) -> dict[str, float]:
+        _check_advantages(episodes, turns, torch.tensor(found_BM), torch.tensor(found_J))
+        return {}
+
+    later = Later([advantages_BM, advantages_J], told)
+    if advantages_J.device.type == "cpu":
+        read([later])
+    return later
 
 
 def returns_of(rows: Sequence[EpisodeIds], total: float, rewards: Sequence[float], *, gamma: float) -> list[float]:
@@ -154,16 +165,21 @@ def _check_sources(row: PackedRow, episodes: Sequence[EpisodeIds], turns: Sequen
         )
 
 
-def _check_advantages(
+def _check_shapes(
     episodes: Sequence[EpisodeIds], turns: Sequence[tuple[int, int]], advantages_BM: Tensor, advantages_J: Tensor
 ) -> None:
-    """Invariant 3."""
     widest = max(e.n_turns for e in episodes) + 1
     if advantages_J.shape != (len(turns),) or advantages_BM.shape != (len(episodes), widest):
         shapes = f"{tuple(advantages_J.shape)} and {tuple(advantages_BM.shape)}"
         raise LostCredit(
             f"wanted advantages of shape ({len(turns)},) and ({len(episodes)}, {widest}), by turn, found {shapes}; {ADVICE}"
         )
+
+
+def _check_advantages(
+    episodes: Sequence[EpisodeIds], turns: Sequence[tuple[int, int]], advantages_BM: Tensor, advantages_J: Tensor
+) -> None:
+    """Invariant 3."""
     wanted_J = advantages_BM[tuple(torch.tensor(turns).T)]
     wrong_J = (wanted_J != advantages_J) & ~(wanted_J.isnan() & advantages_J.isnan())
     if bool(wrong_J.any()):

@@ -10,7 +10,7 @@ Token ids and log-probs come from the engine; text is never tokenised again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from math import isfinite
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from stages.frame.types import TurnwiseError
 from stages.learn.certificate import first_difference
+from stages.learn.moving import moved
 from stages.learn.tree import Branch, Tree, grow, trunk
 
 
@@ -177,18 +178,21 @@ class PackedRow:
     turn_of_token: Tensor  # (K,) in [0, Z)
     old_log_probs: Tensor  # (K,) fp32, of the rollout policy
     value_positions: Tensor  # (B, M): the last token of cp_k, -1 past the episode's end
+    state_places: Tensor  # (states,): where those that are not -1 stand, counted over B x M
+    turn_places: Tensor  # (Z,): where the turns 0 .. N - 1 of each episode stand, counted over B x M
     rewards: Tensor  # (B, M) fp32, 0 past the end
     n_turns: Tensor  # (B,)
     truncated: Tensor  # (B,) bool
     soft_len: int  # length of the learned prompt whose places the shadows are; 0 where the critic's prompt is text
+    host: PackedRow | None = None  # the same on the CPU, of a row that was moved
+
+    @property
+    def on_host(self) -> PackedRow:
+        """The row where its numbers can be looked at without waiting for a device."""
+        return self.host or self
 
     def to(self, device: Any) -> PackedRow:
-        moved = {
-            f.name: getattr(self, f.name).to(device)
-            for f in fields(self)
-            if isinstance(getattr(self, f.name), Tensor | Tree)
-        }
-        return replace(self, **moved)
+        return moved(self, device)
 
     @property
     def ids(self) -> Tensor:
@@ -247,6 +251,8 @@ def pack(
         turn_of_token=torch.tensor([z for z, action in enumerate(actions) for _ in action]),
         old_log_probs=torch.tensor([p for e in episodes for t in e.old_log_probs for p in t], dtype=torch.float32),
         value_positions=torch.tensor([[cp_end.get((b, k), -1) for k in range(width)] for b in range(len(episodes))]),
+        state_places=torch.tensor([b * width + k for b, k, _ in states]),
+        turn_places=torch.tensor([b * width + k for b, k in turns]),
         rewards=torch.tensor([[*e.rewards, *[0.0] * (width - e.n_turns - 1)] for e in episodes], dtype=torch.float32),
         n_turns=torch.tensor([e.n_turns for e in episodes]),
         truncated=torch.tensor([e.truncated for e in episodes]),
@@ -258,7 +264,8 @@ def without_shadows(row: PackedRow) -> PackedRow:
     """The row's visible tokens alone, for a pass that reads no value; the indices of its values point nowhere."""
     n = row.tree.n_visible
     cut = {name: getattr(row, name)[:n] for name in ("episode", "shadow")}
-    return replace(row, tree=trunk(row.tree), **cut, value_positions=torch.full_like(row.value_positions, -1))
+    cut |= {"value_positions": torch.full_like(row.value_positions, -1), "state_places": row.state_places[:0]}
+    return replace(row, tree=trunk(row.tree), **cut, host=row.host and without_shadows(row.host))
 
 
 def bins(

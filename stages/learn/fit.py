@@ -1,22 +1,31 @@
-"""The one training loop: batches in, a loss function, steps out. And the learning-rate factor of an iteration."""
+"""The one training loop: batches in, a loss function, steps out. And the learning-rate factor of an iteration.
+
+The host waits for the device once a step, when it reads losses, gradient norm and metrics together. [ours]
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from stages.frame.types import Diverged
+from stages.learn.later import read
 
 B = TypeVar("B")
+Loss = Callable[[Any, B], tuple[Tensor, Mapping[str, float]]]
 
 
 def adamw(
     model: Any, *, lr: float, weight_decay: float = 0.0, rates: Sequence[tuple[Any, float]] = ()
 ) -> torch.optim.AdamW:
-    """AdamW over the model's trainable parameters. rates: modules within it that have a learning rate of their own."""
+    """AdamW over the model's trainable parameters. rates: modules within it that have a learning rate of their own.
+    On a GPU a step is a few fused kernels.
+    """
     own = {id(p): rate for module, rate in rates for p in module.parameters()}
     groups: dict[float, list[Any]] = {}
     for parameter in model.parameters():
@@ -26,56 +35,85 @@ def adamw(
         [{"params": params, "lr": rate} for rate, params in groups.items()],
         betas=(0.9, 0.95),
         weight_decay=weight_decay,
+        fused=True if any(p.is_cuda for params in groups.values() for p in params) else None,
     )
 
 
 def fit(
     model: Any,
     batches: Iterable[B | list[B]],
-    loss: Callable[[Any, B], tuple[Tensor, dict[str, float]]],
+    loss: Loss[B],
     optimiser: torch.optim.Optimizer,
     *,
     clip: float = 1.0,
     after_step: Callable[[list[dict[str, float]]], None] | None = None,
-    merge: Callable[[list[dict[str, float]]], dict[str, float]] | None = None,
+    merge: Callable[[Sequence[Mapping[str, float]]], dict[str, float]] | None = None,
     history: Sequence[dict[str, float]] = (),
 ) -> list[dict[str, float]]:
     """One step of the optimiser a batch; returns the metrics of every step.
 
     A list is one batch in parts: their losses and gradients are summed, and memory holds one part at a time. The loss
     divides each part by the count of the whole batch. merge: metrics of a batch from its parts'; else their mean.
-    loss(model, batch) -> (scalar, metrics). after_step(metrics so far) runs once the parameters have moved.
+    loss(model, batch) -> (scalar, metrics); metrics may be `Later`, to be read once the device has done the step.
+    The next batch is asked for before that, so that it is made while the device works. What it raises is raised after
+    the step. after_step(metrics so far) runs once the parameters have moved.
     history: steps done before a kill (`learn.checkpoint`); as many batches are skipped.
     Raises Diverged for a loss or gradient that is not finite, before it reaches the weights, and for bad weights.
     """
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     done = list(history)
-    for step, batch in enumerate(batches):
-        if step < len(history):
-            continue
+    source = islice(batches, len(history), None)
+    upcoming = _made(source)
+    while (batch := upcoming()) is not None:
+        step = len(done)
         optimiser.zero_grad(set_to_none=True)
-        total, found = 0.0, []
+        values, found = [], []
         for part in batch if isinstance(batch, list) else [batch]:
             value, metrics = loss(model, part)
-            if not torch.isfinite(value):
-                raise Diverged(
-                    f"the loss of step {step} is {float(value.detach())}. Lower the stage's learning rate, or look at the rows of this batch"
-                )
             value.backward()  # type: ignore[no-untyped-call]
-            total += float(value.detach())
+            values.append(value.detach())
             found.append(metrics)
         norm = torch.nn.utils.clip_grad_norm_(parameters, clip)
-        if not torch.isfinite(norm):
-            raise Diverged(
-                f"the gradient of step {step} is not finite, though the loss is {total}. Lower the stage's learning rate"
-            )
+        upcoming = _made(source)
+        *losses, size = read(found, [*values, norm])
+        total = _checked(losses, size, step)
         _step(optimiser, step)
-        done.append({**(merge or _mean)(found), "loss": total, "grad_norm": float(norm)})
+        done.append({**(merge or _mean)(found), "loss": total, "grad_norm": size})
         if after_step:
             after_step(done)
     if done:
         check_finite(parameters, steps=len(done))
     return done
+
+
+def _made(source: Iterator[B]) -> Callable[[], B | None]:
+    """Makes the next batch now. Who asks for it gets it, None at the end, or the error that it made."""
+    try:
+        batch = next(source, None)
+    except Exception as error:  # of the next step: it must not stop the one before
+        failed = error
+
+        def fail() -> None:
+            raise failed
+
+        return fail
+    return lambda: batch
+
+
+def _checked(losses: Sequence[float], norm: float, step: int) -> float:
+    """The parts' losses together. Raises Diverged for one that is not finite, or such a gradient."""
+    total = 0.0
+    for loss in losses:
+        total += loss
+        if not math.isfinite(loss):
+            raise Diverged(
+                f"the loss of step {step} is {loss}. Lower the stage's learning rate, or look at the rows of this batch"
+            )
+    if not math.isfinite(norm):
+        raise Diverged(
+            f"the gradient of step {step} is not finite, though the loss is {total}. Lower the stage's learning rate"
+        )
+    return total
 
 
 def _step(optimiser: torch.optim.Optimizer, step: int) -> None:
@@ -92,13 +130,13 @@ def _step(optimiser: torch.optim.Optimizer, step: int) -> None:
 def check_finite(parameters: Iterable[Tensor], *, steps: int) -> None:
     """Raises Diverged for weights that are not finite, or too large for a product of two of them to be."""
     squares = [parameter.detach().float().square().sum() for parameter in parameters]
-    if not all(torch.isfinite(square) for square in squares):
+    if not all(map(math.isfinite, read([], squares))):
         raise Diverged(
             f"after step {steps - 1}, the last one, the weights are not finite. Lower the stage's learning rate"
         )
 
 
-def _mean(parts: list[dict[str, float]]) -> dict[str, float]:
+def _mean(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Each metric's mean over the parts that have it."""
     values: dict[str, list[float]] = {}
     for metrics in parts:

@@ -57,7 +57,7 @@ def ledger(
     clip holds the gradient at 0. loss_share: 0 outside actions.
     episodes: of the row, in order. targets: see `step_targets`. The rest is as of `turn_ppo_clip`. No gradient flows.
     """
-    row = packed.to("cpu")
+    row = packed.on_host
     b_R, t_R, i_R, k_R = _entries(row)
     first_R = torch.tensor([first_turn(e.key) for e in episodes])[b_R]
     log_probs_K, advantages_J = log_probs_K.detach().cpu(), advantages_J.detach().cpu().double()

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from stages.learn.adapter import base_of
+from stages.learn.later import Later
 
 Ratio = Literal["turn", "turn_mean", "token"]
 Per = Literal["turn", "episode"]
@@ -191,7 +192,7 @@ def turn_ppo_clip(
     clip: float,
     ratio: Ratio = "turn",
     normaliser: float,
-) -> tuple[Tensor, dict[str, float]]:
+) -> tuple[Tensor, Later]:
     """Clipped policy-gradient loss over turns of several tokens.
 
         L = -(1 / Z) sum_j min(rho_j A_j, clip(rho_j, 1 - c, 1 + c) A_j),   l_t = log pi_theta - log pi_old of token t
@@ -208,19 +209,26 @@ def turn_ppo_clip(
     gap_max of |l_t|. Before the first step of an iteration the weights are those that sampled. There the gaps are the
     disagreement of engine and trainer. "count/<name>": how many ratios, or tokens, the mean <name> is of. Where a ratio
     overflows and A < 0, the loss is infinite, which `fit` refuses; else it is clipped, the gradient 0.
-    Raises ValueError on wrong shapes, a turn without tokens, old log-probs not finite, Z <= 0 or another ratio.
+    Raises ValueError on wrong shapes, Z <= 0 or another ratio; on the CPU also on a turn without tokens, and old
+    log-probs that are not finite. On another device the values are not looked at, for that would wait for it: see
+    `check_tokens`.
     Source: Self-AC slides, actor loss; PPO, arXiv 1707.06347, eq. 7; `turn_mean`: GSPO, arXiv 2507.18071; `turn` as
     default [ours].
     """
-    lengths_J = _turn_lengths(log_probs_K, old_log_probs_K, turn_of_K, advantages_J)
+    _check_shapes(log_probs_K, old_log_probs_K, turn_of_K, advantages_J)
+    if log_probs_K.device.type == "cpu":
+        check_tokens(old_log_probs_K, turn_of_K, len(advantages_J))
     if not normaliser > 0:
         raise ValueError(f"normaliser must be > 0, found {normaliser}")
     token_K = log_probs_K - old_log_probs_K.detach()
     if ratio == "token":
         log_ratio, advantage = token_K, advantages_J.detach()[turn_of_K]
     elif ratio in ("turn", "turn_mean"):
-        total_J = token_K.new_zeros(len(lengths_J)).index_add(0, turn_of_K, token_K)
-        log_ratio, advantage = total_J / lengths_J if ratio == "turn_mean" else total_J, advantages_J.detach()
+        advantage = advantages_J.detach()
+        log_ratio = token_K.new_zeros(len(advantage)).index_add(0, turn_of_K, token_K)
+        if ratio == "turn_mean":
+            lengths_J = torch.zeros_like(advantage, dtype=torch.long)  # not by bincount, which waits for a GPU
+            log_ratio = log_ratio / lengths_J.index_add(0, turn_of_K, torch.ones_like(turn_of_K))
     else:
         raise ValueError(f"ratio must be turn, turn_mean or token, found {ratio!r}")
     # Far above 1 + c a ratio with A >= 0 has the clipped loss and no gradient; left alone, its gradient would be 0 x
@@ -229,23 +237,20 @@ def turn_ppo_clip(
     rho = torch.where(advantage >= 0, log_ratio.clamp(max=far), log_ratio).exp()
     loss = -torch.minimum(rho * advantage, rho.clamp(1 - clip, 1 + clip) * advantage).sum() / normaliser
     seen, token = log_ratio.detach().exp(), token_K.detach()
-    metrics = {
-        "ratio_mean": float(seen.mean()),
-        "ratio_max": float(seen.max()),
-        "clip_frac": float((seen != seen.clamp(1 - clip, 1 + clip)).sum()) / len(seen),
-        "kl_old": float((token.exp() - 1 - token).mean()),
-        "gap_mean": float(token.abs().mean()),
-        "gap_max": float(token.abs().max()),
-        "count/ratio_mean": float(len(seen)),
-        "count/clip_frac": float(len(seen)),
-        "count/kl_old": float(len(token)),
-        "count/gap_mean": float(len(token)),
-    }
-    return loss, metrics
+    gap, n = token.abs(), float(len(seen))
+    clipped = (seen != seen.clamp(1 - clip, 1 + clip)).sum()
+    counts = dict.fromkeys(("count/ratio_mean", "count/clip_frac"), n)
+    counts |= dict.fromkeys(("count/kl_old", "count/gap_mean"), float(len(token)))
+
+    def told(mean: float, largest: float, n_clipped: float, kl: float, gap_mean: float, gap_max: float) -> Any:
+        found = {"ratio_mean": mean, "ratio_max": largest, "clip_frac": n_clipped / n, "kl_old": kl}
+        return found | {"gap_mean": gap_mean, "gap_max": gap_max} | counts
+
+    numbers = [seen.mean(), seen.max(), clipped, (token.exp() - 1 - token).mean(), gap.mean(), gap.max()]
+    return loss, Later(numbers, told)
 
 
-def _turn_lengths(log_probs_K: Tensor, old_log_probs_K: Tensor, turn_of_K: Tensor, advantages_J: Tensor) -> Tensor:
-    """Tokens of each turn, (J,)."""
+def _check_shapes(log_probs_K: Tensor, old_log_probs_K: Tensor, turn_of_K: Tensor, advantages_J: Tensor) -> None:
     if (
         not log_probs_K.shape == old_log_probs_K.shape == turn_of_K.shape
         or log_probs_K.ndim != 1
@@ -255,14 +260,20 @@ def _turn_lengths(log_probs_K: Tensor, old_log_probs_K: Tensor, turn_of_K: Tenso
         raise ValueError(
             f"log-probs, old log-probs and turns of shape (K,) and advantages of shape (J,) wanted, found {shapes}"
         )
+    if turn_of_K.dtype != torch.long:
+        raise ValueError(f"turn_of_K must be long and in [0, {len(advantages_J)}), found {turn_of_K.dtype}")
+
+
+def check_tokens(old_log_probs_K: Tensor, turn_of_K: Tensor, j: int) -> None:
+    """Raises ValueError unless old log-probs are finite, and each of the j turns has a token. To be asked on the CPU,
+    before the tensors go to their device.
+    """
     if not bool(torch.isfinite(old_log_probs_K).all()):
         raise ValueError(
             "old log-probs must be finite: the engine has to say with what probability it produced each token"
         )
-    j = len(advantages_J)
-    if turn_of_K.dtype != torch.long or bool(((turn_of_K < 0) | (turn_of_K >= j)).any()):
-        raise ValueError(f"turn_of_K must be long and in [0, {j}), found {turn_of_K.dtype} {turn_of_K.tolist()}")
+    if bool(((turn_of_K < 0) | (turn_of_K >= j)).any()):
+        raise ValueError(f"turn_of_K must be in [0, {j}), found {turn_of_K.tolist()}")
     lengths_J = torch.bincount(turn_of_K, minlength=j)
     if not j or bool((lengths_J == 0).any()):
         raise ValueError(f"every turn needs at least one action token, found lengths {lengths_J.tolist()}")
-    return lengths_J

@@ -22,12 +22,12 @@ spread of the gradient with exact values.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from stages.learn.later import Later
 from stages.learn.losses import group_advantages
 
 AdvantageKind = Literal["td_mean", "td1", "gae", "mc", "group"]
@@ -61,7 +61,7 @@ def td_targets(rewards: Tensor, values: Tensor, n_turns: Tensor, truncated: Tens
     """
     _check(rewards, values, n_turns, truncated, gamma, n)
     # More than M steps reach no further than M.
-    return next(islice(_targets(rewards, values, n_turns, truncated, gamma), min(n, rewards.shape[1]) - 1, None))
+    return [*_targets(rewards, values, n_turns, truncated, gamma, min(n, rewards.shape[1]))][-1]
 
 
 def td_mean_targets(
@@ -74,7 +74,7 @@ def td_mean_targets(
     n_max = 1 is one-step TD. No gradient flows. Shapes, errors as of `td_targets`. Source: Self-AC slides, critic loss.
     """
     _check(rewards, values, n_turns, truncated, gamma, n_max)
-    return torch.stack([*islice(_targets(rewards, values, n_turns, truncated, gamma), n_max)]).mean(0)
+    return torch.stack([*_targets(rewards, values, n_turns, truncated, gamma, n_max)]).mean(0)
 
 
 def monte_carlo(rewards: Tensor, values: Tensor, n_turns: Tensor, truncated: Tensor, *, gamma: float) -> Tensor:
@@ -194,7 +194,7 @@ def value_loss(
     n_max: int = 5,
     normaliser: float | None = None,
     known_end: bool = False,
-) -> tuple[Tensor, dict[str, float]]:
+) -> tuple[Tensor, Later]:
     """Squared error of the values to their n-step targets, mean over n = 1..n_max and the states with a target.
 
         L = (1 / n_max) sum_n (1 / Z) sum_{i, k} (V_ik - stop_grad(target_n(i, k)))^2
@@ -203,8 +203,7 @@ def value_loss(
     the losses of a step's parts add up to the loss of all its rows. known_end: r_N in place of V_N in the targets of
     earlier states of terminated rows, see the module; V_N is still trained towards r_N. Gradients flow into V_ik only,
     not into the targets.
-    Metrics: `value_loss/n1`.. by n, and `explained_variance` = 1 - Var[R - V] / Var[R] over the states of terminated
-    rows (the others' R is partly V itself). It is left out if all R are equal. Shapes and errors as of `td_targets`.
+    Metrics: `value_loss/n1`.. by n. Shapes and errors as of `td_targets`.
     Source: Self-AC slides, critic loss; mean for the slides' norm [ours].
     """
     _check(rewards, values, n_turns, truncated, gamma, n_max)
@@ -213,29 +212,29 @@ def value_loss(
     mask = state_mask(n_turns, truncated, rewards.shape[1])
     seen = _only(mask, values)
     ahead = _known_end(rewards, values, n_turns, truncated) if known_end else values
-    targets = islice(_targets(rewards, ahead, n_turns, truncated, gamma), n_max)
+    targets = _targets(rewards, ahead, n_turns, truncated, gamma, n_max)
     losses = torch.stack([(seen - target).square().sum() for target in targets]) / (normaliser or mask.sum())
-    metrics = {f"value_loss/n{n}": float(loss) for n, loss in enumerate(losses.detach(), 1)}
-    returns = monte_carlo(rewards, values, n_turns, truncated, gamma=gamma)
-    known = mask & ~truncated[:, None]
-    actual, error = returns[known], (returns - values.detach())[known]
-    if len(actual) and bool((actual != actual[0]).any()):
-        metrics["explained_variance"] = float(1 - error.var(correction=0) / actual.var(correction=0))
+    metrics = Later([losses], lambda found: {f"value_loss/n{n}": loss for n, loss in enumerate(found, 1)})
     return losses.mean(), metrics
 
 
-def _targets(rewards: Tensor, values: Tensor, n_turns: Tensor, truncated: Tensor, gamma: float) -> Iterator[Tensor]:
-    """target_1, target_2, ... without end."""
+def _targets(
+    rewards: Tensor, values: Tensor, n_turns: Tensor, truncated: Tensor, gamma: float, n_max: int
+) -> Iterator[Tensor]:
+    """target_1 .. target_{n_max}."""
     m = rewards.shape[1]
     real, with_target = turn_mask(n_turns + 1, m), state_mask(n_turns, truncated, m)
     v = _only(real, values.detach())
     # With V_N as a truncated row's reward of state N and nothing after it, a sum that runs past N has just the wanted
     # bootstrap.
     r = torch.where(with_target, rewards.detach(), v)
-    total, n = torch.zeros_like(r), 0
-    while True:
-        total, n = total + gamma**n * _ahead(r, n), n + 1
-        yield _only(with_target, total + gamma**n * _ahead(v, n))
+    # What stands n states later is then a cut of the same rows, with zeros past the end.
+    past_end = r.new_zeros(len(r), n_max)
+    r_on, v_on = torch.cat([r, past_end], 1), torch.cat([v, past_end], 1)
+    total = torch.zeros_like(r)
+    for n in range(n_max):
+        total = total + gamma**n * r_on[:, n : n + m]
+        yield _only(with_target, total + gamma ** (n + 1) * v_on[:, n + 1 : n + 1 + m])
 
 
 def _known_end(rewards: Tensor, values: Tensor, n_turns: Tensor, truncated: Tensor) -> Tensor:
@@ -245,17 +244,9 @@ def _known_end(rewards: Tensor, values: Tensor, n_turns: Tensor, truncated: Tens
     return torch.where(last & ~truncated[:, None], rewards, values)
 
 
-def _ahead(x: Tensor, n: int) -> Tensor:
-    """x << n: what stands n states later, zeros past the end."""
-    # By slicing, not torch.roll: roll would bring the first states back in past the end.
-    found = torch.zeros_like(x)
-    found[:, : max(0, x.shape[1] - n)] = x[:, n:]
-    return found
-
-
 def _only(mask: Tensor, x: Tensor) -> Tensor:
     """x where the mask is True, else 0: not by a product, which would let a NaN of the padding through."""
-    return torch.where(mask, x, torch.zeros_like(x))
+    return torch.where(mask, x, 0.0)
 
 
 def _check(rewards: Tensor, values: Tensor, n_turns: Tensor, truncated: Tensor, gamma: float, n: int = 1) -> None:
@@ -266,6 +257,18 @@ def _check(rewards: Tensor, values: Tensor, n_turns: Tensor, truncated: Tensor, 
         )
     if n_turns.dtype != torch.long or truncated.dtype != torch.bool:
         raise ValueError(f"n_turns must be long and truncated bool, found {n_turns.dtype} and {truncated.dtype}")
+    if not 0 <= gamma <= 1:
+        raise ValueError(f"gamma must be in [0, 1], found {gamma}")
+    if n < 1:
+        raise ValueError(f"n must be >= 1, found {n}")
+    if rewards.device.type == "cpu":
+        check_rows(rewards, n_turns, truncated)
+
+
+def check_rows(rewards: Tensor, n_turns: Tensor, truncated: Tensor) -> None:
+    """Raises ValueError for what no row of episodes holds, see `td_targets`. To be asked on the CPU, before the tensors
+    go to their device: there, nothing looks at their values, for that would wait for it.
+    """
     m = rewards.shape[1]
     if not bool(((n_turns >= 1) & (n_turns < m)).all()):
         raise ValueError(f"an episode in {m} columns has 1 to {m - 1} turns, found {n_turns.tolist()}")
@@ -276,7 +279,3 @@ def _check(rewards: Tensor, values: Tensor, n_turns: Tensor, truncated: Tensor, 
         raise ValueError(
             "state N of a truncated row must have reward 0: its value stands for what would have come; found another"
         )
-    if not 0 <= gamma <= 1:
-        raise ValueError(f"gamma must be in [0, 1], found {gamma}")
-    if n < 1:
-        raise ValueError(f"n must be >= 1, found {n}")

@@ -12,7 +12,7 @@ of an episode, and the episodes of a group. Token ids are those that the engine 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from stages.learn.moving import moved
 
 Ids = Sequence[int] | NDArray[np.int64]
 
@@ -53,14 +55,21 @@ class Tree:
     branch_prefix: Tensor  # (Z,)
     branch_start: Tensor  # (Z,): where its first token stands in the row
     branch_length: Tensor  # (Z,)
+    host: Tree | None = None  # the same on the CPU, of a tree that was moved
+
+    @property
+    def on_host(self) -> Tree:
+        """The tree where its numbers can be looked at without waiting for a device."""
+        return self.host or self
 
     @property
     def n_visible(self) -> int:
         """How many tokens of the row are those of lines; they stand first."""
-        return int(self.branch_start.min()) if len(self.branch_start) else len(self.ids)
+        starts = self.on_host.branch_start
+        return int(starts.min()) if len(starts) else len(self.ids)
 
     def to(self, device: Any) -> Tree:
-        return replace(self, **{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+        return moved(self, device)
 
 
 def allowed(tree: Tree) -> Tensor:
@@ -134,7 +143,7 @@ def trunk(tree: Tree) -> Tree:
     none = tree.branch_line[:0]
     cut = {name: getattr(tree, name)[:n] for name in ("ids", "position_ids", "node")}
     cut |= dict.fromkeys(("branch_line", "branch_prefix", "branch_start", "branch_length"), none)
-    return replace(tree, **cut, limit=tree.limit[:e, :e])
+    return replace(tree, **cut, limit=tree.limit[:e, :e], host=tree.host and trunk(tree.host))
 
 
 def tree_of(rows: Sequence[Ids]) -> tuple[Tree, list[Tensor]]:

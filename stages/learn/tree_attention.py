@@ -68,9 +68,12 @@ def tree_forward(
             # Off the CPU, grouped heads together with a mask would fall back to the kernel that writes out all scores.
             k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
         outs.append(
-            scaled_dot_product_attention(q, k, v, attn_mask=group.mask, enable_gqa=q.shape[1] != k.shape[1], **options)
+            scaled_dot_product_attention(
+                q, k, v, attn_mask=group.bias(q.dtype), enable_gqa=q.shape[1] != k.shape[1], **options
+            )
         )
-    out = torch.cat([o.transpose(1, 2) for o in outs], 1)
+    outs = [o.transpose(1, 2) for o in outs]
+    out = torch.cat(outs, 1) if groups else outs[0]
     return (out if back is None else Row.apply(out, back)), None  # type: ignore[no-untyped-call]
 
 

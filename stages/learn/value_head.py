@@ -112,20 +112,21 @@ def episode_pass(
         raise ValueError(
             "with value_grad_scale 0 a soft prompt would never learn; use a text prompt, or a factor above 0"
         )
-    embeddings = None if head.soft is None else with_soft(model, head.soft, packed.ids, packed.shadow > 0)
+    places = packed.state_places
+    embeddings = (
+        None if head.soft is None else with_soft(model, head.soft, packed.ids, packed.shadow > 0, repeats=len(places))
+    )
     states_TD = body_pass(model, packed.tree, embeddings_TD=embeddings)
-    real_BM = packed.value_positions >= 0
-    ends_D = states_TD.index_select(0, packed.value_positions[real_BM])
+    ends_D = states_TD.index_select(0, packed.value_positions.flatten().index_select(0, places))
     if value_grad_scale != 1:
         ends_D = value_grad_scale * ends_D + (1 - value_grad_scale) * ends_D.detach()
-    values_BM = torch.zeros(real_BM.shape, device=states_TD.device).masked_scatter(real_BM, head(ends_D))
-    return states_TD.index_select(0, packed.source_positions), values_BM
+    values = torch.zeros(packed.value_positions.numel(), device=states_TD.device).index_copy(0, places, head(ends_D))
+    return states_TD.index_select(0, packed.source_positions), values.view_as(packed.value_positions)
 
 
-def with_soft(model: Any, soft_CD: Tensor, ids: Tensor, places: Tensor) -> Tensor:
-    """Embeddings of the ids (..., D), with the soft prompt put, again and again in order, at the places (...,) bool."""
+def with_soft(model: Any, soft_CD: Tensor, ids: Tensor, places: Tensor, *, repeats: int) -> Tensor:
+    """Embeddings of the ids (..., D), with the soft prompt put, `repeats` times in order, at the places (...,) bool."""
     embeddings: Tensor = base_of(model).get_input_embeddings()(ids)
-    repeats = int(places.sum()) // len(soft_CD)
     return embeddings.masked_scatter(places[..., None], soft_CD.to(embeddings.dtype).repeat(repeats, 1))
 
 
@@ -169,7 +170,7 @@ def values_of_batch(model: Any, head: ValueHead, states: Sequence[Sequence[int]]
     else:
         columns = torch.arange(ids_BT.shape[1], device=device)
         places = (columns >= lengths[:, None]) & (columns <= ends[:, None])
-        inputs = {"inputs_embeds": with_soft(model, head.soft, ids_BT, places)}
+        inputs = {"inputs_embeds": with_soft(model, head.soft, ids_BT, places, repeats=len(states))}
     states_BTD = base_of(model).model(**inputs, use_cache=False).last_hidden_state
     values: Tensor = head(states_BTD[torch.arange(len(states), device=device), ends])
     return values

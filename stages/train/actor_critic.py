@@ -23,9 +23,10 @@ from stages.frame.contract import Retired
 from stages.learn.adapter import acting_as, as_base, base_of
 from stages.learn.credit import check_credit
 from stages.learn.episode_row import EpisodeIds, PackedRow, without_shadows
+from stages.learn.later import Later, named
 from stages.learn.ledger import check_shares, ledger, step_targets
-from stages.learn.losses import Per, Ratio, chunked_kl, chunked_log_probs, turn_ppo_clip
-from stages.learn.returns import AdvantageKind, advantages, batch_deviation, turn_mask, value_loss
+from stages.learn.losses import Per, Ratio, check_tokens, chunked_kl, chunked_log_probs, turn_ppo_clip
+from stages.learn.returns import AdvantageKind, advantages, batch_deviation, check_rows, value_loss
 from stages.learn.tree_attention import body_pass
 from stages.learn.value_head import ValueHead, episode_pass
 from stages.train.model import OptimConfig
@@ -118,6 +119,7 @@ class Pass:
     log_probs_K: Tensor
     entropy_K: Tensor
     kl_K: Tensor  # to the base policy; zeros where it costs nothing
+    checked: Later  # raises LostCredit when it is read, where the advantages were on a device; no metric
 
 
 def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig, *, value_grad_scale: float) -> Pass:
@@ -131,8 +133,11 @@ def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig,
         with half(row.ids.device, config.autocast):
             states_KD = action_states(model, row)
     advantages_BM = row_advantages(part, values_BM, config) / part.deviation
-    advantages_J = advantages_BM[turn_mask(row.n_turns, values_BM.shape[1])]
-    check_credit(row, part.episodes, advantages_BM, advantages_J, returns=part.returns)
+    advantages_J = advantages_BM.flatten().index_select(0, row.turn_places)
+    checked = check_credit(row, part.episodes, advantages_BM, advantages_J, returns=part.returns)
+    if row.host is not None:  # else the losses look at the values themselves
+        check_rows(row.host.rewards, row.host.n_turns, row.host.truncated)
+        check_tokens(row.host.old_log_probs, row.host.turn_of_token, len(advantages_J))
     ids_K = row.ids[row.target_positions]
     with half(row.ids.device, config.autocast):
         to_vocabulary = base_of(model).get_output_embeddings()
@@ -142,7 +147,7 @@ def credited_pass(model: Any, head: ValueHead, part: Part, config: SelfAcConfig,
             if config.kl_coef
             else torch.zeros_like(log_probs_K)
         )
-    return Pass(values_BM, advantages_J, log_probs_K, entropy_K, kl_K)
+    return Pass(values_BM, advantages_J, log_probs_K, entropy_K, kl_K, checked)
 
 
 def critic_pass(
@@ -177,7 +182,7 @@ def deviation_of(model: Any, head: ValueHead, rows: Iterable[Part], config: Self
             if part.relative_B is not None
             else critic_pass(model, head, row, config, value_grad_scale=1.0)[1]
         )
-        found.append(row_advantages(part, values_BM, config)[turn_mask(row.n_turns, values_BM.shape[1])])
+        found.append(row_advantages(part, values_BM, config).flatten().index_select(0, row.turn_places))
     return batch_deviation(torch.cat(found))
 
 
@@ -193,34 +198,26 @@ def base_states(model: Any, row: PackedRow) -> Tensor:
         return action_states(model, row)
 
 
-def joint_loss(
-    found: Pass, part: Part, config: SelfAcConfig, *, actor_weight: float
-) -> tuple[Tensor, dict[str, float]]:
+def joint_loss(found: Pass, part: Part, config: SelfAcConfig, *, actor_weight: float) -> tuple[Tensor, Later]:
     """alpha L_critic + actor_weight (L_actor + kl_coef KL) of one row; metrics of both."""
     row = part.row
-    critic, metrics = value_loss(
-        found.values_BM, row.rewards, row.n_turns, row.truncated, gamma=config.gamma, n_max=config.td_steps, normaliser=part.n_states,
-        known_end=config.known_end,
-    )  # fmt: skip
     actor, of_actor = turn_ppo_clip(
         found.log_probs_K, row.old_log_probs, row.turn_of_token, found.advantages_J,
         clip=config.ratio_clip, ratio=config.ratio, normaliser=part.normaliser,
     )  # fmt: skip
-    entropy = float(found.entropy_K.detach().mean())
-    metrics |= {
-        **of_actor,
-        "value_loss": float(critic.detach()),
-        "actor_loss": float(actor.detach()),
-        "entropy": entropy,
-    }
-    metrics["kl_base"] = float(found.kl_K.detach().mean())
-    tokens = float(len(found.log_probs_K))
-    metrics |= {"tokens": tokens, "count/entropy": tokens, "count/kl_base": tokens}
-    metrics |= moments(found.values_BM.detach(), row, gamma=config.gamma) | of_turns(found.advantages_J)
-    if not config.has_critic:
-        metrics = {name: value for name, value in metrics.items() if not name.startswith("value_loss")} | {"n": 0.0}
     # By the same normaliser as the actor's sum, so that the coefficient is in units of reward.
     cost = config.kl_coef * found.kl_K.sum() / part.normaliser
+    means = {"actor_loss": actor, "entropy": found.entropy_K.mean(), "kl_base": found.kl_K.mean()}
+    counts = dict.fromkeys(("tokens", "count/entropy", "count/kl_base"), float(len(found.log_probs_K)))
+    metrics = found.checked | of_actor | named(means) | counts
+    metrics |= moments(found.values_BM, row, gamma=config.gamma) | of_turns(found.advantages_J)
+    if not config.has_critic:
+        return actor_weight * (actor + cost), metrics | {"n": 0.0}
+    critic, of_critic = value_loss(
+        found.values_BM, row.rewards, row.n_turns, row.truncated, gamma=config.gamma, n_max=config.td_steps, normaliser=part.n_states,
+        known_end=config.known_end,
+    )  # fmt: skip
+    metrics |= of_critic | named({"value_loss": critic})
     return config.alpha * critic + actor_weight * (actor + cost), metrics
 
 

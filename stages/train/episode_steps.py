@@ -20,6 +20,7 @@ from stages.learn.certificate import certificates, shown
 from stages.learn.credit import returns_of
 from stages.learn.episode_row import BadEpisode, EpisodeIds, NotAPrefix, bins, pack, unbroken
 from stages.learn.losses import loss_normaliser
+from stages.learn.moving import moved
 from stages.learn.value_head import ValueHead
 from stages.llm.roles import roles_of
 from stages.train.actor_critic import Part, SelfAcConfig, deviation_of
@@ -157,8 +158,8 @@ def parts(
     made = []
     for members in bins(chosen, len(critic_ids) or config.soft_prompt, token_budget=config.row_tokens):
         mine = tuple(chosen[i] for i in members)
-        row = pack(mine, critic_ids, max_positions=None, soft_len=config.soft_prompt).to(device)
-        relative = torch.tensor([found.relative[e.key[0]] for e in mine], device=device) if found.relative else None
+        row = pack(mine, critic_ids, max_positions=None, soft_len=config.soft_prompt)
+        relative = torch.tensor([found.relative[e.key[0]] for e in mine]) if found.relative else None
         told = tuple(found.returns[e.key] for e in mine)
         made.append(Part(row, mine, told, relative, n_states, normaliser, first, found.deviation))
-    return made
+    return moved(made, device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 
-def of_step(parts: list[dict[str, float]]) -> dict[str, float]:
+def of_step(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Metrics of a step from those of its passes. Means are weighed by "count/<name>", without it equally. A name that
     ends in "_max" takes the largest. "count/<name>" adds up, for `fit_metrics` to weigh the step.
     """

@@ -18,8 +18,11 @@ from torch import Tensor, nn
 from stages.frame.contract import Context
 from stages.frame.types import Row
 from stages.learn.adapter import base_of, load_state, save_adapter, tensors_of, trainable_state
-from stages.learn.fit import adamw, fit
+from stages.learn.ema import ema_update
+from stages.learn.fit import Loss, adamw, fit
+from stages.learn.later import Later, named
 from stages.learn.losses import chunked_log_probs
+from stages.learn.moving import moved
 from stages.learn.tree_attention import body_pass
 from stages.learn.value_head import ValueHead, load_head, new_head, save_head
 from stages.llm.roles import mix
@@ -71,7 +74,7 @@ def batches_of(
 
 
 def trained(
-    context: Context, net: Any, batches: Iterable[Any], loss: Callable[[Any, Any], tuple[Tensor, dict[str, float]]],
+    context: Context, net: Any, batches: Iterable[Any], loss: Loss[Any],
     after_step: Callable[[list[dict[str, float]]], None],
 ) -> list[dict[str, float]]:  # fmt: skip
     """`fit` as the stage's config says: the metrics of every step."""
@@ -79,6 +82,12 @@ def trained(
     optimiser = adamw(net, lr=config.rate(context.iteration))
     with in_training(context, model_of(net)):
         return fit(net, batches, loss, optimiser, clip=config.clip, after_step=after_step, merge=of_step)
+
+
+def followed(target: Mapping[str, Tensor], net: Any, rate: float) -> dict[str, Tensor]:
+    """The target network after a step of the network that it follows."""
+    now = {name: p.detach() for name, p in net.named_parameters() if p.requires_grad}
+    return ema_update(target, now, rate)
 
 
 def save_net(context: Context, net: Any, target: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -106,7 +115,7 @@ def value_rows(stored: Sequence[Row]) -> tuple[list[TrainRow], dict[tuple[Any, .
 
 def mixed_q_loss(
     net: Any, step: Pass, wanted: Wanted, *, weight: float, autocast: bool = False
-) -> tuple[Tensor, dict[str, float], Tensor]:
+) -> tuple[Tensor, Later, Tensor]:
     """The loss above, of this pass: (loss, metrics, Q - y of each value row, detached). Into adapter and head."""
     model, head = net
     device = step.tree.ids.device
@@ -117,14 +126,19 @@ def mixed_q_loss(
             base_of(model).get_output_embeddings(),
             step.tree.ids[step.target_K],
         )
-    loss, metrics, _ = nll_of(log_probs_K, step)
-    metrics = {name: value for name, value in metrics.items() if not name.endswith(f"nll/{VALUE}")}
+    loss, of_nll, _ = nll_of(log_probs_K, step)
+    metrics = Later(of_nll.tensors, lambda nll_R: without_values(of_nll.told(nll_R)))
     told = [wanted[row.key] for row, kind in zip(step.rows, step.kinds, strict=True) if kind == VALUE]
-    y, w = torch.tensor(told, dtype=torch.float32, device=device).reshape(-1, 2).unbind(1)
-    error = head(states_TD.index_select(0, step.target_K[step.of(VALUE)])) - y
-    if len(told):
-        total = (w * error.square()).sum()
-        loss = loss + weight * total / step.totals[VALUE]
-        metrics |= {"q_loss": float(total.detach()) / len(told), "count/q_loss": float(len(told))}
-        metrics |= {"q": float((error.detach() + y).mean()), "count/q": float(len(told))}
-    return loss, metrics, error.detach()
+    if not told:
+        return loss, metrics, states_TD.new_zeros(0)
+    y, w = moved(torch.tensor(told, dtype=torch.float32), device).unbind(1)
+    error = head(states_TD.index_select(0, step.target_K.index_select(0, step.places[VALUE]))) - y
+    total, n = (w * error.square()).sum(), float(len(told))
+    loss = loss + weight * total / step.totals[VALUE]
+    metrics |= Later([total], lambda found: {"q_loss": found / n, "count/q_loss": n, "count/q": n})
+    return loss, metrics | named({"q": (error.detach() + y).mean()}), error.detach()
+
+
+def without_values(metrics: Mapping[str, float]) -> dict[str, float]:
+    """But for the likelihood of the tokens that a head reads, whose weight is 0."""
+    return {name: value for name, value in metrics.items() if not name.endswith(f"nll/{VALUE}")}

@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stages.learn.adapter import as_base, base_of
+from stages.learn.later import Later
 from stages.learn.losses import chunked_log_probs
+from stages.learn.moving import moved
 from stages.learn.tree import Tree, n_new, tree_of
 from stages.learn.tree_attention import body_pass
 from stages.play.drawing import Draw
@@ -39,19 +41,17 @@ class Pass:
     target_K: Tensor  # where each completion token stands in the tree's row
     source_K: Tensor  # where the token before it on its path stands, which predicts it
     row_K: Tensor  # the row that it is of
+    n_R: Tensor  # completion tokens of each row
+    weight_R: Tensor  # w_i |y_i| of each row
+    places: Mapping[str, Tensor]  # kind -> which of the K tokens are of its rows
     rows: tuple[TrainRow, ...]
     kinds: tuple[str, ...]  # of each row
     normaliser: float
     totals: Mapping[str, int]
+    host: Pass | None = None  # the same on the CPU, of a pass that was moved
 
     def to(self, device: Any) -> Pass:
-        moved = {name: getattr(self, name).to(device) for name in ("tree", "target_K", "source_K", "row_K")}
-        return replace(self, **moved)
-
-    def of(self, kind: str) -> Tensor:
-        """(K,) bool: the tokens of rows of a kind."""
-        ours = torch.tensor([each == kind for each in self.kinds], device=self.row_K.device)
-        return ours[self.row_K]
+        return moved(self, device)
 
 
 def mixed_batches(
@@ -113,10 +113,11 @@ def step_passes(chosen: Mapping[str, Sequence[TrainRow]], pass_tokens: int, devi
     labelled = [(kind, row) for kind, picked in chosen.items() for row in picked]
     normaliser = sum(row.weight * len(row.completion_ids) for _, row in labelled)
     totals = {kind: sum(len(row.completion_ids) for row in picked) for kind, picked in chosen.items()}
-    return [
-        make_pass([labelled[i] for i in members], normaliser, totals).to(device)
+    passes = [
+        make_pass([labelled[i] for i in members], normaliser, totals)
         for members in together([row for _, row in labelled], pass_tokens)
     ]
+    return moved(passes, device)
 
 
 def make_pass(labelled: Sequence[tuple[str, TrainRow]], normaliser: float, totals: Mapping[str, int]) -> Pass:
@@ -125,15 +126,20 @@ def make_pass(labelled: Sequence[tuple[str, TrainRow]], normaliser: float, total
     if any(not row.prompt_ids or not row.completion_ids for row in rows):
         raise ValueError("every training row needs a prompt and a completion of at least one token")
     tree, places = tree_of([row.ids for row in rows])
-    ends = [len(row.prompt_ids) for row in rows]
+    ends, lengths = [len(row.prompt_ids) for row in rows], [len(row.completion_ids) for row in rows]
+    n_R, kinds = torch.tensor(lengths), tuple(kind for kind, _ in labelled)
+    row_K = torch.repeat_interleave(torch.arange(len(rows)), n_R)
     return Pass(
         tree,
         torch.cat([at[end:] for at, end in zip(places, ends, strict=True)]),
         # The token before it on its own path, which may be another row's, too; never the one before it in the tree.
         torch.cat([at[end - 1 : -1] for at, end in zip(places, ends, strict=True)]),
-        torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(row.completion_ids) for row in rows])),
+        row_K,
+        n_R,
+        torch.tensor([row.weight for row in rows]) * n_R,
+        {kind: torch.tensor([each == kind for each in kinds])[row_K].nonzero()[:, 0] for kind in dict.fromkeys(kinds)},
         rows,
-        tuple(kind for kind, _ in labelled),
+        kinds,
         normaliser,
         totals,
     )
@@ -181,7 +187,7 @@ def pass_kl(model: Any, step: Pass, kind: str) -> Tensor:
 
         KL_t = sum_v pi_theta(v | x, y_<t) [log pi_theta(v | ..) - log pi_base(v | ..)]
     """
-    source, head = step.source_K[step.of(kind)], base_of(model).get_output_embeddings()
+    source, head = step.source_K.index_select(0, step.places[kind]), base_of(model).get_output_embeddings()
 
     def log_probs() -> Tensor:
         found: Tensor = head(body_pass(model, step.tree).index_select(0, source)).float().log_softmax(1)
@@ -193,7 +199,7 @@ def pass_kl(model: Any, step: Pass, kind: str) -> Tensor:
     return (log_probs_KV.exp() * (log_probs_KV - base_KV)).sum() / max(step.totals.get(kind, 0), 1)
 
 
-def mixed_nll(model: Any, step: Pass, *, autocast: bool = False) -> tuple[Tensor, dict[str, float], Tensor]:
+def mixed_nll(model: Any, step: Pass, *, autocast: bool = False) -> tuple[Tensor, Later, Tensor]:
     """This pass's share of the step's weighted mean NLL a token: (loss, "nll/<kind>" a token, NLL a token of each row
     (R,), detached).
 
@@ -204,21 +210,22 @@ def mixed_nll(model: Any, step: Pass, *, autocast: bool = False) -> tuple[Tensor
     return nll_of(log_probs_K, step)
 
 
-def nll_of(log_probs_K: Tensor, step: Pass) -> tuple[Tensor, dict[str, float], Tensor]:
+def nll_of(log_probs_K: Tensor, step: Pass) -> tuple[Tensor, Later, Tensor]:
     """`mixed_nll` from the log-prob of every completion token of the pass."""
-    device = log_probs_K.device
-    n_R = torch.bincount(step.row_K, minlength=len(step.rows))
-    nll_R = -log_probs_K.new_zeros(len(step.rows)).index_add(0, step.row_K, log_probs_K) / n_R
-    weight_R = torch.tensor([row.weight for row in step.rows], device=device) * n_R
-    loss = (weight_R * nll_R).sum() / max(step.normaliser, 1e-9)
-    metrics = token_counts(step)
-    told_R, counted_R = nll_R.detach().tolist(), weight_R.tolist()
-    for kind in dict.fromkeys(step.kinds):
-        mine = [r for r, each in enumerate(step.kinds) if each == kind]
-        count = sum(counted_R[r] for r in mine)
-        metrics[f"nll/{kind}"] = sum(counted_R[r] * told_R[r] for r in mine) / max(count, 1e-9)
-        metrics[f"count/nll/{kind}"] = count
-    return loss, metrics, nll_R.detach()
+    nll_R = -log_probs_K.new_zeros(len(step.rows)).index_add(0, step.row_K, log_probs_K) / step.n_R
+    loss = (step.weight_R * nll_R).sum() / max(step.normaliser, 1e-9)
+    counted_R = (step.host or step).weight_R.tolist()
+
+    def told(told_R: list[float]) -> dict[str, float]:
+        metrics = token_counts(step)
+        for kind in dict.fromkeys(step.kinds):
+            mine = [r for r, each in enumerate(step.kinds) if each == kind]
+            count = sum(counted_R[r] for r in mine)
+            metrics[f"nll/{kind}"] = sum(counted_R[r] * told_R[r] for r in mine) / max(count, 1e-9)
+            metrics[f"count/nll/{kind}"] = count
+        return metrics
+
+    return loss, Later([nll_R], told), nll_R.detach()
 
 
 def token_counts(step: Pass) -> dict[str, float]:

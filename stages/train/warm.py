@@ -8,7 +8,7 @@ answers. The rows of a step form trees: what prompts share is read once. Passes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,21 +54,26 @@ def warm(
     draw: the rows of a step. lr rises over RISE steps, is flat for a share of all, and falls linearly to 3 %.
     Raises Diverged as `fit`.
     """
-    optimiser = adamw(model, lr=lr)
-
-    def batches() -> Iterator[list[Pass]]:
-        for step in range(steps):
-            done = step / steps
-            falling = 1.0 if done < flat else 1.0 - 0.97 * (done - flat) / (1 - flat)
-            for group in optimiser.param_groups:
-                group["lr"] = lr * min(falling, (step + 1) / RISE)
-            yield step_passes({"warm": draw()}, PASS_TOKENS, model.device)
+    optimiser = adamw(model, lr=lr * rate_factor(0, steps, flat))
+    batches = (step_passes({"warm": draw()}, PASS_TOKENS, model.device) for _ in range(steps))
 
     def loss(model: Any, step: Pass) -> Any:
         return mixed_nll(model, step, autocast=True)[:2]
 
-    found = fit(model, batches(), loss, optimiser, after_step=lambda _: advance(1))
+    def after_step(done: list[dict[str, float]]) -> None:
+        for group in optimiser.param_groups:
+            group["lr"] = lr * rate_factor(len(done), steps, flat)
+        advance(1)
+
+    found = fit(model, batches, loss, optimiser, after_step=after_step)
     return [metrics["loss"] for metrics in found]
+
+
+def rate_factor(step: int, steps: int, flat: float) -> float:
+    """Share of the learning rate at a step, which counts from 0."""
+    done = step / steps
+    falling = 1.0 if done < flat else 1.0 - 0.97 * (done - flat) / (1 - flat)
+    return min(falling, (step + 1) / RISE)
 
 
 def save_warm(model: Any, base: str, folder: Path, adapter: Path) -> None:

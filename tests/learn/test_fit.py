@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from stages.frame.types import Diverged
 from stages.learn.fit import adamw, fit, lr_factor
+from stages.learn.later import Later, named
 
 
 class Dot(nn.Module):
@@ -104,6 +105,66 @@ def test_a_loss_that_is_not_finite_raises_before_the_weights_move(bad: float) ->
     with pytest.raises(Diverged, match="the loss of step 0 is"):
         fit(model, batches(), dot, adamw(model, lr=0.1))
     assert torch.equal(model.w.detach(), before)
+
+
+def test_a_part_s_loss_that_is_not_finite_moves_neither_weights_nor_moments() -> None:
+    """The first part's loss is finite, and so is the gradient of both together but for the second one's."""
+    model = Dot()
+    optimiser = adamw(model, lr=0.1)
+    fit(model, [torch.ones(2)], dot, optimiser)
+    before = [model.w.detach().clone(), *(x.clone() for x in optimiser.state[model.w].values())]
+    with pytest.raises(Diverged, match="the loss of step 0 is nan"):
+        fit(model, [[torch.ones(2), torch.tensor([math.nan, 0.0])]], dot, optimiser)
+    after = [model.w.detach(), *optimiser.state[model.w].values()]
+    assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
+
+
+def test_what_telling_a_metric_raises_comes_before_the_weights_move() -> None:
+    model = Dot()
+
+    def refused(model: Any, x: Tensor) -> tuple[Tensor, Later]:
+        def told(found: float) -> dict[str, float]:
+            raise LookupError(f"found {found:g}")
+
+        value = (model.w * x).sum()
+        return value, Later([value], told)
+
+    with pytest.raises(LookupError, match=r"found -0\.5"):
+        fit(model, [torch.ones(2)], refused, adamw(model, lr=0.1))
+    assert model.w.tolist() == [0.5, -1.0]
+
+
+def test_the_next_batch_is_made_before_a_step_s_numbers_are_read_and_its_error_comes_after_the_step() -> None:
+    model, order = Dot(), list[str]()
+
+    def batches() -> Iterator[Tensor]:
+        for n in range(2):
+            order.append(f"batch {n}")
+            yield torch.ones(2)
+        raise LookupError("no third batch")
+
+    def loss(model: Any, x: Tensor) -> tuple[Tensor, Later]:
+        def told(found: float) -> dict[str, float]:
+            order.append("read")
+            return {"seen": found}
+
+        value = (model.w * x).sum()
+        return value, Later([value], told)
+
+    with pytest.raises(LookupError, match="no third batch"):
+        fit(model, batches(), loss, adamw(model, lr=0.1), after_step=lambda done: order.append(f"step {len(done)}"))
+    assert order == ["batch 0", "batch 1", "read", "step 1", "read", "step 2"]
+
+
+def test_metrics_that_are_read_later_are_those_that_were_read_at_once() -> None:
+    rows = [[torch.tensor([3.0, 4.0]), torch.tensor([0.1, -0.2])], [torch.tensor([0.5, 0.25])]]
+
+    def later(model: Any, x: Tensor) -> tuple[Tensor, Later]:
+        return (model.w * x).sum(), named({"seen": x[0]})
+
+    one, other = Dot(), Dot()
+    assert fit(one, rows, dot, adamw(one, lr=0.1)) == fit(other, rows, later, adamw(other, lr=0.1))
+    assert torch.equal(one.w, other.w)
 
 
 def test_a_gradient_that_is_not_finite_raises_before_the_weights_move() -> None:

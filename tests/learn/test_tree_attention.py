@@ -12,6 +12,7 @@ import torch
 from shadows import CRITIC, assert_close, gradients, joint_loss, make_episode, make_head, with_adapter
 from torch import Tensor
 
+from benchmarks.pretend_gpu import pretended_gpu
 from stages.frame.types import UsageError
 from stages.learn import tree_layout
 from stages.learn.episode_row import EpisodeIds, pack
@@ -60,6 +61,39 @@ def test_groups_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     episodes = [make_episode(6, 1), long]
     assert len(layout_of(pack(episodes, CRITIC, max_positions=None).tree).groups) == tree_layout.MOST_GROUPS
     assert_same(with_adapter(), episodes, CRITIC)
+
+
+def test_a_mask_as_numbers_is_made_once_and_gives_what_the_mask_gives_to_the_last_bit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = pack([make_episode(17, 0)], LONG_CRITIC, max_positions=None)
+    model, layout = with_adapter(), layout_of(row.tree)
+    found = body_pass(model, row.tree, layout=layout)
+    (bias,) = {
+        id(x): x for group in layout.groups[:1] for x in (*group.biases.values(), group.bias(found.dtype))
+    }.values()
+    assert torch.equal(bias, torch.zeros(bias.shape).masked_fill(~layout.groups[0].mask, -torch.inf))
+    monkeypatch.setattr(tree_layout.Group, "bias", lambda group, dtype: group.mask)
+    assert torch.equal(body_pass(model, row.tree), found)
+
+
+def test_on_a_gpu_few_branches_take_one_call_with_the_same_states_and_gradients() -> None:
+    row, model = pack([make_episode(17, 0)], LONG_CRITIC, max_positions=None), with_adapter()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    wanted = body_pass(model, row.tree)
+    # Not their square: behind the last norm it is nearly constant, and its gradient is rounding.
+    weights = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(0))
+    slow = torch.autograd.grad((wanted * weights).sum(), parameters)
+    with pretended_gpu():
+        there, moved = row.tree.to("cuda"), with_adapter().to("cuda")
+        assert (len(layout_of(row.tree).groups), len(layout_of(there).groups)) == (3, 1)
+        found = body_pass(moved, there)
+        fast = torch.autograd.grad(
+            (found * weights.to("cuda")).sum(), [p for p in moved.parameters() if p.requires_grad]
+        )
+        assert_close(found.cpu(), wanted, "states")
+        for one, other in zip(fast, slow, strict=True):
+            assert_close(one.cpu(), other, "gradient")
 
 
 def values_of(model: Any, episodes: list[EpisodeIds], critic: tuple[int, ...] = CRITIC) -> Tensor:

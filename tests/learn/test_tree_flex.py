@@ -11,7 +11,7 @@ import models
 import pytest
 import shadows
 import torch
-from pretend_gpu import pretended_gpu
+from benchmarks.pretend_gpu import pretended_gpu
 
 from stages import self_ac
 from stages.frame.contract import Outputs

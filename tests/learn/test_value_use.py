@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stages.learn.episode_row import episode_ids, pack
-from stages.learn.returns import monte_carlo, value_loss
+from stages.learn.returns import monte_carlo
 from stages.learn.value_use import (
     abort_table,
     abort_thresholds,
@@ -41,16 +41,7 @@ def test_without_a_turn_there_is_no_return() -> None:
         returns_to_go([], gamma=1.0)
 
 
-def test_explained_variance_is_that_of_training_and_knows_its_edges() -> None:
-    rng = np.random.default_rng(0)
-    values, rewards = torch.tensor(rng.normal(size=(6, 3)), dtype=torch.float64), torch.zeros(6, 3, dtype=torch.float64)
-    rewards[:, 2] = torch.tensor(rng.normal(size=6))
-    n_turns, truncated = torch.full((6,), 2), torch.zeros(6, dtype=torch.bool)
-    _, metrics = value_loss(values, rewards, n_turns, truncated, gamma=1.0)
-    returns = monte_carlo(rewards, values, n_turns, truncated, gamma=1.0)
-    assert explained_variance(values.flatten().numpy(), returns.flatten().numpy()) == pytest.approx(
-        metrics["explained_variance"]
-    )
+def test_explained_variance_knows_its_edges() -> None:
     assert explained_variance([3.0, 4.0, 5.0], [0.0, 1.0, 2.0]) == 1  # a constant error costs nothing
     assert explained_variance([7.0, 7.0], [0.0, 1.0]) == 0
     assert explained_variance([1.0, 0.0], [0.0, 1.0]) == -3

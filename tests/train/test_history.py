@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,21 @@ import pytest
 import torch
 from self_ac_play import keep_episodes, run
 
+from stages.learn.later import Later
 from stages.learn.losses import Ratio, turn_ppo_clip
 from stages.train import history, step_metrics
 from stages.train.history import fit_metrics
 
 Turns = list[list[float]]
 """log pi - log pi_old of each token of each turn."""
-Merge = Callable[[list[dict[str, float]]], dict[str, float]]
+Merge = Callable[[Sequence[Mapping[str, float]]], dict[str, float]]
 
 RATIOS: list[Ratio] = ["turn", "turn_mean", "token"]
 NO_VALUES = {"value_loss": 0.0, "actor_loss": 0.0, **dict.fromkeys(step_metrics.MOMENTS, 0.0)}
 MERGES: list[Merge] = [history.of_step, step_metrics.of_step]
 
 
-def of_pass(turns: Turns, ratio: Ratio) -> dict[str, float]:
+def of_pass(turns: Turns, ratio: Ratio) -> Later:
     """The metrics of one pass, with what a pass of Self-AC says besides."""
     moved = torch.tensor([x for turn in turns for x in turn], dtype=torch.float64)
     turn_of_K = torch.arange(len(turns)).repeat_interleave(torch.tensor([len(turn) for turn in turns]))

@@ -19,7 +19,7 @@ from stages.llm.roles import load_roles
 from stages.llm.tokens import ChatTokenizer
 from stages.pretrain import PretrainConfig, sizes
 from stages.train.passes import mixed_nll, step_passes
-from stages.train.warm import open_warm, rows_of, warm
+from stages.train.warm import open_warm, rate_factor, rows_of, warm
 
 ROLES = load_roles("service_desk")
 
@@ -89,6 +89,12 @@ def test_warming_learns_the_replies_of_rows_that_it_did_not_see(base: Path, rank
         lr=1e-2, flat=0.5, advance=lambda n: None,
     )  # fmt: skip
     assert before > 6 and loss() < 5.5 and len(found) == 40
+
+
+def test_the_rate_rises_stays_and_falls_to_three_percent() -> None:
+    factors = [rate_factor(step, 100, 0.4) for step in range(100)]
+    assert factors[0] == 0.1 and factors[9:40] == [1.0] * 31 and factors[-1] == pytest.approx(0.046, abs=1e-3)
+    assert factors[40:] == sorted(factors[40:], reverse=True)
 
 
 def made(base: Path, tmp_path: Path, **config: Any) -> Any:
