@@ -46,7 +46,7 @@ def add(commands: Any) -> None:
         "--device",
         default="h100",
         metavar="NAME",
-        help="a100, a100-40, b200, h100, h20, h200, l40s or rtx4090 (default: h100)",
+        help="a100, a100-40, b200, cpu, h100, h20, h200, l40s or rtx4090 (default: h100)",
     )
     plan.add_argument("--devices", type=int, default=1, metavar="N", help="number of devices (default: 1)")
     plan.add_argument(
