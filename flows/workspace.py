@@ -127,7 +127,7 @@ def make_engine(run: RunConfig) -> Engine:
     if model.engine == "openai":
         from stages.llm.openai import OpenAIEngine
 
-        return OpenAIEngine(model.path, url=model.url, timeout_s=model.timeout_s)
+        return OpenAIEngine(model.path, url=model.url, timeout_s=model.timeout_s, concurrency=model.concurrency)
     from stages.llm.scripted import ScriptedEngine
 
     return ScriptedEngine()

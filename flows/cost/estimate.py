@@ -31,6 +31,7 @@ from flows.datasets import missing_rows
 from stages.frame.types import UsageError
 
 MOST_DEVICES = 100_000
+MEASURED_ROWS = 48  # of a pass whose launches were timed; more are not known to take longer
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ def train_seconds(m: Machine, flops: tuple[float, float], share: str = "train_tr
 
 def launch_seconds(m: Machine, work: Work) -> float:
     """What the training passes of a stage take at least, however small the model: a layer's launches, and each row's."""
-    return m.shape.layers * (work.passes * m.rate("pass") + work.branches * m.rate("branch"))
+    rows = min(work.branches, work.passes * MEASURED_ROWS)
+    return m.shape.layers * (work.passes * m.rate("pass") + rows * m.rate("branch"))
 
 
 def read_flops(m: Machine, p: Prompts) -> float:
@@ -145,7 +147,7 @@ def rates_behind(m: Machine, stage: str, works: Sequence[Work]) -> tuple[str, ..
     found = []
     if any(work.prompts for work in works):
         found += ["read", "decode", "step"]
-        found += {"hf": [], "vllm": ["requests"], "openai": ["requests", "server_requests"]}[m.run.model.engine]
+        found += ["requests"] if m.caches_prefixes else []
     if any(work.asked for work in works) and "decode" not in found:
         found.append("decode")
     if any(work.trained or work.forward for work in works):

@@ -61,7 +61,6 @@ GPU = {
     "requests": Rate(
         1024, "requests that vLLM decodes at once", "vLLM 0.32's default of a card of 70 GiB or more, but for the A100"
     ),
-    "server_requests": Rate(64, "requests under way at once at each server", "`concurrency` of OpenAIEngine"),
     "context": Rate(2.0, "GiB that a CUDA process takes for itself", "no measurement"),
     "spare": Rate(
         0.9, "of the memory that training can use: the allocator's pieces never fit together wholly",

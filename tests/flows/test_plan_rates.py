@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import random
 from collections.abc import Sequence
@@ -21,7 +20,6 @@ from flows.cost.shapes import DEVICES, GIB, KNOWN, Shape
 from flows.cost.work import At, Prompts, Rows, Work, role_prompts
 from flows.cost.workload import workload
 from stages.learn.tree import n_unique
-from stages.llm.openai import OpenAIEngine
 from turnwise import cli
 from turnwise.commands.plan import lines, span
 
@@ -68,6 +66,8 @@ def test_a_pass_of_a_small_model_is_planned_to_take_what_its_launches_took(
 ) -> None:
     """GRPO's and Self-AC's pass of a 0.5B model, and a critic step of SmolLM2-135M."""
     assert least < launch_seconds(h200(shape), Work("critic", passes=1, branches=rows)) < most
+    known, more = (launch_seconds(h200(shape), Work("critic", passes=1, branches=n)) for n in (48, 500))
+    assert known == more  # nothing is said of what was not measured
 
 
 def test_a_small_model_s_training_takes_its_launches_and_a_large_one_s_its_arithmetic() -> None:
@@ -142,9 +142,8 @@ def test_an_fp8_cache_holds_twice_the_tokens_and_is_read_in_half_the_time() -> N
 
 
 def test_requests_at_once_are_those_of_the_engine() -> None:
-    assert GPU["server_requests"].value == inspect.signature(OpenAIEngine).parameters["concurrency"].default
     run = presets.load("tau_retail+qwq32b", ["model.url=['http://127.0.0.1:1/v1', 'http://127.0.0.1:2/v1']"])
-    assert Machine(run, SMALL, DEVICES["h200"], 5).requests == 128
+    assert Machine(run, SMALL, DEVICES["h200"], 5).requests == 512
     assert h200(sets=["model.engine=hf", "model.gen_batch=9"]).requests == 9
     assert [rates_of(card, DEVICES[card].memory)["requests"].value for card in ("h100", "a100", "l40s")] == [
         1024,
