@@ -1,4 +1,4 @@
-"""Work, memory and hours of a run on a device, before anything runs, and whether it fits.
+"""Work and hours of a run on a device, before anything runs.
 
 A model of cost, not a measurement (python -m benchmarks.checks.plan_check has both side by side). Work in FLOP, w = weights
 that a token is multiplied with:
