@@ -53,7 +53,7 @@ class Machine:
         model, most = self.run.model, self.rate("requests")
         if model.engine == "openai":
             servers = 1 if isinstance(model.url, str) else len(model.url)
-            return min(most, model.concurrency) * servers
+            return min(most, float(model.concurrency)) * servers
         return float(model.gen_batch) if model.engine == "hf" else most
 
     def named(self, rate: str) -> str:
