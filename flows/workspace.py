@@ -124,7 +124,7 @@ def make_engine(run: RunConfig) -> Engine:
     if model.engine == "openai":
         from stages.llm.openai import OpenAIEngine
 
-        return OpenAIEngine(model.path, url=model.url, timeout_s=model.timeout_s)
+        return OpenAIEngine(model.path, url=model.url, timeout_s=model.timeout_s, concurrency=model.concurrency)
     return ScriptedEngine()
 
 

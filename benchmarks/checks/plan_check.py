@@ -42,8 +42,9 @@ from benchmarks.passes import (
     with_log_probs,
 )
 from flows import presets
-from flows.cost.estimate import Machine, train_flops
+from flows.cost.estimate import train_flops
 from flows.cost.lengths import assumed
+from flows.cost.machine import Machine
 from flows.cost.shapes import DEVICES, read_shape
 from flows.cost.work import Rows, Work
 from flows.cost.workload import workload

@@ -1,4 +1,4 @@
-"""Work, memory and hours of a run on a device, before anything runs, and whether it fits.
+"""Work and hours of a run on a device, before anything runs.
 
 A model of cost, not a measurement (python -m benchmarks.checks.plan_check has both side by side). Work in FLOP, w = weights
 that a token is multiplied with:
@@ -8,66 +8,30 @@ that a token is multiplied with:
         the adapter also has
                                  its own gradients; attention 2 products forward, 5 backward
 
-Hours: work / (peak x assumed share of it). Decoding is no faster than memory can deliver weights and KV cache. One
-device trains. An engine in this process shares it; servers (engine = openai) have their own devices. [ours]
+Hours: work / (peak x a measured or assumed share of it, flows/cost/rates.py). Decoding is no faster than memory can
+deliver weights and KV cache, and no pass is faster than its launches. One device trains. An engine in this process
+shares it; servers (engine = openai) have their own devices. [ours]
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flows.cost.lengths import Lengths, assumed
-from flows.cost.shapes import GIB, KNOWN, Device, Shape, device_of, shape_of
+from flows.cost.lengths import Lengths, assumed, given_rates
+from flows.cost.machine import Machine
+from flows.cost.memory import engine_memory, training_memory, verdicts
+from flows.cost.rates import WHEN, changed, rates_of, weakest
+from flows.cost.shapes import GIB, KNOWN, device_of, shape_of
 from flows.cost.storage import disk, host
 from flows.cost.work import Prompts, Rows, Work
 from flows.cost.workload import workload
 from flows.datasets import missing_rows
 from stages.frame.types import UsageError
 
-# Shares of the peak that are assumed: of arithmetic in training and in reading prompts, of bandwidth in decoding.
-TRAIN, READ, DECODE = 0.35, 0.45, 0.6
-HF_READ, HF_DECODE = 0.25, 0.2  # transformers: one padded batch after the other, adapters beside the weights
-CONTEXT_GIB = 2.0  # what a CUDA process takes for itself
 MOST_DEVICES = 100_000
-SPARE = 0.9  # of the rest: the allocator's pieces never fit together wholly
-COPIES = {
-    "critic": 3,
-    "q_critic": 3,
-    "distill": 5,
-}  # of the adapter beside the trained one: target network, its next, the step's; of the best epoch both
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What the work is done on: the shape of the model, its config, a device and how many of them."""
-
-    run: Any
-    shape: Shape
-    device: Device
-    n: int
-
-    @property
-    def itemsize(self) -> int:
-        return 2 if self.run.model.dtype == "bfloat16" else 4
-
-    @property
-    def lora(self) -> int:
-        return self.shape.lora(self.run.model.lora_rank)
-
-    @property
-    def weights(self) -> float:
-        return float(self.shape.parameters * self.itemsize)
-
-    @property
-    def caches_prefixes(self) -> bool:
-        return bool(self.run.model.engine != "hf")
-
-    @property
-    def servers(self) -> int:
-        """Devices that generate: those that do not train, or the same one."""
-        return max(1, self.n - 1) if self.run.model.engine == "openai" else 1
+MEASURED_ROWS = 48  # of a pass whose launches were timed; more are not known to take longer
 
 
 @dataclass(frozen=True)
@@ -87,6 +51,9 @@ class Cost:
     pflop: float
     hours: float
     waiting_hours: float  # of it: for whoever answers inside the environment
+    at_once: float  # requests decoded together; 0 = none
+    rests_on: tuple[str, ...]  # the rates of rates.py that the hours rest on
+    known: str  # the weakest of them: measured, measured on another card, or assumed
 
 
 def train_flops(m: Machine, rows: Rows, *, autocast: bool, backward: bool = True) -> tuple[float, float]:
@@ -108,8 +75,20 @@ def train_flops(m: Machine, rows: Rows, *, autocast: bool, backward: bool = True
     return body + head + attention + (lora - fp32), fp32
 
 
-def train_seconds(m: Machine, flops: tuple[float, float]) -> float:
-    return (flops[0] / m.device.peak(m.run.model.dtype) + flops[1] / m.device.peak("float32")) / TRAIN
+def train_share(stage: str) -> str:
+    """The rate of a stage's training: Self-AC trains on rows of episodes, the others on trees."""
+    return "train_rows" if stage == "self_ac" else "train_trees"
+
+
+def train_seconds(m: Machine, flops: tuple[float, float], share: str = "train_trees") -> float:
+    """Of the arithmetic alone."""
+    return (flops[0] / m.device.peak(m.run.model.dtype) + flops[1] / m.device.peak("float32")) / m.rate(share)
+
+
+def launch_seconds(m: Machine, work: Work) -> float:
+    """What the training passes of a stage take at least, however small the model: a layer's launches, and each row's."""
+    rows = min(work.branches, work.passes * MEASURED_ROWS)
+    return m.shape.layers * (work.passes * m.rate("pass") + rows * m.rate("branch"))
 
 
 def read_flops(m: Machine, p: Prompts) -> float:
@@ -122,21 +101,25 @@ def decode_flops(m: Machine, p: Prompts) -> float:
     return p.n * p.written * (2.0 * (m.shape.body + m.shape.head + m.lora) + m.shape.attention_flops(context, 2))
 
 
-def side_by_side(m: Machine, context: float) -> float:
-    """Requests decoded together: as the engine is told, or as many as its KV cache holds."""
-    room = engine_memory(m)["KV cache"] * GIB / (m.shape.kv_bytes(m.itemsize) * max(context, 1.0))
-    most = m.run.model.gen_batch if m.run.model.engine == "hf" else m.run.collect.slots
-    return float(max(1.0, min(most, room)))
+def side_by_side(m: Machine, p: Prompts) -> float:
+    """Requests decoded together: as many as the engine takes, as episodes are under way, and as its KV cache holds.
+
+    What requests share with others under way stands in the cache once: the batch is bounded by distinct tokens.
+    """
+    room = engine_memory(m)["KV cache"] * m.servers * GIB / m.kv_bytes
+    held = (room - p.beside) / max(p.read - p.beside + p.written, 1.0) if m.caches_prefixes else room / p.length
+    return float(max(1.0, min(m.requests, p.together, held, max(1.0, p.n))))
 
 
 def generate_seconds(m: Machine, p: Prompts) -> float:
-    """Prompts of one stage come together, so the batch is full until the last ones."""
-    read, decode = (HF_READ, HF_DECODE) if m.run.model.engine == "hf" else (READ, DECODE)
-    peak, context = m.device.peak(m.run.model.dtype) * m.servers, p.read + p.written
-    batch = min(side_by_side(m, context), max(1.0, p.n))
-    bytes_a_step = m.weights + batch * context * m.shape.kv_bytes(m.itemsize)
-    from_memory = p.n * p.written / batch * bytes_a_step / (1e12 * m.device.bandwidth * m.servers * decode)
-    return read_flops(m, p) / (peak * read) + max(decode_flops(m, p) / (peak * read), from_memory)
+    """Prompts of one stage come together, so the batch is full until the last ones. A decoding step reads the weights
+    once for all requests, and each request's own context, what it shares included.
+    """
+    peak, bandwidth = m.device.peak(m.run.model.dtype) * m.servers, 1e12 * m.device.bandwidth * m.servers
+    read, batch = m.rate("read"), side_by_side(m, p)
+    bytes_a_step = m.weights + batch * (p.read + p.written / 2) * m.kv_bytes
+    step = max(bytes_a_step / (bandwidth * m.rate("decode")), m.shape.layers * m.rate("step"))
+    return read_flops(m, p) / (peak * read) + max(decode_flops(m, p) / (peak * read), p.n * p.written / batch * step)
 
 
 def answer_seconds(m: Machine, work: Work, told: float) -> float:
@@ -149,117 +132,51 @@ def answer_seconds(m: Machine, work: Work, told: float) -> float:
         KNOWN.get(task.oracle_model, m.shape),
         task.oracle_concurrency if task.oracle == "openai" else 1,
     )
-    return work.asked / side_by_side * told * shape.parameters * m.itemsize / (1e12 * m.device.bandwidth * DECODE)
+    return (
+        work.asked
+        / side_by_side
+        * told
+        * shape.parameters
+        * m.itemsize
+        / (1e12 * m.device.bandwidth * m.rates["decode"].value)
+    )
 
 
-def cost(m: Machine, stage: str, works: Sequence[Work], lengths: Lengths) -> Cost:
+def rates_behind(m: Machine, stage: str, works: Sequence[Work]) -> tuple[str, ...]:
+    """Names of the rates that a stage's hours rest on."""
+    found = []
+    if any(work.prompts for work in works):
+        found += ["read", "decode", "step"]
+        found += ["requests"] if m.caches_prefixes else []
+    if any(work.asked for work in works) and "decode" not in found:
+        found.append("decode")
+    if any(work.trained or work.forward for work in works):
+        found += [train_share(stage), "pass", "branch"]
+    return tuple(name for name in map(m.named, found) if m.rates[name].value)
+
+
+def cost(m: Machine, stage: str, works: Sequence[Work], lengths: Lengths, device: str) -> Cost:
     """The executions of one stage together."""
-    autocast = getattr(getattr(m.run, stage), "autocast", False)
+    autocast, share = getattr(getattr(m.run, stage), "autocast", False), train_share(stage)
     seconds = flops = waiting = 0.0
     for work in works:
-        passes = [train_flops(m, rows, autocast=autocast) for rows in work.trained]
-        passes += [train_flops(m, rows, autocast=autocast, backward=False) for rows in work.forward]
+        steps = [train_flops(m, rows, autocast=autocast) for rows in work.trained]
+        forward = [train_flops(m, rows, autocast=autocast, backward=False) for rows in work.forward]
         waiting += answer_seconds(m, work, lengths.told)
-        seconds += sum(train_seconds(m, one) for one in passes) + sum(generate_seconds(m, p) for p in work.prompts)
-        flops += sum(map(sum, passes)) + sum(read_flops(m, p) + decode_flops(m, p) for p in work.prompts)
+        seconds += max(sum(train_seconds(m, one, share) for one in steps), launch_seconds(m, work))
+        seconds += sum(train_seconds(m, one, share) for one in forward) + sum(
+            generate_seconds(m, p) for p in work.prompts
+        )
+        flops += sum(map(sum, steps + forward)) + sum(read_flops(m, p) + decode_flops(m, p) for p in work.prompts)
+    prompts = [p for work in works for p in work.prompts]
+    rests_on = rates_behind(m, stage, works)
     return Cost(
-        stage, len(works), sum(w.episodes for w in works), sum(p.n for w in works for p in w.prompts), sum(w.read for w in works),
+        stage, len(works), sum(w.episodes for w in works), sum(p.n for p in prompts), sum(w.read for w in works),
         sum(w.cached for w in works) if m.caches_prefixes else 0.0,
         sum(w.generated for w in works), sum(w.trained_tokens for w in works), sum(w.predicted for w in works), sum(w.steps for w in works),
         flops / 1e15, (seconds + waiting) / 3600, waiting / 3600,
+        max((side_by_side(m, p) for p in prompts), default=0.0), rests_on, weakest((m.rates[name] for name in rests_on), device),
     )  # fmt: skip
-
-
-def engine_memory(m: Machine) -> dict[str, float]:
-    """GiB on each device that generates. The KV cache is what is left of the engine's share."""
-    total = m.device.memory
-    if m.run.model.engine == "openai":
-        weights, share = m.weights / GIB / m.servers, 0.9
-    else:
-        weights, share = m.weights / GIB, m.run.model.gpu_memory if m.run.model.engine == "vllm" else 0.5
-    adapters = 4.0 * m.lora * m.itemsize / GIB
-    return {
-        "weights": weights,
-        "adapters": adapters,
-        "KV cache": max(0.0, total * share - CONTEXT_GIB - weights - adapters),
-    }
-
-
-def training_memory(m: Machine, work: Work) -> dict[str, float]:
-    """GiB on the device that trains one stage, at the largest pass that the config allows."""
-    rank, stage = m.run.model.lora_rank, getattr(m.run, work.stage)
-    adapters = 2 if getattr(stage, "separate", False) else 1
-    kept, again = m.shape.activation_bytes(m.itemsize, rank, checkpointing=m.run.model.gradient_checkpointing)
-    if stage.autocast:
-        kept, again = (x * 0.8 for x in (kept, again))
-    return {
-        "weights": m.weights / GIB,
-        "adapter, gradient, Adam": m.lora * 4.0 * (4 * adapters + COPIES.get(work.stage, 0)) / GIB,
-        "activations": (kept + again) * tokens_of_a_pass(m, work) / GIB,
-        "logits": m.shape.logits_bytes(m.itemsize) / GIB,
-    }
-
-
-def tokens_of_a_pass(m: Machine, work: Work) -> float:
-    """Tokens of the longest pass: a packed row, the limit of `pass_tokens`, or a whole step. At least the longest row,
-    assumed to be twice the mean.
-    """
-    stage, longest = getattr(m.run, work.stage), max((2 * r.length for r in work.trained), default=0.0)
-    longest = min(longest, m.shape.positions)
-    if budget := getattr(stage, "row_tokens" if work.stage == "self_ac" else "pass_tokens"):
-        return float(max(budget, longest))
-    return max(longest, work.trained_tokens / max(work.steps, 1))
-
-
-def verdicts(m: Machine, memory: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Fits or does not fit, and what to change."""
-    model, room = m.run.model, (m.device.memory - CONTEXT_GIB) * SPARE
-    beside = m.weights / GIB if model.engine == "hf" else 0.0
-    stage, needed = max(
-        ((name, sum(parts.values())) for name, parts in memory.items() if name != "engine"),
-        key=lambda one: one[1],
-        default=("", 0),
-    )
-    found = []
-    if needed + beside > room:
-        todo = [
-            *(["model.gradient_checkpointing=true"] if not model.gradient_checkpointing else []),
-            *(["model.dtype=bfloat16"] if model.dtype != "bfloat16" else []),
-            f"a smaller {stage}.{'row_tokens' if stage == 'self_ac' else 'pass_tokens'}",
-            *(["model.engine=vllm, which gives its memory back"] if beside else []),
-            "shorter episodes (task.max_turns), or a device with more memory: training is on one device",
-        ]
-        found.append(
-            f"does not fit: {stage} needs {needed + beside:.0f} GiB of the {room:.0f} GiB that are left to it. Change: {'; '.join(todo)}."
-        )
-    elif needed:
-        found.append(
-            f"fits: training needs {needed + beside:.0f} GiB at most ({stage}) of {room:.0f} GiB on one device."
-        )
-    found.append(_engine_verdict(m, memory["engine"]))
-    if model.engine != "openai" and m.n > 1:
-        found.append(
-            f"{m.n - 1} of {m.n} devices stand idle: engine {model.engine} generates where it trains. To use them: model.engine=openai."
-        )
-    if model.engine == "openai" and m.n == 1:
-        found.append(
-            "does not fit: with model.engine=openai one device trains and others serve. Give their number by --devices."
-        )
-    return found
-
-
-def _engine_verdict(m: Machine, memory: Mapping[str, float]) -> str:
-    longest = min(m.shape.positions, m.run.roles.max_action_tokens + m.run.roles.max_thought_tokens + 8192)
-    fitting = memory["KV cache"] * GIB / (m.shape.kv_bytes(m.itemsize) * longest) * m.servers
-    where = f"{m.servers} serving devices" if m.run.model.engine == "openai" else "the same device"
-    if fitting < 1:
-        more = (
-            "more serving devices (--devices)"
-            if m.run.model.engine == "openai"
-            else "model.engine=openai with servers on other devices"
-        )
-        return f"does not fit: the engine's {memory['weights']:.0f} GiB of weights leave no room for one conversation on {where}. Change: {more}."
-    return f"fits: the engine holds {memory['weights']:.0f} GiB of weights and {fitting:.0f} conversations of {longest} tokens on {where}."
 
 
 def estimate(run: Any, device: str, n: int, changes: Sequence[str] = ()) -> dict[str, Any]:
@@ -268,18 +185,22 @@ def estimate(run: Any, device: str, n: int, changes: Sequence[str] = ()) -> dict
     """
     if not 1 <= n <= MOST_DEVICES:
         raise UsageError(f"--devices {n}: wanted at least 1, and at most {MOST_DEVICES}.")
-    m = Machine(run, shape_of(run.model.path), device_of(device), n)
-    lengths = assumed(run, changes)
+    given, others = given_rates(changes)
+    lengths, card = assumed(run, others), device_of(device)
+    rates = changed(rates_of(device, card.memory), given)
+    m = Machine(run, shape_of(run.model.path), card, n, rates, lengths.cache_bytes)
     by_stage: dict[str, list[Work]] = {}
     for work in workload(run, lengths):
         by_stage.setdefault(work.stage, []).append(work)
-    costs = [cost(m, stage, works, lengths) for stage, works in by_stage.items()]
+    costs = [cost(m, stage, works, lengths, device) for stage, works in by_stage.items()]
     memory = {stage: training_memory(m, works[-1]) for stage, works in by_stage.items() if works[-1].trained}
     memory["engine"] = engine_memory(m)
     works = [work for each in by_stage.values() for work in each]
+    used = {"context", "spare"}.union(*(one.rests_on for one in costs))
     return {
         "preset": run.preset, "model": run.model.path, "parameters": m.shape.parameters, "adapter": m.lora, "dtype": run.model.dtype,
         "method": run.method, "engine": run.model.engine, "iterations": run.iterations, "device": device, "devices": n, "assumed": asdict(lengths),
         "stages": [asdict(one) for one in costs], "memory_gib": memory,
         "host_gib": host(run, m.weights, works, lengths), "disk_gib": disk(run, m.lora, works, lengths), "verdict": [*verdicts(m, memory), *missing_rows(run)],
+        "rates": {name: asdict(rate) | {"known": rate.kind(device), "when": WHEN.get(rate.on, "")} for name, rate in rates.items() if name in used},
     }  # fmt: skip

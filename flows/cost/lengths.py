@@ -1,7 +1,7 @@
 """Assumptions about quantities that only a run can tell: turns of an episode, tokens of prompts and replies, the share
 of Yes.
 
-    turnwise plan demo --assume turns=3 --assume yes=0.7
+    turnwise plan demo --assume turns=3 --assume yes=0.7 --assume train_trees=0.3
 
 Replies are assumed to be half as long as the config allows; the rest depends on the task. Means of a first iteration
 are better. [ours]
@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from flows.cost.rates import GPU
 from stages.frame.types import UsageError
 
 MOST_TOKENS = 1e7  # of a text: more than any model reads
+LEAST_RATE, MOST_RATE = 1e-9, 1e5
 
 SHARES = ("yes", "win", "asked")
 """Lengths that are none, but shares of 1."""
@@ -41,6 +43,7 @@ class Lengths:
     win: float  # share of episodes won, over the whole run
     asked: float  # share of replies that somebody inside the environment answers
     told: float  # that answer
+    cache_bytes: float  # bytes of a number in the KV cache: 2 = bfloat16, 1 = fp8 (vLLM's kv_cache_dtype)
 
     def state(self, k: float) -> float:
         """The policy's prompt at reply k. Thoughts of earlier replies are not in it: chat templates of reasoning models
@@ -89,22 +92,42 @@ def assumed(run: Any, changes: Sequence[str] = ()) -> Lengths:
         turns=min(turns, run.task.max_turns), system=system, first=first, observation=observation, action=action, act=act * action,
         thought=roles.max_thought_tokens / 2, future=roles.max_future_tokens / 2, template=20 if run.task.env in ("service_desk", "sums") else 250, critic=16, general=400,
         yes=0.5, win=0.3, asked=asked if run.task.oracle != "rule" else 0.0, told=told,
+        cache_bytes=2.0 if run.model.dtype == "bfloat16" else 4.0,
     )  # fmt: skip
     limits = dict.fromkeys([one.name for one in fields(Lengths)], (0.0, MOST_TOKENS))
-    limits |= {"turns": (1.0, float(run.task.max_turns)), **dict.fromkeys(SHARES, (0.0, 1.0))}
+    limits |= {
+        "turns": (1.0, float(run.task.max_turns)),
+        "cache_bytes": (0.5, 8.0),
+        **dict.fromkeys(SHARES, (0.0, 1.0)),
+    }
     for item in changes:
-        name, _, text = item.partition("=")
+        name = item.partition("=")[0]
         if name not in limits:
-            raise UsageError(f"--assume {item}: wanted NAME=NUMBER; names: {', '.join(limits)}.")
+            raise UsageError(f"--assume {item}: wanted NAME=NUMBER; names: {', '.join((*limits, *GPU))}.")
         low, high = limits[name]
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high:
-            whose = " (task.max_turns)" if name == "turns" else ""
-            raise UsageError(
-                f"--assume {item}: wanted NAME=NUMBER, of {name} a number from {low:g} to {high:g}{whose}."
-            )
-        found = replace(found, **{name: value})
+        whose = " (task.max_turns)" if name == "turns" else ""
+        found = replace(found, **{name: number(item, low, high, whose)})
     return found
+
+
+def number(item: str, low: float, high: float, whose: str = "") -> float:
+    """The number of NAME=NUMBER. whose: the key behind a limit. Raises UsageError outside the limits."""
+    name, _, text = item.partition("=")
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:
+        raise UsageError(f"--assume {item}: wanted NAME=NUMBER, of {name} a number from {low:g} to {high:g}{whose}.")
+    return value
+
+
+def given_rates(changes: Sequence[str]) -> tuple[dict[str, float], list[str]]:
+    """The changes that are of rates (rates.py), and the others. Raises UsageError for a rate that none can be."""
+    mine = [item for item in changes if item.partition("=")[0] in GPU]
+    given = {
+        name: number(item, LEAST_RATE, 1.0 if "of the" in GPU[name].what else MOST_RATE)
+        for item in mine
+        if (name := item.partition("=")[0])
+    }
+    return given, [item for item in changes if item not in mine]

@@ -5,8 +5,9 @@ Lengths are means. A shared part of prompts or rows counts once, as in prefix ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flows.cost.lengths import Lengths
@@ -16,12 +17,26 @@ from flows.cost.lengths import Lengths
 class Prompts:
     """n requests of one kind: the tokens that each reads and writes, and how many of those read it shares with the
     request before it.
+
+    lived: the tokens that replies of episodes share with other episodes, since those of one episode follow each other;
+    None = all that is shared is so with requests under way. together: most requests at once, whatever the engine.
     """
 
     n: float
     read: float
     written: float
     shared: float = 0.0
+    lived: float | None = None
+    together: float = math.inf
+
+    @property
+    def beside(self) -> float:
+        """Of those shared: with requests that are under way at the same time."""
+        return self.shared if self.lived is None else self.lived
+
+    @property
+    def length(self) -> float:
+        return max(self.read + self.written, 1.0)
 
 
 @dataclass(frozen=True)
@@ -42,7 +57,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class Work:
-    """One execution of a stage. asked: calls of whoever answers inside the environment."""
+    """One execution of a stage. asked: calls of whoever answers inside the environment. passes, branches: of training,
+    and the rows in them.
+    """
 
     stage: str
     episodes: float = 0.0
@@ -51,6 +68,8 @@ class Work:
     forward: tuple[Rows, ...] = ()  # passes without a gradient
     steps: int = 0
     asked: float = 0.0
+    passes: float = 0.0
+    branches: float = 0.0
 
     @property
     def generated(self) -> float:
@@ -86,6 +105,12 @@ class At:
 def policy_prompts(at: At, n: float, k: float, draw: str = "turn") -> Prompts:
     size = at.lengths
     return Prompts(n, size.state(k), size.action + size.thought, shared_prefix(at, k, draw))
+
+
+def lived_prompts(at: At, episodes: float) -> Prompts:
+    """The replies of whole episodes, of which `collect.slots` are under way at once."""
+    found = policy_prompts(at, episodes * at.lengths.turns, at.lengths.middle, "episode")
+    return replace(found, lived=at.lengths.system, together=min(at.run.collect.slots, episodes))
 
 
 def seen_by_roles(at: At, k: float) -> float:
@@ -153,8 +178,8 @@ class Kind:
     episodes: float
 
 
-def in_trees(at: At, kinds: Sequence[Kind], steps: int, draw: str, pass_tokens: int) -> tuple[Rows, ...]:
-    """The rows in steps. Shared parts count once: the system message in every pass, an episode's conversation in every
+def in_trees(work: Work, at: At, kinds: Sequence[Kind], draw: str, pass_tokens: int) -> Work:
+    """The work with its rows in steps. Shared parts count once: the system message in every pass, an episode's conversation in every
     step with rows of it. Rows of two kinds from one episode are not considered.
     """
     size, found = at.lengths, []
@@ -179,4 +204,5 @@ def in_trees(at: At, kinds: Sequence[Kind], steps: int, draw: str, pass_tokens: 
         tokens += c * own + met * (deepest - size.system)
     full = tokens / max(pass_tokens - size.system, 1.0) if pass_tokens else 0.0
     passes = full + 0.5 if full > 1 else 1.0  # the last one is half full
-    return (*found, Rows(steps * passes, size.system, 0.0))
+    n, branches = work.steps * passes, sum(kind.rows.n for kind in kinds if kind.a_step)
+    return replace(work, trained=(*found, Rows(n, size.system, 0.0)), passes=n, branches=branches)

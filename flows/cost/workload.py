@@ -20,6 +20,7 @@ from flows.cost.work import (
     Work,
     general_rows,
     in_trees,
+    lived_prompts,
     merged,
     policy_prompts,
     policy_rows,
@@ -52,9 +53,7 @@ def n_episodes(run: Any, iteration: int) -> int:
 
 def collect(at: At) -> Work:
     n, size = n_episodes(at.run, at.iteration), at.lengths
-    return Work(
-        "collect", n, (policy_prompts(at, n * size.turns, size.middle, "episode"),), asked=n * size.turns * size.asked
-    )
+    return Work("collect", n, (lived_prompts(at, n),), asked=n * size.turns * size.asked)
 
 
 def targets(at: At) -> Work:
@@ -90,7 +89,7 @@ def critic(at: At) -> Work:
         Kind(policy_rows(at, steps * config.policy_rows, at.lengths.thought * kept), config.policy_rows, drawn),
         Kind(general_rows(at, steps * config.general_rows), config.general_rows, 0),
     )
-    return Work("critic", trained=in_trees(at, kinds, steps, config.draw, config.pass_tokens), steps=steps)
+    return in_trees(Work("critic", steps=steps), at, kinds, config.draw, config.pass_tokens)
 
 
 def improved_states(at: At, config: Any) -> int:
@@ -155,13 +154,13 @@ def q_critic(at: At) -> Work:
         Kind(q_rows(at, config.epochs * n), config.epochs * n / max(steps, 1), drawn),
         Kind(policy_rows(at, steps * config.policy_rows, size.thought), config.policy_rows, drawn),
     )
-    return Work(
+    work = Work(
         "q_critic",
         prompts=(policy_prompts(at, goes_on, size.middle, config.draw),) if goes_on else (),
-        trained=in_trees(at, kinds, steps, config.draw, config.pass_tokens),
         forward=(q_rows(at, goes_on),) if goes_on else (),
         steps=steps,
     )
+    return in_trees(work, at, kinds, config.draw, config.pass_tokens)
 
 
 def pick(at: At) -> Work:
@@ -203,7 +202,7 @@ def distill(at: At) -> Work:
         Kind(of_critic(at, steps * config.successor_rows), config.successor_rows, drawn),
         Kind(general_rows(at, steps * config.general_rows), config.general_rows, 0),
     )
-    return Work("distill", trained=in_trees(at, kinds, steps, config.draw, config.pass_tokens), steps=steps)
+    return in_trees(Work("distill", steps=steps), at, kinds, config.draw, config.pass_tokens)
 
 
 def rft(at: At) -> Work:
@@ -213,7 +212,7 @@ def rft(at: At) -> Work:
     steps = config.epochs * math.ceil(n / config.batch)
     rows = policy_rows(at, config.epochs * n, at.lengths.thought)
     kind = Kind(rows, config.epochs * n / max(steps, 1), won / at.lengths.turns)
-    return Work("rft", trained=in_trees(at, [kind], steps, "turn", config.pass_tokens), steps=steps)
+    return in_trees(Work("rft", steps=steps), at, [kind], "turn", config.pass_tokens)
 
 
 def grpo(at: At) -> Work:
@@ -223,7 +222,7 @@ def grpo(at: At) -> Work:
     steps = config.epochs * math.ceil(n / config.batch)
     rows = policy_rows(at, config.epochs * n, at.lengths.thought)
     kind = Kind(rows, config.epochs * n / max(steps, 1), n / at.lengths.turns)
-    return Work("grpo", trained=in_trees(at, [kind], steps, "turn", config.pass_tokens), steps=steps)
+    return in_trees(Work("grpo", steps=steps), at, [kind], "turn", config.pass_tokens)
 
 
 def self_ac(at: At) -> Work:
@@ -244,11 +243,16 @@ def self_ac(at: At) -> Work:
     forward = [Rows(n_rows, seen, said)] if config.kl_coef else []
     if config.advantage_scale == "batch" and config.advantage != "group":
         forward.append(Rows(n, with_critic, 0.0))
+    steps = config.epochs * math.ceil(n / config.batch)
+    a_step = sum(r.n * r.length for r in rows) / steps
+    passes = max(float(len(rows)), a_step / config.row_tokens)
     return Work(
         "self_ac",
         trained=rows,
         forward=tuple(forward),
-        steps=config.epochs * math.ceil(n / config.batch),
+        steps=steps,
+        passes=steps * passes,
+        branches=n_rows * (1 + (states if config.has_critic else 0)),
     )
 
 
@@ -256,7 +260,7 @@ def evaluate(at: At, trials: int = 1) -> Work:
     """The base model (iteration -1) has no critic to be audited, and no values. trials: of each scenario."""
     config, size = at.run.evaluate, at.lengths
     n = config.episodes * config.best_of * trials
-    found = [policy_prompts(at, n * size.turns, size.middle, "episode")]
+    found = [lived_prompts(at, n)]
     forward: tuple[Rows, ...] = ()
     if at.iteration >= 0 and "critic" in METHODS[at.run.method] and config.audit_turns:
         audited = min(config.audit_turns, n * size.turns)

@@ -50,9 +50,11 @@ def is_loopback(host: str) -> bool:
 Attention = Literal["auto", "sdpa", "flex"]
 Kernels = Literal["auto", "torch", "fused"]
 
-WAYS = {"timeout_s", "oracle_timeout_s", "step_timeout_s", "cassette", "cassette_only", "attention", "kernels"}
-"""Keys of the sections that say by which way an answer comes, how long it is waited for, and by which kernels a model is
-trained. No fingerprint holds them, as none holds what answers at an endpoint, or the device.
+WAYS = {
+    "timeout_s", "concurrency", "oracle_timeout_s", "step_timeout_s", "cassette", "cassette_only", "attention", "kernels",
+}  # fmt: skip
+"""Keys of the sections that say by which way an answer comes, how many at once, how long it is waited for, and by which
+kernels a model is trained. No fingerprint holds them, as none holds what answers at an endpoint, or the device.
 """
 
 
@@ -114,6 +116,7 @@ class ModelConfig(Config):
     """For engine = openai: base URL of an OpenAI-compatible endpoint, or a list of them that share the requests. [ours]"""
     timeout_s: float = Field(300.0, gt=0)
     """Longest silence of an endpoint in one try, of five, for engine = openai. [ours]"""
+    concurrency: int = Field(64, ge=1, description="Requests under way at each endpoint, for engine = openai. [ours]")
     gpu_memory: float = Field(0.85, gt=0, le=1)
     """Share of the GPU's memory that engine = vllm takes, weights included; given back while a stage trains. [ours]"""
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Weights and computation. [ours]")

@@ -16,8 +16,9 @@ from benchmarks.checks.plan_check import saved_bytes
 from benchmarks.counts import attention_flops, causal_pairs, matmul_flops
 from benchmarks.passes import RANK, backward, grpo_loss, grpo_row, made_up, random_policy, with_log_probs
 from flows import presets
-from flows.cost.estimate import Machine, estimate, train_flops
+from flows.cost.estimate import estimate, train_flops
 from flows.cost.lengths import assumed
+from flows.cost.machine import Machine
 from flows.cost.shapes import DEVICES, KNOWN, read_shape, shape_of
 from flows.cost.work import Rows
 from flows.cost.workload import OF_STAGE, workload
@@ -66,7 +67,8 @@ def test_every_preset_can_be_planned(name: str) -> None:
         (one["hours"] > 0) == (one["pflop"] > 0) == (one["prompts"] + one["trained"] > 0) for one in found["stages"]
     )
     assert any("fits" in line or "does not fit" in line for line in found["verdict"])
-    head, *table = [line.split() for line in lines(found)[3 : 5 + len(found["stages"])]]
+    said = lines(found)[3 : 5 + len(found["stages"])]
+    head, *table = [line[: said[0].index("known")].split() for line in said]
     assert [row[0] for row in table] == [*(one["stage"] for one in found["stages"]), "all"]
     assert {len(row) for row in table} == {len(head)}  # no two columns run together
 
@@ -280,6 +282,9 @@ def test_a_run_that_does_not_fit_is_told_what_to_change() -> None:
         (["--assume", "turns=1e-300"], "of turns a number from 1"),
         (["--assume", "turns=nan"], "of turns a number from 1"),
         (["--assume", "yes=1.5"], "of yes a number from 0 to 1."),
+        (["--assume", "train_trees=1.5"], "of train_trees a number from 1e-09 to 1."),
+        (["--assume", "requests=-1"], "of requests a number from 1e-09 to 100000."),
+        (["--assume", "cache_bytes=0"], "of cache_bytes a number from 0.5 to 8."),
         (["--assume", "action=1e308"], "of action a number from 0 to 1e+07."),
         (["--devices", "1" + "0" * 400], "wanted at least 1, and at most 100000"),
         (["--set", "critic.lrr=1"], "did you mean 'lr'"),

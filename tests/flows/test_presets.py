@@ -112,6 +112,13 @@ def test_the_paper_s_presets_take_its_gradient_steps_with_its_settings(name: str
 
 
 @pytest.mark.parametrize("name", presets.names())
+def test_presets_of_nlac_for_large_models_draw_by_the_episode_and_others_by_the_turn(name: str) -> None:
+    run: Any = presets.load(name)
+    drawn = {getattr(run, stage).draw for stage in METHODS[run.method] if hasattr(getattr(run, stage), "draw")}
+    assert drawn <= {"episode" if name in PAPER else "turn"}
+
+
+@pytest.mark.parametrize("name", presets.names())
 def test_the_target_network_follows_the_steps_of_critic_and_distill_alike(name: str) -> None:
     run: Any = presets.load(name)
     assert run.critic.ema_rate == run.distill.ema_rate

@@ -142,14 +142,18 @@ def test_the_seed_of_a_stage_depends_on_run_seed_stage_and_iteration_only() -> N
     assert stage_seed(0, "collect", 0) == 133218374
 
 
-def test_how_long_a_server_is_waited_for_leaves_the_fingerprint(workspace: Workspace) -> None:
+def test_how_long_a_server_is_waited_for_and_by_how_many_leaves_the_fingerprint(workspace: Workspace) -> None:
     from flows import presets
     from flows.registry import load_stage
 
     stage = replace(load_stage("collect"), roles=())
     one, patient, other = (
         presets.load("tiny", sets)
-        for sets in ((), ("model.timeout_s=5", "task.oracle_timeout_s=7"), ("model.dtype=bfloat16",))
+        for sets in (
+            (),
+            ("model.timeout_s=5", "task.oracle_timeout_s=7", "model.concurrency=9"),
+            ("model.dtype=bfloat16",),
+        )
     )
     keys = [
         stage_fingerprint(stage, run=run, inputs={}, iteration=0, workspace=workspace) for run in (one, patient, other)

@@ -11,8 +11,8 @@ import models
 import pytest
 import shadows
 import torch
-from benchmarks.pretend_gpu import pretended_gpu
 
+from benchmarks.pretend_gpu import pretended_gpu
 from stages import self_ac
 from stages.frame.contract import Outputs
 from stages.frame.types import Outcome, UsageError

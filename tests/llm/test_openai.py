@@ -94,6 +94,22 @@ def test_how_long_an_endpoint_is_waited_for_is_config(stub: Stub) -> None:
         made.generate([request()])
 
 
+def test_how_many_requests_are_under_way_at_an_endpoint_is_config(stub: Stub) -> None:
+    from flows import presets
+    from flows.workspace import make_engine
+
+    made = make_engine(presets.load("tiny", ["model.engine=openai", f"model.url={stub.url}", "model.concurrency=3"]))
+    made.tokenizer = stub_engine(stub.url).tokenizer  # type: ignore[attr-defined]
+
+    def slow(path: str, body: dict[str, Any]) -> Answer:
+        time.sleep(0.1)
+        return 200, good(body)
+
+    stub.answer = slow
+    made.generate([request(n) for n in range(1, 10)])
+    assert stub.busiest == 3
+
+
 def test_url_without_a_path_means_v1(stub: Stub) -> None:
     stub_engine(stub.url.removesuffix("/v1")).generate([request()])
     assert stub.asked[0][0] == "/v1/completions"

@@ -40,7 +40,7 @@ def add(commands: Any) -> None:
     named = "task, method and model, as of run, or a path that ends in .toml"
     plan.add_argument("preset", metavar="PRESET", help=named)
     add_set(plan)
-    device = "a100, a100-40, b200, h100, h20, h200, l40s or rtx4090 (default: h100)"
+    device = "a100, a100-40, b200, cpu, h100, h20, h200, l40s or rtx4090 (default: h100)"
     plan.add_argument("--device", default="h100", metavar="NAME", help=device)
     number(plan, "--devices", "number of devices (default: 1)", 1)
     assume = "assume a quantity that only a run can tell, like turns=10 (repeatable)"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flows import presets
-from flows.cost.estimate import DECODE, HF_DECODE, HF_READ, READ, TRAIN, estimate
+from flows.cost.estimate import estimate
 from flows.report import answer
 from flows.workspace import find_home
 
@@ -31,34 +31,31 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         "assumed, change with --assume NAME=NUMBER: "
         + ", ".join(f"{name} {value:g}" for name, value in found["assumed"].items()),
         "",
-        f"{'stage':<9}{'runs':>5}{'episodes':>9}{'prompts':>9}{'read':>8}{'cached':>8}{'generated':>10}{'trained':>9}{'predicted':>10}{'steps':>7}{'PFLOP':>10}{'hours':>10}",
+        f"{'stage':<9}{'runs':>5}{'episodes':>9}{'prompts':>9}{'read':>8}{'cached':>8}{'generated':>10}{'trained':>9}{'predicted':>10}{'steps':>7}{'PFLOP':>10}{'time':>8}{'each':>8}  known",
     ]
     names = (
         "runs", "episodes", "prompts", "read", "cached", "generated", "trained", "predicted", "steps", "pflop", "hours",
     )  # fmt: skip
-    rows = [
-        *found["stages"],
-        {"stage": "all", **{name: sum(one[name] for one in found["stages"]) for name in (*names, "waiting_hours")}},
-    ]
+    total = {name: sum(one[name] for one in found["stages"]) for name in (*names, "waiting_hours")}
+    known = min(one["known"] for one in found["stages"])  # "assumed", if one is
+    rows = [*found["stages"], {"stage": "all", **total, "known": known}]
     for one in rows:
         cells = [
-            one["runs"],
-            *(short(one[name]) for name in names[1:8]),
-            f"{one['steps']}",
-            short(one["pflop"]),
-            f"{one['hours']:.3g}",
-        ]
-        widths = (5, 9, 9, 8, 8, 10, 9, 10, 7, 10, 10)
+            one["runs"], *(short(one[name]) for name in names[1:8]), f"{one['steps']}", short(one["pflop"]),
+            span(one["hours"]), span(one["hours"] / one["runs"]) if one is not rows[-1] else "-",
+        ]  # fmt: skip
+        widths = (5, 9, 9, 8, 8, 10, 9, 10, 7, 10, 8, 8)
         # A space of its own before each, or a number as wide as its column would run into the one before it.
         said.append(
             f"{one['stage']:<9}" + "".join(f" {cell:>{width - 1}}" for cell, width in zip(cells, widths, strict=True))
-        )
+            + f"  {one['known']}"
+        )  # fmt: skip
     if waiting := rows[-1]["waiting_hours"]:
-        said.append(f"of the hours, {waiting:.3g} wait for whoever answers inside the environment")
-    read, decode = (HF_READ, HF_DECODE) if found["engine"] == "hf" else (READ, DECODE)
-    said.append(
-        f"shares assumed: {TRAIN:g} of the peak in training, {read:g} in reading prompts, {decode:g} of the bandwidth in decoding"
-    )
+        said.append(f"of the time, {span(waiting)} wait for whoever answers inside the environment")
+    said += ["", "what times and memory rest on, change with --assume; tokens rest on what is assumed above:"]
+    for name, rate in found["rates"].items():
+        when = f" ({rate['when']})" if rate["when"] else ""
+        said.append(f"{name:<16}{rate['value']:>7g} {rate['what']}: {rate['known']}{when}")
     said += ["", f"GiB on one {found['device']}:"]
     said += [_sizes(name, parts) for name, parts in found["memory_gib"].items()]
     disk = found["disk_gib"]
@@ -70,11 +67,13 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     said.append(
         f"with gc  {disk['weights after gc'] + disk['rows']:6.1f}  weights {disk['weights after gc']:.1f} (turnwise gc --yes), {kept}"
     )
+    most = max(found["stages"], key=lambda one: (one["at_once"], one["prompts"]))
     return [
         *said,
         "",
+        f"{most['stage']} decodes {most['at_once']:.0f} requests at once; what they share stands in the engine's cache once.",
         *found["verdict"],
-        f"Estimated, never measured on a GPU. To run it: turnwise run {found['preset']}",
+        f"Estimated: no run of this size was measured. To run it: turnwise run {found['preset']}",
     ]
 
 
@@ -89,3 +88,11 @@ def short(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g}{unit}"
     return f"{value:.3g}"
+
+
+def span(hours: float) -> str:
+    """3 significant digits in hours, minutes or seconds."""
+    for unit, size in (("h", 1.0), ("m", 1 / 60)):
+        if hours >= size:
+            return f"{hours / size:.3g}{unit}"
+    return f"{hours * 3600:.3g}s"
