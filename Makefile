@@ -14,13 +14,16 @@ VLLM_STAMP := $(VLLM_VENV)/.ready
 ADAPTERS := verifiers-0.1.5 verifiers-0.1.7.post0 verifiers-0.4.0 gymnasium-1.4.0 openenv-0.10.0 trl-1.16.0
 ADAPTERS_VENV := .venv-adapters
 
+# A small real model, and what reads the file that it comes in.
+REAL_VENV := .venv-real
+
 # uv reads none of pip's configuration, so what pip was told through the environment is passed on.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 export UV_LINK_MODE ?= copy
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup demo test test-slow test-vllm test-adapters check format docs site site-serve tiny ui gpu-check pretrain constraints clean
+.PHONY: help setup demo test test-slow test-vllm test-adapters test-real check format docs site site-serve tiny ui gpu-check pretrain constraints clean
 
 help:
 	@echo "make demo         train on the service desk and show the curve"
@@ -28,6 +31,7 @@ help:
 	@echo "make test-slow    run those that start servers, train or kill, for many seconds"
 	@echo "make test-vllm    make an environment with a real vLLM for CPUs, and run the tests of the engines there"
 	@echo "make test-adapters  install verifiers (three versions), Gymnasium, GEM, OpenEnv and TRL, and run the tests of the adapters with each"
+	@echo "make test-real    fetch a small real model (93 MB), and run the tests with it"
 	@echo "make check        format, lint, types, import rules, fresh documents"
 	@echo "make ui           MLflow's page and a Prefect server on loopback"
 	@echo "make tiny         every stage once, in seconds"
@@ -75,7 +79,7 @@ pretrain: $(STAMP)
 
 # Two at once, file by file: fixtures of a file are made once. One thread each: the models are tiny.
 test: $(STAMP)
-	env OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow'
+	env OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not real'
 
 test-slow: $(STAMP)
 	env OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m slow
@@ -94,6 +98,18 @@ $(VLLM_STAMP): pyproject.toml constraints.txt
 test-vllm: $(VLLM_STAMP)
 	env -u PYTHONDONTWRITEBYTECODE VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 \
 	    $(VLLM_VENV)/bin/python -m pytest tests/llm/test_conformance.py tests/llm/test_vllm.py -k 'vllm or server' --durations=10
+
+# The package that reads the model's file, in an environment that lies over the project's.
+$(REAL_VENV)/.ready: $(STAMP)
+	$(PYTHON) -m venv --without-pip $(REAL_VENV)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(REAL_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
+	$(BIN)/python -m pip --python $(REAL_VENV)/bin/python install --quiet --constraint constraints.txt 'gguf>=0.17'
+	@touch $@
+
+# Two threads: the model has 135 M parameters.
+test-real: $(REAL_VENV)/.ready
+	$(REAL_VENV)/bin/python -m turnwise data fetch smollm2_desk
+	env OMP_NUM_THREADS=2 $(REAL_VENV)/bin/python -m pytest tests/real -m real -rs --durations=10
 
 $(ADAPTERS_VENV)/%/.ready: $(STAMP)
 	$(PYTHON) -m venv --without-pip $(ADAPTERS_VENV)/$*
@@ -137,4 +153,4 @@ constraints:
 	    --no-annotate --custom-compile-command "make constraints" --output-file constraints.txt
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(ADAPTERS_VENV) build .site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) $(ADAPTERS_VENV) $(REAL_VENV) build .site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info

@@ -19,8 +19,9 @@ from stages.frame.types import MissingInput, TurnwiseError, UsageError
 from stages.sources import models
 from stages.sources.models import MODELS, Packed, fetch_model
 
-PACKED = MODELS["smollm2"]
-assert isinstance(PACKED, Packed)
+KNOWN = MODELS["smollm2"]
+assert isinstance(KNOWN, Packed)
+PACKED: Packed = KNOWN
 
 
 @pytest.fixture

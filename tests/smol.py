@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-MODELS = Path(__file__).parents[2] / "data" / "models"
+MODELS = Path(__file__).parents[1] / "data" / "models"
 
 
 def folder(name: str) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from models import shake
+from smol import smol, warmed
 
 from flows import presets
 from stages.corpora import desk, scene
@@ -22,6 +23,7 @@ from stages.train.rows import TrainRow
 from stages.train.warm import rows_of
 from turnwise import cli
 
+__all__ = ["smol", "warmed"]  # fixtures
 pytestmark = pytest.mark.real
 
 
@@ -50,7 +52,7 @@ def test_a_tree_of_rows_is_what_separate_passes_are_in_values_and_gradients(smol
 
     def gradients(log_probs: torch.Tensor) -> dict[str, torch.Tensor]:
         model.zero_grad()
-        log_probs.sum().backward()
+        log_probs.sum().backward()  # type: ignore[no-untyped-call]
         return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
     (one,) = step_passes({"": found}, 0, "cpu")

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
+from smol import smol
 
 from stages.frame.types import Message
 from stages.llm.hf import HfEngine, read_base
 from stages.llm.tokens import ChatTokenizer, end_token
 
+__all__ = ["smol"]  # fixtures
 pytestmark = pytest.mark.real
 TEXTS = (
     "Future: photo, voucher, then fail. gold refund may need give cash.",
