@@ -94,7 +94,7 @@ def test_the_warmed_model_is_read_in_every_role(
     assert "All roles can be read. Run it: turnwise run desk+smol" in capsys.readouterr().out
 
 
-SMALL = ["collect.first_episodes=6", "evaluate.episodes=4", "evaluate.audit_turns=2", "iterations=1", "test_episodes=4"]
+SMALL = ["collect.first_episodes=6", "evaluate.episodes=4", "evaluate.audit_turns=2", "iterations=1"]
 OWN = {
     "nlac": ["targets.transitions=6", "critic.epochs=1", "critic.batch=6", "critic.policy_rows=2", "refine.states=6", "distill.epochs=1"],
     "rft": ["rft.epochs=1"],
