@@ -65,13 +65,21 @@ def test_the_command_says_what_to_do_and_fails_where_a_role_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["doctor", "--task", "desk", "--set", "model.engine=scripted", "--home", str(tmp_path)]
-    assert cli.main(words) == 0
+    assert cli.main([*words, "--set", "roles.max_action_tokens=400", "--set", "roles.max_future_tokens=400"]) == 0
     said = capsys.readouterr().out
     assert "All roles can be read. Run it: turnwise run desk" in said and "ok evaluator  10 of 10" in said
     assert cli.main([*words, "--set", "roles.max_action_tokens=4", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert {one["role"]: one["readable"] for one in told["roles"]}["policy"] == 0
     assert any("turnwise pretrain --set pretrain.base=" in line for line in told["advice"])
+
+
+def test_the_task_s_preset_and_the_model_are_those_that_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["doctor", "--task", "desk+qwen05b", "--model", "other", "--set", "model.engine=scripted"]
+    cli.main([*words, "--home", str(tmp_path)])
+    assert "other on desk+qwen05b, prompts service_desk_plain: " in capsys.readouterr().out
 
 
 def test_a_cut_reply_is_told_apart(tmp_path: Path) -> None:

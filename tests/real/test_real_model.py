@@ -72,7 +72,7 @@ def test_a_tree_of_rows_is_what_separate_passes_are_in_values_and_gradients(smol
 def test_a_merged_export_answers_as_the_base_with_its_adapter(smol: Path, tmp_path: Path) -> None:
     """Merged weights are rounded to bfloat16 once, so logits differ by that and no more; the tie of the head stays."""
     base, _ = read_base(str(smol), "bfloat16")
-    model: Any = shake(new_adapter(base, rank=4, alpha=8.0, seed=0), spread=0.02).eval()
+    model: Any = shake(new_adapter(base, rank=4, alpha=8.0, seed=0), spread=0.1).eval()
     save_adapter(model, tmp_path / "adapter", model_hash(str(smol)))
     merge_adapter(str(smol), tmp_path / "adapter", tmp_path / "merged")
     merged, tokenizer = read_base(str(tmp_path / "merged"), "float32")
@@ -90,8 +90,10 @@ def test_the_warmed_model_is_read_in_every_role(
     warmed: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Ten episodes and ten questions to each role: at least eight of ten replies of each can be read."""
-    assert cli.main(["doctor", "--task", "desk+smol", "--quiet"]) == 0, capsys.readouterr().out
-    assert "All roles can be read. Run it: turnwise run desk+smol" in capsys.readouterr().out
+    status = cli.main(["doctor", "--task", "desk+smol", "--quiet"])
+    said = capsys.readouterr().out
+    assert status == 0 and said.startswith("data/models/smollm2_desk on desk+smol"), said
+    assert "All roles can be read. Run it: turnwise run desk+smol" in said
 
 
 SMALL = ["collect.first_episodes=6", "evaluate.episodes=4", "evaluate.audit_turns=2", "iterations=1"]

@@ -31,9 +31,8 @@ def roles(args: Namespace) -> int:
     from stages.llm.roles import roles_of
 
     os.chdir(find_home(args.home))
-    run = presets.resolve(
-        {"preset": args.task or "desk"}, [*args.set, *([f"model.path={args.model}"] if args.model else [])]
-    )
+    sets = [*args.set, *([f"model.path={args.model}"] if args.model else [])]
+    run = presets.load(args.task or "desk", sets)
     nothing: Any = None
     with tempfile.TemporaryDirectory() as scratch, Display(quiet=args.quiet) as display:
         context = Context(
