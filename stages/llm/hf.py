@@ -15,13 +15,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from stages.frame.types import Completion, EngineUnavailable, Request, UsageError
 from stages.llm import tokens
 from stages.llm.folder import GENERATION, check_folder, reading
+from stages.llm.sampling import sample
 from stages.llm.shared import lend
 
+LARGE = 10_000_000
+"""Weights from which on a row that is done costs less than the copy of the KV cache that takes it out."""
+DONE = 0.25
+"""Share of a batch's rows that are then done before they are taken out. Of a smaller model each goes at once."""
+CUT = 2e11
+"""Padding, in products of a token and a weight, that a batch may have before it is cut in two. Below it another batch's
+steps cost more. A model of a few MB never gets there.
+"""
 KEPT_ADAPTERS = 4  # the newest ones stay loaded: policy, its predecessor, target, one more
 
 
@@ -96,6 +104,7 @@ class HfEngine(tokens.ChatTokenizer):
         self._peft: Any = None
         self._loaded: dict[str, Path] = {}
         self._batch = batch
+        self._n_weights = sum(weight.numel() for weight in self._base.parameters())
         self._stops = tokens.stop_tokens(self.tokenizer, self._base.generation_config.eos_token_id)
         self.context: int | None = getattr(self._base.config, "max_position_embeddings", None)
         # Any token serves as padding: it stands to the left, masked.
@@ -140,8 +149,10 @@ class HfEngine(tokens.ChatTokenizer):
             indices = list(group)
             with self._with_adapter(name) as model:
                 for start in range(0, len(indices), self._batch):
-                    chunk = indices[start : start + self._batch]
-                    done.update(zip(chunk, self._decode_batch(model, [requests[i] for i in chunk]), strict=True))
+                    batch = indices[start : start + self._batch]
+                    for part in parts_of([len(requests[i].prompt_ids) for i in batch], self._n_weights):
+                        chunk = [batch[i] for i in part]
+                        done.update(zip(chunk, self._decode_batch(model, [requests[i] for i in chunk]), strict=True))
         return [done[i] for i in range(len(requests))]
 
     @contextmanager
@@ -158,8 +169,8 @@ class HfEngine(tokens.ChatTokenizer):
 
     @torch.inference_mode()
     def _decode_batch(self, model: Any, requests: Sequence[Request]) -> list[Completion]:
-        device = model.device
-        limit = max(r.max_tokens for r in requests)
+        """Each step reads the device once. A row that is done stays, its tokens ignored, until enough of them are."""
+        device, limit = model.device, max(r.max_tokens for r in requests)
         of_prompt: dict[Sequence[int], int] = {}
         asked = torch.tensor([of_prompt.setdefault(r.prompt_ids, len(of_prompt)) for r in requests], device=device)
         longest = max(map(len, of_prompt))
@@ -169,12 +180,17 @@ class HfEngine(tokens.ChatTokenizer):
             np.stack([np.random.Generator(np.random.Philox(r.seed)).random(limit) for r in requests]), device=device
         )
         temperature = torch.tensor([[r.temperature] for r in requests], device=device)
+        is_greedy = not any(r.temperature > 0 for r in requests)
         limits = torch.tensor([r.max_tokens for r in requests], device=device)
         stops = torch.tensor(self._stops, device=device)
-        chosen_ids: list[list[int]] = [[] for _ in requests]
-        log_probs: list[list[float]] = [[] for _ in requests]
-        rows = torch.arange(len(requests), device=device)
-        position, cache, step_ids = (mask.cumsum(1) - 1).clamp(min=0), None, ids
+        made: list[list[tuple[int, float]]] = [[] for _ in requests]
+        rows, position, cache, step_ids = (
+            torch.arange(len(requests), device=device),
+            (mask.cumsum(1) - 1).clamp(min=0),
+            None,
+            ids,
+        )
+        alive, going = torch.ones_like(rows, dtype=torch.bool), list(enumerate(made))
         for t in range(limit):
             out = model(
                 input_ids=step_ids, attention_mask=mask, position_ids=position, past_key_values=cache, use_cache=True,
@@ -184,24 +200,28 @@ class HfEngine(tokens.ChatTokenizer):
             if t == 0 and len(of_prompt) < len(requests):  # each prompt was read once; from here on a row a request
                 logits_BV, mask = logits_BV[asked], mask[asked]
                 cache.batch_select_indices(asked)
-            chosen = sample(logits_BV, temperature[rows], uniforms_BT[rows, t])
-            chosen_log_probs = logits_BV.log_softmax(1).gather(1, chosen[:, None])[:, 0]
-            for row, token, log_prob in zip(rows.tolist(), chosen.tolist(), chosen_log_probs.tolist(), strict=True):
-                chosen_ids[row].append(token)
-                log_probs[row].append(log_prob)
-            alive = ~torch.isin(chosen, stops) & (limits[rows] > t + 1)
-            if not alive.any():
+            chosen = logits_BV.argmax(1) if is_greedy else sample(logits_BV, temperature[rows], uniforms_BT[rows, t])
+            log_probs = logits_BV.log_softmax(1).gather(1, chosen[:, None])[:, 0]
+            alive = alive & ~torch.isin(chosen, stops) & (limits[rows] > t + 1)
+            said, told, goes_on = torch.stack([chosen.double(), log_probs.double(), alive.double()]).tolist()
+            for i, row in going:
+                row.append((int(said[i]), told[i]))
+            going = [(i, row) for i, row in going if goes_on[i]]
+            if not going:
                 break
-            keep = alive.nonzero()[:, 0]
-            rows, chosen, mask = rows[keep], chosen[keep], mask[keep]
-            if len(keep) < len(alive):
+            if len(goes_on) - len(going) > (DONE if self._n_weights >= LARGE else 0) * len(goes_on):
+                keep = alive.nonzero()[:, 0]
+                rows, chosen, mask, alive = rows[keep], chosen[keep], mask[keep], alive[keep]
                 cache.batch_select_indices(keep)
-            mask = torch.cat([mask, mask.new_ones(len(keep), 1)], 1)
+                going = [(i, row) for i, (_, row) in enumerate(going)]
+            # A row that is done goes no further: its position stays within what the model knows.
+            mask = torch.cat([mask, alive[:, None].to(mask.dtype)], 1)
             position, step_ids = mask.sum(1, keepdim=True) - 1, chosen[:, None]
-        return list(self._completions(chosen_ids, log_probs))
+        return list(self._completions(made))
 
-    def _completions(self, chosen_ids: list[list[int]], log_probs: list[list[float]]) -> Iterator[Completion]:
-        for ids, lps in zip(chosen_ids, log_probs, strict=True):
+    def _completions(self, made: Sequence[Sequence[tuple[int, float]]]) -> Iterator[Completion]:
+        for row in made:
+            ids, lps = zip(*row, strict=True)
             if not np.isfinite(lps).all():
                 raise EngineUnavailable(
                     "the model produced log-probs that are not finite; its weights or adapter are broken"
@@ -212,19 +232,19 @@ class HfEngine(tokens.ChatTokenizer):
             )
 
 
-def sample(logits_BV: Tensor, temperature_B1: Tensor, uniform_B: Tensor) -> Tensor:
-    """Next token of each row by the inverse distribution function of softmax(logits / temperature); 0 = greedy.
+def parts_of(lengths: Sequence[int], weights: int) -> list[range]:
+    """Batches of a batch: cut where its padding would cost more than `CUT` products of a token and a weight.
 
-    uniform in [0, 1), one a row: the draw depends on the row's own seed alone, never on its neighbours. Returns (B,).
+    lengths: of the prompts, ascending; all of a part are padded to its longest. weights: of the model. Ours.
     """
-    greedy = logits_BV.argmax(1)
-    cumulative = (logits_BV.double() / temperature_B1.clamp(min=1e-6)).softmax(1).cumsum(1)
-    drawn = (
-        torch.searchsorted(cumulative, uniform_B[:, None] * cumulative[:, -1:], right=True)
-        .squeeze(1)
-        .clamp(max=logits_BV.shape[1] - 1)
-    )
-    return torch.where(temperature_B1[:, 0] > 0, drawn, greedy)
+    n = len(lengths)
+    saved, at = max(((i * (lengths[-1] - lengths[i - 1]), i) for i in range(1, n)), default=(0, 0))
+    if saved * weights <= CUT:
+        return [range(n)]
+    return [
+        *parts_of(lengths[:at], weights),
+        *(range(at + part.start, at + part.stop) for part in parts_of(lengths[at:], weights)),
+    ]
 
 
 def check_adapter(path: Path, base_hash: str) -> None:

@@ -16,7 +16,8 @@ from scipy.stats import chi2
 
 from stages.frame.types import Completion, EngineUnavailable, Message, Request, UsageError
 from stages.learn.adapter import new_adapter, save_adapter
-from stages.llm.hf import HfEngine, load_base, model_hash, sample
+from stages.llm.hf import HfEngine, load_base, model_hash
+from stages.llm.sampling import sample
 
 CHATS: list[list[Message]] = [
     [{"role": "user", "content": "Ana, gold, wants refund for lamp."}],
