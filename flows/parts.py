@@ -110,8 +110,8 @@ def _find(name: str) -> Combination:
     default = _default_method(task)
     method, model = next(iter(parts["method"]), default), next(iter(parts["model"]), "")
     told = "+".join(part for part in (task, method if method != default else "", model) if part)
-    if _model(model)[0] == "small" and "path" not in _task(task, "small").get("model", {}):
-        first = next(name for name in files("model") if _model(name)[0] == "large")
+    if model_of(model)[0] == "small" and "path" not in _task(task, "small").get("model", {}):
+        first = next(name for name in files("model") if model_of(name)[0] == "large")
         what = f"has no values for a small model like {model}" if model else "has no model of its own"
         raise UsageError(
             f"Preset {shown!r}: the task {task} {what}. Name one, as in {told.removesuffix(f'+{model}')}+{first}."
@@ -141,7 +141,7 @@ def _shown(name: str) -> str:
 
 def values(combination: Combination) -> dict[str, Any]:
     """The plain values of a combination."""
-    size, model = _model(combination.model)
+    size, model = model_of(combination.model)
     task, tasks = _task(combination.task, size), [name for name, _ in _with_parents(combination.task)]
     method = _method(combination.method, size, tasks)
     on = model.pop("on", {})
@@ -150,7 +150,7 @@ def values(combination: Combination) -> dict[str, Any]:
     return reduce(laid_over, order, {})
 
 
-def _model(name: str) -> tuple[str, dict[str, Any]]:
+def model_of(name: str) -> tuple[str, dict[str, Any]]:
     """Size and values of a model; of the task's own, which is small, there are no values."""
     found = _read("model", name) if name else {"size": "small"}
     return found.pop("size", "large"), found

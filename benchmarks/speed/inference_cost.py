@@ -25,11 +25,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.passes import RANK, in_turn, one_thread, random_base, shake, table_head, table_row
-from flows.keep.export import merge
 from stages.frame.types import Request
 from stages.learn.adapter import new_adapter, save_adapter
 from stages.learn.value_head import new_head
-from stages.llm.hf import HfEngine, load_base
+from stages.llm.hf import HfEngine, load_base, merge_adapter
 
 SHIPPED = Path("data/base")
 PROMPT_TOKENS = 32
@@ -58,7 +57,7 @@ def parameters_and_logits(name: str, base: Path, folder: Path) -> None:
         count(new_head(model, seed=0).parameters()),
     )
     save_adapter(model, folder / "adapter", engine.model_hash)
-    merge(str(base), folder / "adapter", folder / "merged")
+    merge_adapter(str(base), folder / "adapter", folder / "merged")
     merged = load_base(str(folder / "merged"), "float32")[0]
     ids = torch.randint(model.config.vocab_size, (16, 64), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

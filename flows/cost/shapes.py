@@ -129,7 +129,11 @@ DEVICES = {
     "rtx4090": Device(165, 82.6, 1.01, 23),
 }
 
+SMOL = Shape(30, 576, 9, 3, 64, 1536, 49152, tied=True, positions=8192)
 KNOWN = {
+    "HuggingFaceTB/SmolLM2-135M-Instruct": SMOL,
+    "data/models/smollm2": SMOL,
+    "data/models/smollm2_desk": SMOL,
     "Qwen/Qwen2.5-0.5B-Instruct": Shape(24, 896, 14, 2, 64, 4864, 151936, tied=True, attention_bias=True),
     "Qwen/Qwen2.5-7B-Instruct": Shape(28, 3584, 28, 4, 128, 18944, 152064, attention_bias=True),
     "Qwen/Qwen2.5-32B-Instruct": Shape(64, 5120, 40, 8, 128, 27648, 152064, attention_bias=True),

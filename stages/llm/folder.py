@@ -28,8 +28,9 @@ def check_folder(path: str) -> None:
     from safetensors import safe_open
 
     folder = Path(path)
-    if not folder.is_dir() and (path.count("/") > 1 or (folder.parent != Path() and folder.parent.is_dir())):
-        made = f"turnwise data fetch {folder.name}" if folder.parent.name == FETCHED else "turnwise pretrain"
+    fetched = folder.parent.name == FETCHED
+    if not folder.is_dir() and (fetched or (folder.parent != Path() and folder.parent.is_dir())):
+        made = f"turnwise data fetch {folder.name}" if fetched else "turnwise pretrain"
         raise UsageError(f"model.path: there is no folder {path!r}; it is made by: {made}")
     for name in OBJECTS:
         if (folder / name).exists():

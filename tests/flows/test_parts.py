@@ -141,5 +141,7 @@ def test_a_shell_completes_tasks_and_after_a_plus_what_may_be_added() -> None:
     assert {"demo", "desk", "tau_retail"} <= set(offered(prefix="d")) and "grpo" not in offered(prefix="")
     first = set(offered(prefix="desk+g"))
     assert {"desk+grpo", "desk+qwen7b"} <= first and not any("sums" in one for one in first)
-    assert set(offered(prefix="desk+grpo+")) == {"desk+grpo+qwen7b", "desk+grpo+qwq32b"}
+    assert set(offered(prefix="desk+grpo+")) == {
+        f"desk+grpo+{model}" for model in ("qwen05b", "qwen7b", "qwq32b", "smol")
+    }
     assert "qwen7b+desk" in offered(prefix="qwen7b+")

@@ -193,7 +193,7 @@ def test_wrong_usage_is_status_2_and_one_sentence(
         (["rerun", "critic", "--of", "abc", "--dry-run"], 2, "no run starts with 'abc'"),
         (["verify"], 0, "Every stored row belongs to a finished run"),
         (["run", "preset.toml", "--dry-run"], 0, "would run, 0 would be reused"),
-        (["data", "list"], 0, "turnwise data fetch TASK"),
+        (["data", "list"], 0, "turnwise data fetch NAME"),
         (["gc"], 0, "Nothing to free"),
     ],
 )

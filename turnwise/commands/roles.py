@@ -1,4 +1,7 @@
-"""turnwise doctor --model FOLDER --task PRESET: which roles a model can play, one reply of each, and what to do."""
+"""Which roles a model can play: one reply of each, and what to do.
+
+turnwise doctor --task desk+qwen05b --model FOLDER
+"""
 
 from __future__ import annotations
 
