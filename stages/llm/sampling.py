@@ -18,7 +18,8 @@ def sample(logits_BV: Tensor, temperature_B1: Tensor, uniform_B: Tensor) -> Tens
     logits: (B, V), -inf for a token that is never drawn; uniform: (B,), fp64 in [0, 1). Returns (B,).
     """
     top_B, greedy_B = logits_BV.max(1)
-    heat_B1, place_B1, first_B1 = temperature_B1.clamp(min=1e-6), uniform_B[:, None], 0
+    heat_B1, place_B1 = temperature_B1.clamp(min=1e-6), uniform_B[:, None]
+    first_B1 = torch.zeros_like(greedy_B[:, None])
     if logits_BV.shape[1] > BLOCK:
         block_B1, place_B1 = _block(logits_BV, top_B[:, None], heat_B1, place_B1)
         first_B1 = BLOCK * block_B1
