@@ -17,6 +17,7 @@ import torch
 from stages.corpora import Example
 from stages.learn.adapter import WEIGHTS, base_of, new_adapter
 from stages.learn.fit import adamw, fit
+from stages.learn.fused_lora import fused_lora
 from stages.llm.hf import best_device, merge_adapter, read_base
 from stages.llm.roles import mix
 from stages.llm.tokens import ChatTokenizer, end_token
@@ -65,7 +66,8 @@ def warm(
             group["lr"] = lr * rate_factor(len(done), steps, flat)
         advance(1)
 
-    found = fit(model, batches, loss, optimiser, after_step=after_step)
+    with fused_lora(model):
+        found = fit(model, batches, loss, optimiser, after_step=after_step)
     return [metrics["loss"] for metrics in found]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from scipy.stats import chi2
 
-from stages.corpora import Example
+from stages.corpora import Example, scene
 from stages.corpora import desk as corpus
 from stages.corpora.desk import Foreseen, example, judge, words
 from stages.corpora.tokenizers import encode_reply, encode_turns, word_tokenizer
@@ -90,6 +90,15 @@ def test_no_rule_book_is_more_frequent_in_the_corpus_than_chance(
     for seed in (7, *range(100, 130)):
         assert abs(z_of(mentions, desk.Options(rules_seed=seed, **options))) < Z
         assert abs(z_of(facts, desk.Options(rules_seed=seed, **options))) < Z
+
+
+def test_no_rule_book_is_more_frequent_in_scenes_than_chance(roles: Roles) -> None:
+    """What a real model is warmed with: 6,000 scenes of four roles, the default seed and 10 others."""
+    rng = random.Random("corpus 0")
+    scenes = [scene(corpus, rng, roles, 4) for _ in range(6000)]
+    found = [mention for each in scenes for mention in {one for e in each for one in RULE.findall(text(e))}]
+    for seed in (7, *range(100, 110)):
+        assert abs(z_of(found, desk.Options(rules_seed=seed))) < Z
 
 
 @pytest.mark.parametrize(("told_of", "share"), [("mentions", 0.03), ("facts", 0.05)])

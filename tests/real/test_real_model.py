@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from models import shake
+from models import Bench, shake
 from smol import smol, warmed
 
 from flows import presets
+from stages import evaluate
 from stages.corpora import desk, scene
+from stages.evaluate import EvaluateConfig
+from stages.frame.sections import RolesConfig, TaskConfig
 from stages.frame.types import Request
 from stages.learn.adapter import base_of, new_adapter, save_adapter
 from stages.llm.hf import HfEngine, merge_adapter, model_hash, read_base
@@ -94,6 +97,20 @@ def test_the_warmed_model_is_read_in_every_role(
     said = capsys.readouterr().out
     assert status == 0 and said.startswith("data/models/smollm2_desk on desk+smol"), said
     assert "All roles can be read. Run it: turnwise run desk+smol" in said
+
+
+def test_the_warmed_model_acts_readably_and_wins_no_more_than_chance(warmed: Path, tmp_path: Path) -> None:
+    """96 visits where a random policy wins 1 in 24: 4 wins are expected, 13 come by chance once in 5,000 times."""
+    bench = Bench(
+        warmed,
+        tmp_path,
+        engine=HfEngine(str(warmed), dtype="bfloat16", batch=96),
+        task=TaskConfig(),
+        roles=RolesConfig(max_action_tokens=40),
+    )
+    metrics = bench.run(evaluate.STAGE, EvaluateConfig(episodes=96, audit_turns=0), {}).metrics
+    assert metrics["evaluate/malformed_frac"] < 0.1
+    assert metrics["evaluate/win_rate"] * 96 < 13
 
 
 SMALL = ["collect.first_episodes=6", "evaluate.episodes=4", "evaluate.audit_turns=2", "iterations=1"]
