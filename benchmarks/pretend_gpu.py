@@ -103,6 +103,8 @@ def pretended_gpu() -> Iterator[None]:
         mock.patch("torch.nn.utils.clip_grad._has_foreach_support", lambda tensors, device: device.type == "cuda"),
         mock.patch("torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype", _grouped),
         mock.patch("torch.autocast", lambda device_type, *args, **options: autocast("cpu", *args, **options)),
+        # by this name for layers that are worked out again
+        mock.patch("torch.amp.autocast", lambda device_type, *args, **options: autocast("cpu", *args, **options)),
         mock.patch("torch.is_autocast_enabled", side_effect=lambda *_: is_on("cpu")),
         mock.patch("torch.get_autocast_dtype", side_effect=lambda _: dtype("cpu")),
         _Gpu(),

@@ -33,7 +33,7 @@ from turnwise import cli
 
 SMALL = {
     "iterations": 1, "model.lora_rank": 4, "collect.first_episodes": 4, "evaluate.episodes": 1, "evaluate.trials": 2, "evaluate.audit_turns": 2, "targets.transitions": 6,
-    "refine.states": 6, "rft.rows": 16, "roles.max_action_tokens": 48, "roles.max_future_tokens": 48, "task.max_turns": 4,
+    "refine.states": 12, "rft.rows": 16, "roles.max_action_tokens": 48, "roles.max_future_tokens": 48, "task.max_turns": 4,
 }  # fmt: skip
 THOUGHT = "hm secret hm"
 MATH = ("First.\n\nSecond.\n\nSo \\boxed{4}.", "It is \\boxed{\\frac{1}{2}}.")

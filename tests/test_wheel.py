@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -53,10 +54,12 @@ def turnwise(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Turnwise:
 def test_it_carries_models_and_studies(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for model in shipped.MODELS:
-        assert f"flows/shipped/data/{model}/model.safetensors" in names
+        assert [name for name in names if re.fullmatch(rf"flows/shipped/data/{model}/\w*model.safetensors", name)], (
+            model
+        )
     carried = {Path(name).name for name in names if name.startswith("flows/shipped/studies/")}
     assert carried == {path.name for path in (ROOT / "studies").glob("*.toml")}
-    assert wheel.stat().st_size < 16e6
+    assert wheel.stat().st_size < 24e6
 
 
 def test_tiny_runs_in_an_empty_folder_and_has_the_fingerprints_of_a_checkout(
