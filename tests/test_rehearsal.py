@@ -36,7 +36,7 @@ SMALL = {
     "refine.states": 12, "rft.rows": 16, "roles.max_action_tokens": 48, "roles.max_future_tokens": 48, "task.max_turns": 4,
 }  # fmt: skip
 THOUGHT = "hm secret hm"
-MATH = ("First.\n\nSecond.\n\nSo \\boxed{4}.", "It is \\boxed{\\frac{1}{2}}.")
+MATH = ("First.\n\nSecond.\n\nSo \\boxed{4}.", "So.\n\n\\boxed{4}.", "It is \\boxed{\\frac{1}{2}}.")
 TAU = (
     '{"name": "get_order_details", "arguments": {"order_id": "#W1"}}', '{"name": "respond", "arguments": {"content": "Who are you?"}}',
     '{"name": "respond", "arguments": {"content": "bye"}}', '{"name": ',
