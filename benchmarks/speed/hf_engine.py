@@ -4,8 +4,8 @@
     python -m benchmarks.speed.hf_engine --model data/base
 
 The plain way: batches padded to their longest prompt, a row that is done leaves the KV cache at once, and each draw is
-worked out in fp64 over the whole vocabulary. Both ways answer the same 96 requests of 60 to 300 prompt tokens and 24
-new ones, in turn. Ratios are plain / engine: above 1 the engine is faster.
+worked out in fp64 over the whole vocabulary. Both ways answer the same requests of 60 to 300 prompt tokens and 24 new
+ones, in turn. Ratios are plain / engine: above 1 the engine is faster.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ from stages.frame.types import Request
 from stages.llm import hf
 from stages.llm.hf import HfEngine
 
-N, NEW, ROUNDS = 96, 24, 3
+NEW, ROUNDS = 24, 3
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a model's folder (default: random weights, 135 M of them)")
+    parser.add_argument("--requests", type=int, default=96, metavar="N", help="requests of a batch (default: 96)")
     args = parser.parse_args()
+    n = args.requests
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.model or random_model(Path(scratch))
-        engine = HfEngine(str(folder), dtype="float32" if args.model else "bfloat16", batch=N)
-        asked = requests(engine, temperature=1.0)
+        engine = HfEngine(str(folder), dtype="float32" if args.model else "bfloat16", batch=n)
+        asked = requests(engine, n)
         prompts = sum(len(one.prompt_ids) for one in asked)
         reading = [Request(one.prompt_ids, 1, one.temperature, one.seed) for one in asked]
-        print(f"{engine._n_weights / 1e6:.1f} M weights, {N} prompts of {prompts} tokens, {NEW} new tokens each\n")
+        print(f"{engine._n_weights / 1e6:.1f} M weights, {n} prompts of {prompts} tokens, {NEW} new tokens each\n")
         print("| | plain | engine | plain / engine |")
         print("|---|---|---|---|")
         plain, own = in_turn(lambda: with_plain(engine, reading), lambda: engine.generate(reading))
@@ -47,10 +49,10 @@ def main() -> None:
         whole = in_turn(lambda: with_plain(engine, asked), lambda: engine.generate(asked))
         steps = [(w - r) / (NEW - 1) * 1e3 for w, r in zip(whole, (plain, own), strict=True)]
         print(f"| ms a decoding step | {steps[0]:.1f} | {steps[1]:.1f} | {steps[0] / steps[1]:.2f} |")
-    logits, heat = torch.randn(N, engine._base.config.vocab_size), torch.ones(N, 1)
-    uniform = torch.rand(N, dtype=torch.float64)
+    logits, heat = torch.randn(n, engine._base.config.vocab_size), torch.ones(n, 1)
+    uniform = torch.rand(n, dtype=torch.float64)
     draws = in_turn(lambda: plain_sample(logits, heat, uniform), lambda: hf.sample(logits, heat, uniform))
-    print(f"| ms a draw of {N} rows | {draws[0] * 1e3:.1f} | {draws[1] * 1e3:.1f} | {draws[0] / draws[1]:.2f} |")
+    print(f"| ms a draw of {n} rows | {draws[0] * 1e3:.1f} | {draws[1] * 1e3:.1f} | {draws[0] / draws[1]:.2f} |")
 
 
 def random_model(folder: Path) -> Path:
@@ -67,10 +69,10 @@ def random_model(folder: Path) -> Path:
     return folder
 
 
-def requests(engine: HfEngine, *, temperature: float) -> list[Request]:
+def requests(engine: HfEngine, n: int) -> list[Request]:
     rng, known = random.Random(0), min(engine._base.config.vocab_size, 300)
-    lengths = [rng.randint(60, 300) for _ in range(N)]
-    return [Request(tuple(rng.choices(range(6, known), k=n)), NEW, temperature, i) for i, n in enumerate(lengths)]
+    lengths = [rng.randint(60, 300) for _ in range(n)]
+    return [Request(tuple(rng.choices(range(6, known), k=k)), NEW, 1.0, i) for i, k in enumerate(lengths)]
 
 
 def plain_sample(logits_BV: Tensor, temperature_B1: Tensor, uniform_B: Tensor) -> Tensor:
