@@ -13,21 +13,22 @@ def sample(logits_BV: Tensor, temperature_B1: Tensor, uniform_B: Tensor) -> Tens
     """Next token of each row by the inverse distribution function of softmax(logits / temperature); 0 = greedy.
 
     The draw depends on the row's own number alone, never on its neighbours. A vocabulary up to `BLOCK` is worked out in
-    fp64. A larger one is cut into blocks. fp32 weights choose the block, fp64 the token in it. So an edge between two
-    blocks is off by fp32's rounding, about 1e-7.
+    fp64. A larger one is cut into blocks. fp32 weights choose the block, fp64 the token in it. So there a draw is off
+    by the rounding of fp32, about 1e-8 of the whole.
     logits: (B, V), -inf for a token that is never drawn; uniform: (B,), fp64 in [0, 1). Returns (B,).
     """
-    top_B, greedy_B = logits_BV.max(1)
+    (top_B, greedy_B), last = logits_BV.max(1), logits_BV.shape[1] - 1
     heat_B1, place_B1 = temperature_B1.clamp(min=1e-6), uniform_B[:, None]
     first_B1 = torch.zeros_like(greedy_B[:, None])
     if logits_BV.shape[1] > BLOCK:
         block_B1, place_B1 = _block(logits_BV, top_B[:, None], heat_B1, place_B1)
         first_B1 = BLOCK * block_B1
         within = first_B1 + torch.arange(BLOCK, device=logits_BV.device)
-        last = logits_BV.shape[1] - 1
         logits_BV = logits_BV.gather(1, within.clamp(max=last)).masked_fill(within > last, -torch.inf)
     cumulative = (logits_BV.double() / heat_B1).softmax(1).cumsum(1)
-    return torch.where(temperature_B1 > 0, first_B1 + _find(cumulative, place_B1), greedy_B[:, None])[:, 0]
+    # Of numbers that are not finite the draw may lie past the end of the last block: the caller must still read a token.
+    drawn_B1 = (first_B1 + _find(cumulative, place_B1)).clamp(max=last)
+    return torch.where(temperature_B1 > 0, drawn_B1, greedy_B[:, None])[:, 0]
 
 
 def _block(logits_BV: Tensor, top_B1: Tensor, heat_B1: Tensor, place_B1: Tensor) -> tuple[Tensor, Tensor]:

@@ -50,6 +50,14 @@ def test_a_token_without_weight_is_never_drawn(vocabulary: int) -> None:
     assert found.tolist() == [3, 3, *[vocabulary - 2] * 3]
 
 
+@pytest.mark.parametrize("vocabulary", [40, BLOCK + 9, 152_064])
+def test_numbers_that_are_not_finite_draw_a_token_of_the_vocabulary(vocabulary: int) -> None:
+    """So that the engine reads its log-prob, and refuses it in a sentence; past the end a GPU would end the process."""
+    uniform = torch.tensor([0.1, 0.9], dtype=torch.float64)
+    found = sample(torch.full((2, vocabulary), torch.nan), torch.ones(2, 1), uniform)
+    assert all(0 <= token < vocabulary for token in found.tolist())
+
+
 def test_a_batch_is_cut_where_its_padding_costs_more_than_another_batch() -> None:
     """Of 10 prompts of 10 tokens and 10 of 100, the first ten have 900 tokens of padding."""
     lengths = [10] * 10 + [100] * 10
