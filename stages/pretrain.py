@@ -73,7 +73,10 @@ MARKS = {
 
 
 class PretrainConfig(Config):
-    """Shape and schedule of the base model. Some defaults differ for agents, twenty and maths: see each."""
+    """Shape and schedule of the base model. Some defaults differ for agents, twenty and maths: see each.
+
+    With base only corpus, lora_rank, steps, batch, adam_lr, flat, general_rows and probe_rows count.
+    """
 
     corpus: ModuleName = Field(
         "desk",
@@ -91,8 +94,10 @@ class PretrainConfig(Config):
     vocabulary: int = Field(1000, ge=262)
     """Tokens of the byte-level tokenizer, for agents; the others have one a word. [ours]"""
     steps: int = Field(3200, ge=1)
-    """Optimiser steps; 1800 for agents, 3600 for twenty, 2000 for maths. [ours]"""
-    batch: int = Field(96, ge=1, description="Examples a step; 32 for agents, 48 for twenty and maths. [ours]")
+    """Optimiser steps; 1800 for agents, 3600 for twenty, 2000 for maths; 160 with base. [ours]"""
+    batch: int = Field(
+        96, ge=1, description="Examples a step; 32 for agents, 48 for twenty and maths; 64 with base. [ours]"
+    )
     parts: int = Field(4, ge=1, description="Passes of like length that a step is cut into, against padding. [ours]")
     muon_lr: float = Field(0.02, gt=0, description="Learning rate of the matrices. [ours]")
     adam_lr: float = Field(3e-3, gt=0)
@@ -101,9 +106,9 @@ class PretrainConfig(Config):
     whole: float = Field(0.2, ge=0, le=1)
     """Share of first steps that also learn the text before the last reply; 1 for agents, twenty and maths. [ours]"""
     general_rows: int = Field(3000, ge=0)
-    """Role rows written to general.jsonl, for mixing into later training; 0 for all but the desk. [ours]"""
+    """Role rows written to general.jsonl, for mixing into later training; 0 for all but the desk, and with base. [ours]"""
     probe_rows: int = Field(40, ge=1)
-    """Held-out rows a role in probe.jsonl, for scores and the forgetting probe. agents: 192 episodes a task; twenty: 100 rows; maths: 200. [ours]"""
+    """Held-out rows a role in probe.jsonl, for scores and the forgetting probe. agents: 192 episodes a task; twenty: 100 rows; maths: 200; with base: 16. [ours]"""
 
     @model_validator(mode="before")
     @classmethod

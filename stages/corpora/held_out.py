@@ -170,7 +170,7 @@ def warmed_card(base: str, how: str, n_probe: int, before: Mapping[str, float], 
 {base}, after {how}.
 Its licence is that of {base}.
 
-It has learned how the roles speak. Every row had its own random rules, so it knows no answer of any task.
+It has learned how the roles speak. What the corpus draws at random, it does not know.
 
 | role, on {n_probe} held-out prompts each | right before | right now |
 |---|---|---|

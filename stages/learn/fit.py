@@ -145,6 +145,11 @@ def _mean(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(found) / len(found) for name, found in values.items()}
 
 
+def flat_then_falling(done: float, flat: float) -> float:
+    """Share of the learning rate after a share `done` of the steps: 1 for a share `flat`, then linear to 3 %."""
+    return 1.0 if done < flat else 1.0 - 0.97 * (done - flat) / (1 - flat)
+
+
 def lr_factor(iteration: int, *, start: int, end: int, final: float) -> float:
     """1 up to iteration `start`, then linear to `final` at iteration `end`, constant after it."""
     if iteration <= start or end <= start:

