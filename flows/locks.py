@@ -45,13 +45,14 @@ def hold_device(device: str, who: str) -> None:
         time.sleep(POLL_S)
 
 
-def device() -> str:
-    """Name of the GPU that this process would use, "" without a GPU. All processes of the machine see the same name."""
+def devices(n: int) -> list[str]:
+    """Names of the GPUs that this process and those that train with it would use, n at most; none without a GPU. All
+    processes of the machine see the same names.
+    """
     import torch
 
-    if not torch.cuda.is_available():
-        return ""
-    return f"gpu-{torch.cuda.get_device_properties(0).uuid}"
+    found = min(n, torch.cuda.device_count()) if torch.cuda.is_available() else 0
+    return [f"gpu-{torch.cuda.get_device_properties(i).uuid}" for i in range(found)]
 
 
 def _open(path: Path) -> int:

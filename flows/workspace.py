@@ -13,8 +13,9 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from flows.locks import device, hold_device
+from flows.locks import devices, hold_device
 from flows.presets import RunConfig
+from flows.processes import in_processes
 from flows.shipped import bring
 from stages.frame.types import Engine, UsageError
 from stages.llm.roles import roles_of
@@ -76,16 +77,22 @@ def project_name(home: Path) -> str:
 def open_workspace(home: Path) -> Workspace:
     """The stores of `home`, and engines that load on first use. The process works in `home` from here on."""
     os.chdir(home)
-    workspace = Workspace(
+    workspace = stores(home)
+    recover(workspace)
+    return workspace
+
+
+def stores(home: Path) -> Workspace:
+    """The same, without the clean-up: for a process that works for another one."""
+    return Workspace(
         home=home,
         tracking=Tracking(home / "mlflow"),
         replay=Replay(home / "data" / "turnwise.duckdb"),
         engine=engine_cache(home),
         prompt_hashes=prompt_hashes,
         model_hash=model_hash,
+        work=in_processes(home),
     )
-    recover(workspace)
-    return workspace
 
 
 def engine_cache(home: Path) -> Callable[[RunConfig], Engine]:
@@ -98,10 +105,11 @@ def engine_cache(home: Path) -> Callable[[RunConfig], Engine]:
     kept: dict[str, Engine] = {}
 
     def engine(run: RunConfig) -> Engine:
-        key = run.model.model_dump_json()
+        key = run.model.model_dump_json() + run.train.model_dump_json()
         if key not in kept:
             kept.clear()
-            if run.model.engine != "scripted" and (gpu := device()):
+            # In one order everywhere, so that no two runs wait for each other.
+            for gpu in sorted(devices(run.train.processes)) if run.model.engine != "scripted" else ():
                 hold_device(gpu, f"process {os.getpid()}, {run.preset} seed {run.seed} in {home}")
             kept[key] = make_engine(run)
         return kept[key]

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from stages.frame.contract import Context, FromPath, Outputs, Stage
 from stages.frame.types import MissingInput, Row
+from stages.learn.fit import Lists
 from stages.learn.later import Later
 from stages.train.history import curves, fit_metrics
 from stages.train.model import MixedConfig
@@ -52,6 +53,7 @@ def run(context: Context) -> Outputs:
         raise MissingInput(f"critic needs successor targets of run {context.latest('targets')}, found 0; rerun targets")
     model, target = open_net(context, context.latest("distill") or context.latest("critic"))
     losses: dict[tuple[Any, ...], tuple[float, int]] = {}
+    steps = 0
     kinds = {"successor": (rows, config.batch), "policy": (policy_rows(context), config.policy_rows)}
     if config.general_rows:
         kinds["general"] = (general_rows(context.run.model.path, config.general_path), config.general_rows)
@@ -59,27 +61,27 @@ def run(context: Context) -> Outputs:
     if config.frozen:
         kinds["successor"] = ([replace(row, weight=0.0) for row in rows], config.batch)
     bar = context.progress("train critic", config.epochs * -(-len(rows) // config.batch))
-    steps = [0]
 
     def loss(model: Any, step: Pass) -> Any:
         value, metrics, nll_R = mixed_nll(model, step, autocast=config.autocast)
 
-        def told(found: list[float]) -> dict[str, float]:
-            for row, kind, nll in zip(step.rows, step.kinds, found, strict=True):
-                if kind == "successor":
-                    losses[row.key] = (nll, steps[0])
-            return {}
+        def told(found: list[float]) -> dict[str, Any]:
+            each = zip(step.rows, step.kinds, found, strict=True)
+            return {"each/nll": [[row.key, nll] for row, kind, nll in each if kind == "successor"]}
 
         return value, metrics | Later([nll_R], told)
 
+    def each(lists: Lists) -> None:
+        losses.update({tuple(key): (nll, steps) for key, nll in lists["each/nll"]})
+
     def after_step(done: list[dict[str, float]]) -> None:
-        nonlocal target
+        nonlocal target, steps
         target = followed(target, model, config.ema_rate)
-        steps[0] = len(done)
+        steps = len(done)
         bar.advance(1)
 
     batches = batches_of(context, model, kinds, main="successor", rng=random.Random(context.seed))
-    history = trained(context, model, batches, loss, after_step)
+    history = trained(context, model, batches, loss, after_step, each)
     rows_left, files = {"priorities": priority_rows(losses)}, save_net(context, model, target)
     steps_told = curves("critic", history, ("nll/successor", "nll/policy", "grad_norm"))
     return Outputs(fit_metrics("critic", history), rows_left, files, steps_told)
@@ -90,6 +92,6 @@ def priority_rows(losses: dict[tuple[Any, ...], tuple[float, int]]) -> list[Row]
 
 
 STAGE = Stage(
-    "critic", 3, CriticConfig, inputs=("targets", "collect", "refine", "pick", "critic", "distill"), roles=(), run=run,
+    "critic", 3, CriticConfig, inputs=("targets", "collect", "refine", "pick", "critic", "distill"), roles=(), run=run, trains=True,
     outputs=("priorities", "adapter/", "target/"),
 )  # fmt: skip

@@ -20,6 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from stages.frame.contract import Context, FromPath, Outputs, Stage
+from stages.learn import ranks
 from stages.learn.adapter import load_state, trainable_state
 from stages.learn.later import Later
 from stages.train.history import curves, fit_metrics
@@ -127,12 +128,13 @@ def with_kl(config: DistillConfig, wanted: Wanted) -> Any:
             value, metrics, _ = mixed_q_loss(net, step, wanted, weight=config.value_weight, autocast=config.autocast)
         else:
             value, metrics, _ = mixed_nll(net, step, autocast=config.autocast)
-        if config.kl_coef and "policy" in step.kinds:
+        # Layers that are dealt out want as many passes of every rank, whatever rows it has.
+        if config.kl_coef and ("policy" in step.kinds or any(map(ranks.sharded, net.parameters()))):
             with half(step.tree.ids.device, config.autocast):
                 kl = pass_kl(model_of(net), step, "policy")
-            share = len(step.places["policy"]) / step.totals["policy"]
             value = value + config.kl_coef * kl
-            metrics |= of_kl(kl, share)
+            if "policy" in step.kinds:
+                metrics |= of_kl(kl, len(step.places["policy"]) / step.totals["policy"])
         return value, metrics
 
     return loss
@@ -145,5 +147,5 @@ def of_kl(kl: Tensor, share: float) -> Later:
 
 STAGE = Stage(
     "distill", 3, DistillConfig, inputs=("refine", "pick", "targets", "critic", "q_critic", "distill"), roles=(),
-    run=run, outputs=("adapter/", "target/", "head/", "target_head/"),
+    run=run, trains=True, outputs=("adapter/", "target/", "head/", "target_head/"),
 )  # fmt: skip

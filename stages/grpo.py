@@ -11,7 +11,7 @@ Source: arXiv 2402.03300, the mean over all tokens 2503.14476. A group is `colle
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -25,12 +25,13 @@ from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.types import MissingInput, Row
 from stages.learn.adapter import save_adapter
 from stages.learn.certificate import Turn, cert_metrics, certificates, turn_gaps, with_gaps
+from stages.learn.fit import Lists
 from stages.learn.later import Later
 from stages.learn.losses import check_tokens, turn_ppo_clip
 from stages.learn.moving import moved
 from stages.play.transitions import trainable_episodes
 from stages.train.history import fit_metrics
-from stages.train.model import PassConfig, trainable_policy
+from stages.train.model import PassConfig, deal_out, trainable_policy
 from stages.train.network import trained
 from stages.train.on_policy import MAX_GAP, by_scenario, check_gap, check_temperature, relative_advantages
 from stages.train.passes import Pass, half, pass_log_probs, step_passes, token_counts
@@ -55,6 +56,10 @@ class Turns:
     old_log_probs_K: Tensor
     first: tuple[Turn, ...]  # in the stage's first step which turn each row is; none later
 
+    @property
+    def n_tokens(self) -> int:
+        return self.rows.n_tokens
+
 
 def run(context: Context) -> Outputs:
     """Artifact `adapter`, rows of `certificates`. A row is one turn, so the next state need not carry it on. Turns that
@@ -70,6 +75,7 @@ def run(context: Context) -> Outputs:
     used = {(name,) for name, value in advantage.items() if value != 0.0}
     turns = context.replay.read("turns", latest, columns, by=["episode_id"], among=used)
     model = trainable_policy(context)
+    deal_out(context, model)
     gaps: dict[Turn, dict[str, float]] = {}
     bar = context.progress("train by GRPO", config.epochs * -(-len(turns) // config.batch))
 
@@ -77,9 +83,11 @@ def run(context: Context) -> Outputs:
         check_gap("grpo", done, config.max_gap)
         bar.advance(1)
 
+    def each(lists: Lists) -> None:
+        gaps.update({(episode_id, turn): told for (episode_id, turn), told in lists.get("each/gaps", ())})
+
     batches = step_batches(turns, advantage, config, random.Random(context.seed), model)
-    loss = partial(clipped_loss, config=config, gaps=gaps)
-    history = trained(context, model, batches, loss, after_step)
+    history = trained(context, model, batches, partial(clipped_loss, config=config), after_step, each)
     save_adapter(model, context.workdir / "adapter", context.engine.model_hash)
     mixed = len({t["episode_id"] for t in turns}) / len(episodes)
     episodes_of_turns = [list(mine) for _, mine in groupby(turns, lambda t: t["episode_id"])]
@@ -89,25 +97,27 @@ def run(context: Context) -> Outputs:
     return Outputs(metrics, {"certificates": certified}, {"adapter": context.workdir / "adapter"})
 
 
-def clipped_loss(
-    model: Any, part: Turns, config: GrpoConfig, gaps: dict[Turn, dict[str, float]]
-) -> tuple[Tensor, Later]:
+def clipped_loss(model: Any, part: Turns, config: GrpoConfig) -> tuple[Tensor, Mapping[str, Any]]:
     """L of one pass, and its metrics. The losses of a step's passes add up to the step's loss.
 
-    gaps: collects the gaps of the first step's turns."""
+    In the first step the gap of each turn is among them, as a list."""
     rows_K = part.rows.row_K
     with half(rows_K.device, config.autocast):
         log_probs_K = pass_log_probs(model, part.rows)
-    if part.first:
-        gaps.update(
-            turn_gaps([part.first[row] for row in rows_K.tolist()], part.old_log_probs_K.tolist(), log_probs_K.tolist())
-        )
     # A row is a turn; divided by the number of tokens, the sum over them is their mean.
     loss, metrics = turn_ppo_clip(
         log_probs_K, part.old_log_probs_K, rows_K, part.advantage_R, clip=config.ratio_clip, ratio="token",
         normaliser=part.rows.normaliser,
     )  # fmt: skip
-    return loss, metrics | token_counts(part.rows)
+    metrics |= token_counts(part.rows)
+    if not part.first:
+        return loss, metrics
+    old_K, turn_K = part.old_log_probs_K.tolist(), [part.first[row] for row in rows_K.tolist()]
+
+    def told(found_K: list[float]) -> dict[str, Any]:
+        return {"each/gaps": list(turn_gaps(turn_K, old_K, found_K).items())}
+
+    return loss, metrics | Later([log_probs_K], told)
 
 
 def episode_advantages(episodes: list[Row]) -> dict[str, float]:
@@ -141,5 +151,12 @@ def step_batches(
 
 
 STAGE = Stage(
-    "grpo", 3, GrpoConfig, inputs=("collect", "grpo"), roles=(), run=run, outputs=("certificates", "adapter/")
+    "grpo",
+    3,
+    GrpoConfig,
+    inputs=("collect", "grpo"),
+    roles=(),
+    run=run,
+    trains=True,
+    outputs=("certificates", "adapter/"),
 )

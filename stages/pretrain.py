@@ -138,12 +138,17 @@ def probe_rows(corpus: Any, n: int, rng: random.Random, roles: Roles, role: str 
 
 
 def run(context: Context) -> Outputs:
-    """Artifact `model`: weights, tokenizer, model card. If all roles are taught, also general.jsonl and probe.jsonl."""
+    """Artifact `model`: weights, tokenizer, model card. If all roles are taught, also general.jsonl and probe.jsonl.
+    Of several ranks the first one scores and leaves them. Raises UsageError for weights that are to be dealt out.
+    """
+    if context.run.train.shard != "none":
+        raise UsageError("train.shard: pretrain shares out passes alone; set it to none")
     return warmed(context) if context.config.base else made(context)
 
 
 def made(context: Context) -> Outputs:
     """A small model from scratch."""
+    from stages.learn import ranks
     from stages.learn.fit import check_finite
     from stages.train.scratch import agents_material, make_model, roles_material, train
 
@@ -156,6 +161,8 @@ def made(context: Context) -> Outputs:
     bar = context.progress("pretrain", config.steps)
     losses = train(model, material, config, seed, bar.advance)
     check_finite(model.parameters(), steps=config.steps)
+    if ranks.own():
+        return Outputs({})
     folder = context.workdir / "model"
     model.save_pretrained(folder)
     material.tokenizer.save_pretrained(folder)
@@ -180,6 +187,7 @@ def warmed(context: Context) -> Outputs:
     """The model at `base` after steps on the corpus. With an adapter, the artifact `adapter` holds what was learned, and
     `model` is its merge. Raises UsageError for a corpus without roles.
     """
+    from stages.learn import ranks
     from stages.train.warm import open_warm, rows_of, save_warm, warm
 
     config: PretrainConfig = context.config
@@ -195,6 +203,8 @@ def warmed(context: Context) -> Outputs:
 
     bar = context.progress("pretrain", config.steps)
     losses = warm(model, draw, steps=config.steps, lr=config.adam_lr, flat=config.flat, advance=bar.advance)
+    if ranks.own():
+        return Outputs({})
     folder, adapter = context.workdir / "model", context.workdir / "adapter"
     save_warm(model, config.base, folder, adapter)
     probe, (right, _) = write_rows(folder, config, corpus, roles, seed), marks(config.corpus, corpus)
@@ -230,6 +240,6 @@ def write_rows(folder: Path, config: PretrainConfig, corpus: Any, roles: Roles, 
 
 
 STAGE = Stage(
-    "pretrain", 3, PretrainConfig, inputs=(), roles=(*desk.SHARE, "value"), run=run, shared=("roles",),
+    "pretrain", 3, PretrainConfig, inputs=(), roles=(*desk.SHARE, "value"), run=run, trains=True, shared=("roles",),
     outputs=("model/", "adapter/"),
 )  # fmt: skip

@@ -26,6 +26,7 @@ from stages.judge.asking import ask_role
 from stages.judge.backup import UNREADABLE, successor_prompt
 from stages.judge.q_values import q_prompts, q_values
 from stages.learn.adapter import load_state, trainable_state
+from stages.learn.fit import Lists
 from stages.learn.later import Later
 from stages.llm.last_message import check_last_message
 from stages.llm.roles import Roles, check_student, mix, policy_text, roles_of
@@ -152,28 +153,30 @@ def learn(
     config: QCriticConfig = context.config
     rows, wanted = value_rows(stored)
     errors: dict[tuple[Any, ...], tuple[float, int]] = {}
-    steps = [0]
+    steps = 0
     bar = context.progress("train Q", config.epochs * -(-len(rows) // config.batch))
 
     def loss(net: Any, step: Pass) -> Any:
         value, metrics, error = mixed_q_loss(net, step, wanted, weight=config.value_weight, autocast=config.autocast)
         keys = [row.key for row, kind in zip(step.rows, step.kinds, strict=True) if kind == VALUE]
 
-        def told(found: list[float]) -> dict[str, float]:
-            errors.update({key: (abs(e), steps[0]) for key, e in zip(keys, found, strict=True)})
-            return {}
+        def told(found: list[float]) -> dict[str, Any]:
+            return {"each/error": [[key, abs(e)] for key, e in zip(keys, found, strict=True)]}
 
         return value, metrics | Later([error], told)
 
+    def each(lists: Lists) -> None:
+        errors.update({tuple(key): (e, steps) for key, e in lists["each/error"]})
+
     def after_step(done: list[dict[str, float]]) -> None:
-        nonlocal target
+        nonlocal target, steps
         target = followed(target, net, config.ema_rate)
-        steps[0] = len(done)
+        steps = len(done)
         bar.advance(1)
 
     kinds = {VALUE: (rows, config.batch), "policy": (weighed(policy_rows(context), config.weight), config.policy_rows)}
     batches = batches_of(context, net, kinds, main=VALUE, rng=random.Random(context.seed))
-    return trained(context, net, batches, loss, after_step), errors, target
+    return trained(context, net, batches, loss, after_step, each), errors, target
 
 
 def target_row(context: Context, roles: Roles, b: QBackup, q: float) -> Row:
@@ -191,6 +194,6 @@ def target_row(context: Context, roles: Roles, b: QBackup, q: float) -> Row:
 
 
 STAGE = Stage(
-    "q_critic", 1, QCriticConfig, inputs=("collect", "q_critic", "pick", "distill"), roles=("policy", "successor"), run=run,
+    "q_critic", 1, QCriticConfig, inputs=("collect", "q_critic", "pick", "distill"), roles=("policy", "successor"), run=run, trains=True,
     outputs=("targets", "priorities", "adapter/", "target/", "head/", "target_head/"),
 )  # fmt: skip

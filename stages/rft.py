@@ -28,7 +28,7 @@ from stages.learn.adapter import save_adapter
 from stages.llm.tokens import ChatTokenizer
 from stages.play.transitions import Candidate, candidates, ids_of, observations
 from stages.train.history import fit_metrics
-from stages.train.model import PassConfig, trainable_policy
+from stages.train.model import PassConfig, deal_out, trainable_policy
 from stages.train.network import batches_of, trained
 from stages.train.passes import Pass, mixed_nll
 from stages.train.rows import TrainRow, reply_ids
@@ -60,6 +60,7 @@ def run(context: Context) -> Outputs:
         rows, counts = told_rows(context, lived, rng)
     counts["rft/wins"] = float(len(won))
     model = trainable_policy(context)
+    deal_out(context, model)
     bar = context.progress("train on wins", config.epochs * -(-len(rows) // config.batch))
 
     def loss(model: Any, step: Pass) -> Any:
@@ -116,4 +117,4 @@ def told_rows(
     return rows, {"rft/corrected": float(corrected), "rft/left_out": float(len(lived) - len(useful))}
 
 
-STAGE = Stage("rft", 4, RftConfig, inputs=("collect", "rft"), roles=(), run=run, outputs=("adapter/",))
+STAGE = Stage("rft", 4, RftConfig, inputs=("collect", "rft"), roles=(), run=run, trains=True, outputs=("adapter/",))

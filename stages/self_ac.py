@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.types import UsageError
+from stages.learn import ranks
 from stages.learn.adapter import add_adapter, base_of, save_adapter
 from stages.learn.certificate import Turn, cert_metrics, turn_gaps, with_gaps
 from stages.learn.checkpoint import load_checkpoint, save_checkpoint
-from stages.learn.fit import adamw, fit
+from stages.learn.fit import Lists, adamw, fit
 from stages.learn.later import Later
 from stages.learn.value_head import ValueHead, load_head, new_head, save_head
 from stages.llm.roles import mix
@@ -32,7 +33,7 @@ from stages.store.tables import write_parquet
 from stages.train.actor_critic import CRITIC, Part, SelfAcConfig, credited_pass, joint_loss, page
 from stages.train.episode_steps import HEAD, critic_prompt, of_one_scale, steps, trainable_rows
 from stages.train.history import fit_metrics
-from stages.train.model import in_training, trainable_policy
+from stages.train.model import deal_out, in_training, trainable_policy
 from stages.train.on_policy import check_gap, check_temperature
 from stages.train.step_metrics import of_step
 
@@ -85,13 +86,12 @@ def learn(
     # With no actor to answer it, the critic's gradient would move the policy. A soft prompt learns through the body
     # alone, so with one it has to.
     scale = 0.0 if warming_up and not config.soft_prompt and not config.separate else config.value_grad_scale
-    pages: list[dict[str, list[Any]]] = []
 
     def loss(pair: Any, part: Part) -> tuple[Tensor, Later]:
         found = credited_pass(model, head, part, config, value_grad_scale=scale)
         total, metrics = joint_loss(found, part, config, actor_weight=weight)
         if part.first:
-            pages.append(page(found, part, config, metrics["actor_loss"]))
+            metrics |= {"each/page": [page(found, part, config, metrics["actor_loss"])]}
         return total, metrics
 
     state = context.checkpoints / "step.safetensors"
@@ -99,16 +99,30 @@ def learn(
     bar = context.progress("train actor and critic", config.epochs * -(-n_episodes // config.batch))
     bar.advance(len(done))
 
+    def each(lists: Lists) -> None:
+        if pages := lists.get("each/page"):
+            if ranks.own() == 0:
+                write_ledger(pages, context.engine.decode, ledger_path(context))
+            ranks.gathered("the ledger is written")
+
     def after_step(done: list[dict[str, float]]) -> None:
         check_gap("self_ac", done, config.max_gap)
-        if len(done) == 1:
-            write_ledger(pages, context.engine.decode, ledger_path(context))
         if config.checkpoint_every and len(done) % config.checkpoint_every == 0:
             save_checkpoint(state, both, optimiser, done)
         bar.advance(1)
 
     with in_training(context, model):
-        return fit(both, batches, loss, optimiser, clip=config.clip, after_step=after_step, merge=of_step, history=done)
+        return fit(
+            both,
+            batches,
+            loss,
+            optimiser,
+            clip=config.clip,
+            after_step=after_step,
+            each=each,
+            merge=of_step,
+            history=done,
+        )
 
 
 def check_options(config: SelfAcConfig, *, checkpointing: bool) -> None:
@@ -139,6 +153,7 @@ def open_policy(context: Context) -> Any:
             model, CRITIC, start, rank=shape.lora_rank, alpha=shape.lora_alpha,
             seed=mix(CRITIC, context.run.seed) % 2**31,
         )  # fmt: skip
+    deal_out(context, model)
     return model
 
 
@@ -188,6 +203,6 @@ def ledger_gaps(path: Path) -> dict[Turn, dict[str, float]]:
 
 
 STAGE = Stage(
-    "self_ac", 7, SelfAcConfig, inputs=("collect", "self_ac"), roles=("policy", "value"), run=run,
+    "self_ac", 7, SelfAcConfig, inputs=("collect", "self_ac"), roles=("policy", "value"), run=run, trains=True,
     outputs=("certificates", "adapter/", "head/", "critic/", "moments.safetensors", "ledger.parquet"),
 )  # fmt: skip

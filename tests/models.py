@@ -22,7 +22,7 @@ from stages import envs
 from stages.envs import service_desk as desk
 from stages.frame.contract import Config, Context, Outputs, Stage
 from stages.frame.react import parse_react
-from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig
+from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig, TrainConfig
 from stages.frame.types import Completion, Engine, Episode, Message, Outcome, Request, Row, Scenario, Turn
 from stages.judge.backup import Backup
 from stages.llm.scripted import END_ID, VOCABULARY, ScriptedEngine
@@ -160,6 +160,7 @@ class Bench:
     roles: RolesConfig = field(default_factory=lambda: RolesConfig(max_action_tokens=400, max_future_tokens=400))
     checkpointing: bool = False
     shape: Mapping[str, Any] = field(default_factory=dict)  # more keys of the section `model`
+    train: TrainConfig = field(default_factory=TrainConfig)
 
     def context(
         self,
@@ -181,6 +182,7 @@ class Bench:
                 **self.shape,
             ),
             roles=self.roles,
+            train=self.train,
         )
         workdir = self.workdir / name
         workdir.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.orchestration.leash import Leashed
+from flows.leash import Leashed
 from flows.report import Display
 from stages.store.notes import code_version
 from stages.store.workspace import Workspace

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.orchestration.leash import Leashed
+from flows.leash import Leashed
 from stages.frame.types import TurnwiseError
 from stages.store import sqlite
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from flows import parts, presets
 from flows.book import EXPERIMENT
+from flows.leash import Leashed
 from flows.locks import lock
-from flows.orchestration.leash import Leashed
 from flows.orchestration.server import Server, free_port, healthy, is_free, keep_server, stand_in, use_server
 from flows.report import emit
 from flows.workspace import find_home, open_workspace, project_name, safe_name

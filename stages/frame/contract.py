@@ -168,6 +168,7 @@ class Stage:
     run: Callable[[Context], Outputs]
     shared: tuple[str, ...] = ("task", "model", "roles")  # sections of the RunConfig that it reads
     outputs: tuple[str, ...] = ()  # tables and artifacts it writes, for `turnwise stages`
+    trains: bool = False  # by gradient steps, which several processes can share out
     # upstream stage -> roles that are prompted only where it has a run
     roles_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 

@@ -142,6 +142,17 @@ class ModelConfig(Config):
         return tuple(map(base_url, url))
 
 
+class TrainConfig(Config):
+    """How many processes of this machine train together. No fingerprint holds it: a result differs by rounding alone."""
+
+    processes: int = Field(1, ge=1)
+    """Processes that share out the passes of a training step, each on a GPU of its own, or all on the CPU. [ours]"""
+    shard: Literal["none", "layers"] = Field(
+        "none",
+        description="What the processes deal out. none: passes alone, so each holds the whole model. layers: the weights of the layers as well, for a model that one GPU cannot hold. [ours]",
+    )
+
+
 class RolesConfig(Config):
     """How the roles are prompted and sampled."""
 

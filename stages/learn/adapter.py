@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from stages.learn import ranks
+
 WEIGHTS = "adapter_model.safetensors"
 
 
@@ -79,7 +81,9 @@ def base_of(model: Any) -> Any:
 
 def save_adapter(model: Any, path: Path, model_hash: str, *, name: str = "default") -> None:
     """Write adapter_config.json, adapter_model.safetensors and base.json, which names the base model it belongs to."""
-    model.save_pretrained(path, safe_serialization=True, selected_adapters=[name])
+    # Of dealt-out weights the whole; the base's are not asked for.
+    state = {n: ranks.whole(p.detach()) for n, p in model.named_parameters() if ranks.sharded(p) and "lora_" in n}
+    model.save_pretrained(path, safe_serialization=True, selected_adapters=[name], state_dict=state or None)
     if name != "default":  # which peft puts into a folder of its own
         for file in (path / name).iterdir():
             file.rename(path / file.name)
@@ -90,15 +94,14 @@ def save_adapter(model: Any, path: Path, model_hash: str, *, name: str = "defaul
 
 def trainable_state(model: Any) -> dict[str, torch.Tensor]:
     """Copies of the adapter's tensors by parameter name."""
-    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    return {name: ranks.whole(p.detach()).clone() for name, p in model.named_parameters() if p.requires_grad}
 
 
 def load_state(model: Any, state: dict[str, torch.Tensor]) -> None:
     """Put tensors of `trainable_state` back into the model."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                parameter.copy_(state[name])
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            ranks.put(parameter, state[name])
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:

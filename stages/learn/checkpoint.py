@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stages.frame.types import TurnwiseError
+from stages.learn import ranks
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -31,12 +32,15 @@ def save_checkpoint(
     *,
     weights: bool = True,
 ) -> None:
-    """Write the trainable parameters (with weights=True), their moments, and the history."""
-    tensors = {f"{kind}/{name}": t.detach().cpu().contiguous() for kind, name, t in _moments(model, optimiser)}
+    """Write the trainable parameters (with weights=True), their moments, and the history. Of several ranks the first
+    writes.
+    """
+    found = [(f"{kind}/{name}", t) for kind, name, t in _moments(model, optimiser)]
     if weights:
-        tensors |= {
-            f"weight/{name}": p.detach().cpu().contiguous() for name, p in model.named_parameters() if p.requires_grad
-        }
+        found += [(f"weight/{name}", p) for name, p in model.named_parameters() if p.requires_grad]
+    tensors = {name: ranks.whole(t.detach()).cpu().contiguous() for name, t in found}
+    if ranks.own():
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(f"{path.name}.{os.getpid()}")
     save_file(tensors, half, metadata={"history": json.dumps(list(history))})
@@ -63,12 +67,15 @@ def load_checkpoint(path: Path, model: Any, optimiser: torch.optim.Optimizer) ->
                 f"the checkpoint {path.name} is of another model: {name} does not fit; delete {path} and run again"
             )
         if kind == "weight":
-            with torch.no_grad():
-                parameters[name].copy_(tensor)
-        else:
-            # torch keeps the count of steps on the CPU, whatever the parameter's device, but for its fused step.
-            stays = kind == "step" and not optimiser.defaults.get("fused")
-            optimiser.state[parameters[name]][kind] = tensor if stays else tensor.to(parameters[name].device)
+            ranks.put(parameters[name], tensor)
+            continue
+        if kind != "step" and ranks.sharded(parameters[name]):
+            optimiser.state[parameters[name]][kind] = torch.zeros_like(parameters[name])
+            ranks.put(optimiser.state[parameters[name]][kind], tensor)
+            continue
+        # torch keeps the count of steps on the CPU, whatever the parameter's device, but for its fused step.
+        stays = kind == "step" and not optimiser.defaults.get("fused")
+        optimiser.state[parameters[name]][kind] = tensor if stays else tensor.to(parameters[name].device)
     return history
 
 

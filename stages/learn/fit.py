@@ -14,10 +14,14 @@ import torch
 from torch import Tensor
 
 from stages.frame.types import Diverged
+from stages.learn import ranks
 from stages.learn.later import read
 
 B = TypeVar("B")
-Loss = Callable[[Any, B], tuple[Tensor, Mapping[str, float]]]
+Loss = Callable[[Any, B], tuple[Tensor, Mapping[str, Any]]]
+EACH = "each/"
+"""How the name of a list among the metrics begins. Lists are told once, and kept in no history."""
+Lists = Mapping[str, list[Any]]
 
 
 def adamw(
@@ -27,12 +31,13 @@ def adamw(
     On a GPU a step is a few fused kernels.
     """
     own = {id(p): rate for module, rate in rates for p in module.parameters()}
-    groups: dict[float, list[Any]] = {}
+    groups: dict[tuple[float, bool], list[Any]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:
-            groups.setdefault(own.get(id(parameter), lr), []).append(parameter)
+            # Tensors that the ranks hold in parts take no step together with whole ones.
+            groups.setdefault((own.get(id(parameter), lr), ranks.sharded(parameter)), []).append(parameter)
     return torch.optim.AdamW(
-        [{"params": params, "lr": rate} for rate, params in groups.items()],
+        [{"params": params, "lr": rate} for (rate, _), params in groups.items()],
         betas=(0.9, 0.95),
         weight_decay=weight_decay,
         fused=True if any(p.is_cuda for params in groups.values() for p in params) else None,
@@ -47,6 +52,7 @@ def fit(
     *,
     clip: float = 1.0,
     after_step: Callable[[list[dict[str, float]]], None] | None = None,
+    each: Callable[[Lists], None] = lambda lists: None,
     merge: Callable[[Sequence[Mapping[str, float]]], dict[str, float]] | None = None,
     history: Sequence[dict[str, float]] = (),
 ) -> list[dict[str, float]]:
@@ -57,7 +63,9 @@ def fit(
     loss(model, batch) -> (scalar, metrics); metrics may be `Later`, to be read once the device has done the step.
     The next batch is asked for before that, so that it is made while the device works. What it raises is raised after
     the step. after_step(metrics so far) runs once the parameters have moved.
+    each(lists): what the parts told as lists of JSON values (`EACH`), joined over the step; before after_step.
     history: steps done before a kill (`learn.checkpoint`); as many batches are skipped.
+    Several ranks (`learn.ranks`) share out the parts, which then have `n_tokens`; each returns the metrics of all.
     Raises Diverged for a loss or gradient that is not finite, before it reaches the weights, and for bad weights.
     """
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
@@ -67,23 +75,65 @@ def fit(
     while (batch := upcoming()) is not None:
         step = len(done)
         optimiser.zero_grad(set_to_none=True)
-        values, found = [], []
-        for part in batch if isinstance(batch, list) else [batch]:
-            value, metrics = loss(model, part)
-            value.backward()  # type: ignore[no-untyped-call]
-            values.append(value.detach())
-            found.append(metrics)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, clip)
+        parts = batch if isinstance(batch, list) else [batch]
+        values, found = _backward(model, parts, loss, parameters)
+        ranks.sum_gradients(parameters)
+        norm = ranks.clip_norm(parameters, clip)
         upcoming = _made(source)
         *losses, size = read(found, [*values, norm])
+        losses, told = _of_all(parts, losses, found)
         total = _checked(losses, size, step)
         _step(optimiser, step)
-        done.append({**(merge or _mean)(found), "loss": total, "grad_norm": size})
+        kept = [{name: x for name, x in metrics.items() if not name.startswith(EACH)} for metrics in told]
+        done.append({**(merge or _mean)(kept), "loss": total, "grad_norm": size})
+        lists = dict.fromkeys(name for metrics in told for name in metrics if name.startswith(EACH))
+        each({name: [x for metrics in told for x in metrics.get(name, ())] for name in lists})
         if after_step:
             after_step(done)
     if done:
         check_finite(parameters, steps=len(done))
     return done
+
+
+def _backward(
+    model: Any, parts: Sequence[B], loss: Loss[B], parameters: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Mapping[str, Any]]]:
+    """Losses and metrics of this rank's parts; their gradients are in the parameters."""
+    owners = _owners(parts)
+    mine = [part for part, owner in zip(parts, owners, strict=True) if owner == ranks.own()]
+    values, found = [], []
+    for part in mine:
+        value, metrics = loss(model, part)
+        value.backward()  # type: ignore[no-untyped-call]
+        values.append(value.detach())
+        found.append(metrics)
+    if any(map(ranks.sharded, parameters)):
+        # A pass gathers weights from all ranks, so all must do as many.
+        for _ in range(ranks.idle_passes(owners)):
+            (0.0 * loss(model, parts[0])[0]).backward()  # type: ignore[no-untyped-call]
+    return values, found
+
+
+def _owners(parts: Sequence[Any]) -> list[int]:
+    """The rank of each part."""
+    n = ranks.count()
+    return [0] * len(parts) if n == 1 else ranks.dealt([part.n_tokens for part in parts], n)
+
+
+def _of_all(
+    parts: Sequence[Any], losses: Sequence[float], found: Sequence[Mapping[str, Any]]
+) -> tuple[list[float], list[Mapping[str, Any]]]:
+    """Losses and metrics of all parts, in their order, from those of this rank's."""
+    if ranks.count() == 1:
+        return list(losses), list(found)
+    sizes = [part.n_tokens for part in parts]
+    mine = [[value, dict(metrics)] for value, metrics in zip(losses, found, strict=True)]
+    told = ranks.gathered([sizes, mine])
+    if any(theirs != sizes for theirs, _ in told):
+        raise ranks.not_alike()
+    each = [iter(values) for _, values in told]
+    whole = [next(each[owner]) for owner in _owners(parts)]
+    return [value for value, _ in whole], [metrics for _, metrics in whole]
 
 
 def _made(source: Iterator[B]) -> Callable[[], B | None]:
@@ -129,7 +179,7 @@ def _step(optimiser: torch.optim.Optimizer, step: int) -> None:
 
 def check_finite(parameters: Iterable[Tensor], *, steps: int) -> None:
     """Raises Diverged for weights that are not finite, or too large for a product of two of them to be."""
-    squares = [parameter.detach().float().square().sum() for parameter in parameters]
+    squares = [ranks.whole(parameter.detach()).float().square().sum() for parameter in parameters]
     if not all(map(math.isfinite, read([], squares))):
         raise Diverged(
             f"after step {steps - 1}, the last one, the weights are not finite. Lower the stage's learning rate"

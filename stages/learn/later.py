@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 
-class Later(Mapping[str, float]):
+class Later(Mapping[str, Any]):
     """Metrics by name, made of numbers that were not read yet. The first look at one reads all that they need.
 
     tensors: of any shape, detached here. told: takes each as Python has it (a number, or lists of numbers in 64 bits),
     and returns the metrics. `read` reads those of many at once. `a | b` has the metrics of both, and reads nothing.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], told: Callable[..., Mapping[str, float]]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], told: Callable[..., Mapping[str, Any]]) -> None:
         self.tensors, self.told = [x.detach() for x in tensors], told
-        self._found: Mapping[str, float] | None = None
+        self._found: Mapping[str, Any] | None = None
 
     def set(self, values: Sequence[Any]) -> None:
         """Makes the metrics. What `told` raises is raised here."""
@@ -34,13 +34,13 @@ class Later(Mapping[str, float]):
         return self._found is None
 
     @property
-    def found(self) -> Mapping[str, float]:
+    def found(self) -> Mapping[str, Any]:
         if self._found is None:
             self.set(numbers(self.tensors))
             assert self._found is not None
         return self._found
 
-    def __getitem__(self, name: str) -> float:
+    def __getitem__(self, name: str) -> Any:
         return self.found[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -49,7 +49,7 @@ class Later(Mapping[str, float]):
     def __len__(self) -> int:
         return len(self.found)
 
-    def __or__(self, other: Mapping[str, float]) -> Later:
+    def __or__(self, other: Mapping[str, Any]) -> Later:
         n, mine = len(self.tensors), self.told
         if not isinstance(other, Later):
             return Later(self.tensors, lambda *values: {**mine(*values), **other})
@@ -61,7 +61,7 @@ def named(tensors: Mapping[str, Tensor]) -> Later:
     return Later([*tensors.values()], lambda *values: dict(zip(tensors, values, strict=True)))
 
 
-def read(metrics: Sequence[Mapping[str, float]], tensors: Sequence[Tensor] = ()) -> list[Any]:
+def read(metrics: Sequence[Mapping[str, Any]], tensors: Sequence[Tensor] = ()) -> list[Any]:
     """The numbers of the tensors. Those that the metrics still wait for are read with them, in one copy."""
     waiting = [each for each in metrics if isinstance(each, Later) and each.waiting]
     values = iter(numbers([*tensors, *(x for each in waiting for x in each.tensors)]))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stages.frame.contract import Progress
+from stages.frame.contract import Context, Outputs, Progress, Stage
 from stages.frame.types import Engine
 from stages.store.replay import Replay
 from stages.store.tracking import Tracking
@@ -25,6 +25,8 @@ class Workspace:
     engine: Callable[[Any], Engine]  # from a RunConfig; cached, and loads only when called
     prompt_hashes: Callable[[Any], Mapping[str, str]]  # role -> hash of its prompt file
     model_hash: Callable[[Any], str]  # hash of the base model, without loading it
+    # does a stage's work: here, or in several processes
+    work: Callable[[Stage, Context], Outputs] = lambda stage, context: stage.run(context)
 
     def workdir(self, run_id: str) -> Path:
         """Scratch folder of a running stage."""

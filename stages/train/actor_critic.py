@@ -10,7 +10,7 @@ that each token learns from its own turn. [ours]
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -20,6 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from stages.frame.contract import Retired
+from stages.learn import ranks
 from stages.learn.adapter import acting_as, as_base, base_of
 from stages.learn.credit import check_credit
 from stages.learn.episode_row import EpisodeIds, PackedRow, without_shadows
@@ -109,6 +110,10 @@ class Part:
     first: bool  # of the stage's first step, which goes into the ledger
     deviation: float = 1.0  # what advantages are divided by
 
+    @property
+    def n_tokens(self) -> int:
+        return len(self.row.ids)
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -172,18 +177,21 @@ def row_advantages(part: Part, values_BM: Tensor, config: SelfAcConfig) -> Tenso
 
 
 @torch.no_grad()
-def deviation_of(model: Any, head: ValueHead, rows: Iterable[Part], config: SelfAcConfig) -> float:
+def deviation_of(model: Any, head: ValueHead, rows: Sequence[Part], config: SelfAcConfig) -> float:
     """Of the advantages of all turns of the rows, at the weights as they are. A group's are known without a pass."""
-    found = []
-    for part in rows:
+
+    def told(part: Part) -> list[float]:
         row = part.row
         values_BM = (
             torch.zeros_like(row.rewards)
             if part.relative_B is not None
             else critic_pass(model, head, row, config, value_grad_scale=1.0)[1]
         )
-        found.append(row_advantages(part, values_BM, config).flatten().index_select(0, row.turn_places))
-    return batch_deviation(torch.cat(found))
+        found: list[float] = row_advantages(part, values_BM, config).flatten()[row.turn_places].tolist()
+        return found
+
+    found = ranks.each_of(rows, told, model)
+    return batch_deviation(torch.tensor([advantage for each in found for advantage in each]))
 
 
 def action_states(model: Any, row: PackedRow) -> Tensor:

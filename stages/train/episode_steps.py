@@ -16,9 +16,10 @@ import torch
 from stages.frame.contract import Context
 from stages.frame.types import MissingInput, Outcome, Row
 from stages.judge.values import prompt_ids
+from stages.learn import ranks
 from stages.learn.certificate import certificates, shown
 from stages.learn.credit import returns_of
-from stages.learn.episode_row import BadEpisode, EpisodeIds, NotAPrefix, bins, pack, unbroken
+from stages.learn.episode_row import BadEpisode, EpisodeIds, NotAPrefix, bins, n_tokens, pack, unbroken
 from stages.learn.losses import loss_normaliser
 from stages.learn.moving import moved
 from stages.learn.value_head import ValueHead
@@ -155,8 +156,11 @@ def parts(
     chosen = [row for rows in episodes for row in rows]
     n_states = float(sum(e.n_turns + (not e.truncated) for e in chosen))
     normaliser = loss_normaliser(config.per, torch.tensor([sum(row.n_turns for row in rows) for rows in episodes]))
-    made = []
-    for members in bins(chosen, len(critic_ids) or config.soft_prompt, token_budget=config.row_tokens):
+    made, critic_len = [], len(critic_ids) or config.soft_prompt
+    # A row a rank at least.
+    share = -(-n_tokens(chosen, range(len(chosen)), critic_len) // ranks.count())
+    budget = config.row_tokens if ranks.count() == 1 else min(config.row_tokens, share)
+    for members in bins(chosen, critic_len, token_budget=budget):
         mine = tuple(chosen[i] for i in members)
         row = pack(mine, critic_ids, max_positions=None, soft_len=config.soft_prompt)
         relative = torch.tensor([found.relative[e.key[0]] for e in mine]) if found.relative else None

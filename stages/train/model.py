@@ -11,7 +11,8 @@ from pydantic import Field
 
 from stages.frame.contract import Config, Context
 from stages.frame.types import Sleeper, UsageError
-from stages.learn.adapter import new_adapter, open_adapter
+from stages.learn import ranks
+from stages.learn.adapter import base_of, new_adapter, open_adapter
 from stages.learn.fit import lr_factor
 from stages.learn.kernels import training_kernels
 from stages.learn.tree_attention import check_masks, tree_attention
@@ -80,6 +81,14 @@ def trainable(context: Context, start: Path | None) -> Any:
 def trainable_policy(context: Context) -> Any:
     """The model with the newest policy's adapter, or a fresh one, in training mode."""
     return trainable(context, context.artifact(context.policy_run, "adapter") if context.policy_run else None)
+
+
+def deal_out(context: Context, model: Any) -> None:
+    """The layers of a model with all its adapters, over the ranks, if `train.shard` says so. Raises UsageError where
+    it cannot be.
+    """
+    if ranks.count() > 1 and context.run.train.shard == "layers":
+        ranks.shard_layers(base_of(model))
 
 
 @contextmanager

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from stages.frame.contract import Context
 from stages.frame.types import Row
+from stages.learn import ranks
 from stages.learn.adapter import base_of, load_state, save_adapter, tensors_of, trainable_state
 from stages.learn.ema import ema_update
-from stages.learn.fit import Loss, adamw, fit
+from stages.learn.fit import Lists, Loss, adamw, fit
 from stages.learn.later import Later, named
 from stages.learn.losses import chunked_log_probs
 from stages.learn.moving import moved
@@ -27,7 +28,7 @@ from stages.learn.tree_attention import body_pass
 from stages.learn.value_head import ValueHead, load_head, new_head, save_head
 from stages.llm.roles import mix
 from stages.train.history import of_step
-from stages.train.model import in_training, trainable
+from stages.train.model import deal_out, in_training, trainable
 from stages.train.passes import Pass, half, mixed_batches, nll_of
 from stages.train.rows import TrainRow
 
@@ -47,6 +48,7 @@ def open_net(context: Context, run_id: str | None, *, head: bool = False) -> tup
     model = trainable(context, folder("adapter") if run_id else None)
     # At the start the target is the fresh adapter, which does nothing yet: it equals the base model.
     target = tensors_of(model, folder("target")) if run_id else trainable_state(model)
+    deal_out(context, model)
     if not head:
         return model, target
     if run_id:
@@ -75,18 +77,18 @@ def batches_of(
 
 def trained(
     context: Context, net: Any, batches: Iterable[Any], loss: Loss[Any],
-    after_step: Callable[[list[dict[str, float]]], None],
+    after_step: Callable[[list[dict[str, float]]], None], each: Callable[[Lists], None] = lambda lists: None,
 ) -> list[dict[str, float]]:  # fmt: skip
     """`fit` as the stage's config says: the metrics of every step."""
     config = context.config
     optimiser = adamw(net, lr=config.rate(context.iteration))
     with in_training(context, model_of(net)):
-        return fit(net, batches, loss, optimiser, clip=config.clip, after_step=after_step, merge=of_step)
+        return fit(net, batches, loss, optimiser, clip=config.clip, after_step=after_step, each=each, merge=of_step)
 
 
 def followed(target: Mapping[str, Tensor], net: Any, rate: float) -> dict[str, Tensor]:
     """The target network after a step of the network that it follows."""
-    now = {name: p.detach() for name, p in net.named_parameters() if p.requires_grad}
+    now = {name: ranks.whole(p.detach()) for name, p in net.named_parameters() if p.requires_grad}
     return ema_update(target, now, rate)
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from stages.learn import ranks
 from stages.learn.adapter import as_base, base_of
 from stages.learn.later import Later
 from stages.learn.losses import chunked_log_probs
@@ -49,6 +51,10 @@ class Pass:
     normaliser: float
     totals: Mapping[str, int]
     host: Pass | None = None  # the same on the CPU, of a pass that was moved
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tree.ids)
 
     def to(self, device: Any) -> Pass:
         return moved(self, device)
@@ -146,13 +152,18 @@ def make_pass(labelled: Sequence[tuple[str, TrainRow]], normaliser: float, total
 
 
 def together(rows: Sequence[TrainRow], pass_tokens: int) -> list[list[int]]:
-    """Lists of row indices, a pass each: of like length, then of like beginning, up to `pass_tokens`."""
+    """Lists of row indices, a pass each: of like length, then of like beginning, up to `pass_tokens`. Several ranks
+    get a pass each at least.
+    """
     ids = [row.ids for row in rows]
     alike: list[list[int]] = []
     for i in sorted(range(len(ids)), key=lambda i: -len(ids[i])):
         if not alike or len(ids[i]) * LIKE < len(ids[alike[-1][0]]):
             alike.append([])
         alike[-1].append(i)
+    if (n := ranks.count()) > 1:
+        share = -(-sum(n_tree(ids, each) for each in alike) // n)
+        pass_tokens = min(pass_tokens or share, share)
     if not pass_tokens:
         return alike
     found = []
@@ -170,6 +181,12 @@ def together(rows: Sequence[TrainRow], pass_tokens: int) -> list[list[int]]:
     return found
 
 
+def n_tree(ids: Sequence[tuple[int, ...]], members: Sequence[int]) -> int:
+    """Tokens of the tree of these rows."""
+    rows = sorted(ids[i] for i in members)
+    return len(rows[0]) + sum(n_new(a, b) for a, b in pairwise(rows))
+
+
 def pass_log_probs(model: Any, step: Pass) -> Tensor:
     """Log-prob of every completion token of the pass, (K,). Gradients flow into the model.
 
@@ -183,11 +200,12 @@ def pass_log_probs(model: Any, step: Pass) -> Tensor:
 
 def pass_kl(model: Any, step: Pass, kind: str) -> Tensor:
     """Sum of KL(pi_theta || pi_base) over the completion tokens of a kind, divided by the step's tokens of that kind.
-    The base is the model with its adapter off. A step's passes add up to its mean. [ours]
+    The base is the model with its adapter off. A step's passes add up to its mean; one without the kind gives 0. [ours]
 
         KL_t = sum_v pi_theta(v | x, y_<t) [log pi_theta(v | ..) - log pi_base(v | ..)]
     """
-    source, head = step.source_K.index_select(0, step.places[kind]), base_of(model).get_output_embeddings()
+    places = step.places.get(kind, step.source_K[:0])
+    source, head = step.source_K.index_select(0, places), base_of(model).get_output_embeddings()
 
     def log_probs() -> Tensor:
         found: Tensor = head(body_pass(model, step.tree).index_select(0, source)).float().log_softmax(1)
@@ -240,6 +258,6 @@ def mean_nll(model: Any, rows: Sequence[TrainRow], *, pass_tokens: int = 0, auto
     was_training = model.training
     model.eval()
     passes = step_passes({"": rows}, pass_tokens, model.device) if rows else []
-    total = sum(float(mixed_nll(model, each, autocast=autocast)[0]) for each in passes)
+    total: float = sum(ranks.each_of(passes, lambda each: float(mixed_nll(model, each, autocast=autocast)[0]), model))
     model.train(was_training)
     return total

@@ -23,6 +23,7 @@ from stages.corpora.tokenizers import (
     encode_turns,
     word_tokenizer,
 )
+from stages.learn import ranks
 from stages.learn.fit import flat_then_falling
 from stages.learn.losses import Batch, completion_nll
 from stages.llm.roles import Roles
@@ -124,11 +125,13 @@ def train(model: Any, material: Material, config: Any, seed: int, advance: Any) 
 def backward(model: Any, rows: Sequence[tuple[list[int], list[bool]]], parts: int, pad_id: int) -> float:
     """Add the gradient of the mean negative log-likelihood over all learned tokens of the rows; returns that mean."""
     total = sum(sum(learned) for _, learned in rows)
-    mean = 0.0
-    for part in in_parts(rows, parts):
+    mean, found = 0.0, in_parts(rows, parts)
+    owners = ranks.dealt([sum(len(ids) for ids, _ in part) for part in found], ranks.count())
+    for part in (part for part, owner in zip(found, owners, strict=True) if owner == ranks.own()):
         batch = padded(part, pad_id)
         nll_B, _ = completion_nll(model, batch)
         loss = (nll_B * batch.n_completion).sum() / total
         loss.backward()  # type: ignore[no-untyped-call]
         mean += float(loss.detach())
-    return mean
+    ranks.sum_gradients(model.parameters())
+    return float(sum(ranks.gathered(mean)))

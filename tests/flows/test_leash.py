@@ -12,7 +12,7 @@ import psutil
 import pytest
 from waiting import ended, until
 
-from flows.orchestration.leash import Leashed
+from flows.leash import Leashed
 
 ROOT = Path(__file__).parents[2]
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
@@ -65,7 +65,7 @@ def test_what_a_command_on_the_leash_started_ends_with_it_when_it_is_killed(tmp_
 
 def test_a_command_on_the_leash_ends_when_its_owner_is_killed(tmp_path: Path) -> None:
     code = (
-        "import os, sys, time; from pathlib import Path; from flows.orchestration.leash import Leashed\n"
+        "import os, sys, time; from pathlib import Path; from flows.leash import Leashed\n"
         f"Leashed({SLEEP!r}, log=Path({str(tmp_path / 'log')!r}), env=os.environ); time.sleep(600)"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)

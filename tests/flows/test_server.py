@@ -20,8 +20,8 @@ import psutil
 import pytest
 from waiting import until
 
+from flows.leash import Leashed
 from flows.orchestration import server
-from flows.orchestration.leash import Leashed
 from flows.workspace import project_name
 from stages.frame.types import TurnwiseError
 from turnwise import cli

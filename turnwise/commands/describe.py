@@ -11,10 +11,10 @@ from pydantic import BaseModel
 from flows.presets import RunConfig
 from flows.registry import STAGES, load_stage
 from stages.envs import nearest
-from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig
+from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig, TrainConfig
 from stages.frame.types import UsageError
 
-SHARED: dict[str, type[BaseModel]] = {"task": TaskConfig, "model": ModelConfig, "roles": RolesConfig}
+SHARED: dict[str, type[BaseModel]] = {"task": TaskConfig, "model": ModelConfig, "roles": RolesConfig, "train": TrainConfig}
 SOURCE = re.compile(r"\s*\[([^\]]*)\]\s*$")
 
 

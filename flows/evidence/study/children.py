@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 
 from flows.evidence.study.cells import Cell
-from flows.locks import device
-from flows.orchestration.leash import Leashed
+from flows.leash import Leashed
+from flows.locks import devices
 
 TURNWISE: tuple[str, ...] = (sys.executable, "-m", "turnwise")
 POLL_S = 0.2
@@ -23,7 +23,7 @@ NAME = 150  # letters of the name of a file
 
 def default_jobs(cells: Sequence[Cell]) -> int:
     """One run a physical core; one at all where a model would run on this machine's GPU."""
-    if any(cell.run.model.engine in ("hf", "vllm") for cell in cells) and device():
+    if any(cell.run.model.engine in ("hf", "vllm") for cell in cells) and devices(1):
         return 1
     return psutil.cpu_count(logical=False) or 1
 

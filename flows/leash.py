@@ -1,6 +1,6 @@
 """Runs a command that must not outlive its owner.
 
-    python -m flows.orchestration.leash COMMAND ARGUMENT ...
+    python -m flows.leash COMMAND ARGUMENT ...
 
 The owner holds the write end of this process's standard input. It closes when the owner lets go or is killed with -9.
 Then the command and all that it started are stopped. This works on every POSIX system without the owner's help.
@@ -42,7 +42,7 @@ class Leashed:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "flows.orchestration.leash", *command],
+                [sys.executable, "-m", "flows.leash", *command],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
