@@ -29,9 +29,9 @@ help:
 	@echo "make demo         train on the service desk and show the curve"
 	@echo "make test         run the quick tests"
 	@echo "make test-slow    run those that start servers, train or kill, for many seconds"
-	@echo "make test-vllm    make an environment with a real vLLM for CPUs, and run the tests of the engines there"
+	@echo "make test-vllm    make an environment with a real vLLM for CPUs, fetch a small real model (93 MB), and test the engines there"
 	@echo "make test-adapters  install verifiers (three versions), Gymnasium, GEM, OpenEnv and TRL, and run the tests of the adapters with each"
-	@echo "make test-real    fetch a small real model (93 MB), and run the tests with it"
+	@echo "make test-real    fetch that model, and run the tests with it"
 	@echo "make check        format, lint, types, import rules, fresh documents"
 	@echo "make ui           MLflow's page and a Prefect server on loopback"
 	@echo "make tiny         every stage once, in seconds"
@@ -90,14 +90,15 @@ $(VLLM_STAMP): pyproject.toml constraints.txt
 	$(VLLM_VENV)/bin/python -m pip install --quiet --constraint constraints.txt uv
 	@grep -v '^setuptools==' constraints.txt > $(VLLM_VENV)/constraints.txt
 	env $(if $(UV_DEFAULT_INDEX),,-u UV_DEFAULT_INDEX) $(if $(UV_FIND_LINKS),,-u UV_FIND_LINKS) \
-	    $(VLLM_VENV)/bin/uv pip install --quiet --python $(VLLM_VENV)/bin/python --constraint $(VLLM_VENV)/constraints.txt --editable '.[dev]' '$(VLLM)'
+	    $(VLLM_VENV)/bin/uv pip install --quiet --python $(VLLM_VENV)/bin/python --constraint $(VLLM_VENV)/constraints.txt --editable '.[dev,real]' '$(VLLM)'
 	$(VLLM_VENV)/bin/uv pip uninstall --quiet --python $(VLLM_VENV)/bin/python torchvision torchaudio torchcodec
 	@touch $@
 
 # One thread on one core, no compiling: it takes longer than these tests. Byte code is kept of what is imported, and of that alone.
 test-vllm: $(VLLM_STAMP)
+	$(VLLM_VENV)/bin/python -m turnwise data fetch smollm2
 	env -u PYTHONDONTWRITEBYTECODE VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 \
-	    $(VLLM_VENV)/bin/python -m pytest tests/llm/test_conformance.py tests/llm/test_vllm.py -k 'vllm or server' --durations=10
+	    $(VLLM_VENV)/bin/python -m pytest tests/llm/test_conformance.py tests/llm/test_vllm.py tests/real/test_real_vllm.py -k 'vllm or server' --durations=10
 
 # The package that reads the model's file, in an environment that lies over the project's.
 $(REAL_VENV)/.ready: $(STAMP)

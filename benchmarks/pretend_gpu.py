@@ -97,7 +97,7 @@ def pretended_gpu() -> Iterator[None]:
     with (
         mock.patch("torch.cuda.is_available", return_value=True),
         mock.patch("torch.cuda.empty_cache"),
-        mock.patch("flows.workspace.device", return_value=""),  # nobody else wants it
+        mock.patch("flows.workspace.devices", return_value=[]),  # nobody else wants it
         # As on a GPU, where PyTorch takes all tensors of a list in one call.
         mock.patch("torch.optim.optimizer._foreach_supported_types", [Tensor, Parameter, OnGpu]),
         mock.patch("torch.nn.utils.clip_grad._has_foreach_support", lambda tensors, device: device.type == "cuda"),

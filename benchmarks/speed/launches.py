@@ -10,8 +10,9 @@ step of a run, so that nothing is counted which happens once.
 
 batch: operators while the step's passes are made and moved. forward, backward: of the losses; together over the passes
 they are those of a pass. rest: clipping, AdamW, metrics, target network. copies: to the GPU. waits: see `Counts`.
-A layer: of a Llama of SmolLM2-135M's shape, whose launches with 3 layers are set against those with 1.
-bare: the same without peft; the embeddings are trained instead, so that gradients flow through every layer.
+A layer: of a Llama of SmolLM2-135M's shape, whose launches with 3 layers are set against those with 1. Kernels are those
+that model.kernels = auto has on a GPU. Liger's are left out, and run nowhere else.
+of peft: the same with model.kernels = torch. bare: without an adapter; the embeddings are trained instead, so that gradients flow through every layer.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from torch import nn
 from benchmarks.passes import made_up, shake, table_head, table_row
 from benchmarks.pretend_gpu import Counts, counting, pretended_gpu
 from stages import critic, distill, grpo, self_ac
+from stages.frame.sections import Kernels, ModelConfig
 from stages.learn.adapter import new_adapter, trainable_state
 from stages.learn.episode_row import EpisodeIds
 from stages.learn.fit import adamw
@@ -70,7 +72,8 @@ class Step:
 class Watch:
     """Counts the operators of one step of `fit`, by phase."""
 
-    def __init__(self) -> None:
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
         self.step, self._stack, self._at, self._phase = Step(), ExitStack(), 0, "rest"
 
     def enter(self, phase: str) -> None:
@@ -115,13 +118,21 @@ class Watch:
         return watched
 
 
-def counted(method: str, model: Any, vocabulary: int) -> Step:
+def counted(method: str, model: Any, vocabulary: int, kernels: Kernels = "auto") -> Step:
     """The third step of a method, on the pretended GPU."""
-    watch = Watch()
+    watch = Watch(kernels)
     backward = torch.Tensor.backward
     with mock.patch.object(torch.Tensor, "backward", watch.backward(backward)):
         RUNS[method](model, vocabulary, watch)
     return watch.step
+
+
+def context_of(config: Any, watch: Watch) -> Any:
+    """As much of a stage's context as its training reads."""
+    return SimpleNamespace(
+        config=config, iteration=0, checkpoints=Path("nowhere"), progress=silent, engine=SimpleNamespace(decode=str),
+        run=SimpleNamespace(model=ModelConfig(kernels=watch.kernels)),
+    )  # fmt: skip
 
 
 def episodes_of(vocabulary: int) -> list[EpisodeIds]:
@@ -150,7 +161,7 @@ def own_rows(vocabulary: int) -> list[TrainRow]:
 
 def run_rows(watch: Watch, net: Any, config: Any, kinds: Any, main: str, loss: Any, after_step: Any) -> None:
     """`trained` over `batches_of`, as critic, distill, q_critic and rft have it."""
-    context: Any = SimpleNamespace(config=config, iteration=0)
+    context = context_of(config, watch)
     batches = network.batches_of(context, net, kinds, main=main, rng=random.Random(0))
     network.trained(context, net, watch.batches(batches), watch.loss(loss), watch.after_step(after_step))
 
@@ -222,8 +233,8 @@ def run_grpo(model: Any, vocabulary: int, watch: Watch) -> None:
     config = grpo.GrpoConfig(batch=32)
     advantage = {row["episode_id"]: 1.0 - 2 * (row["episode_id"] % 2) for row in turns}
     batches = grpo.step_batches(turns, advantage, config, random.Random(0), model)
-    context: Any = SimpleNamespace(config=config, iteration=0)
-    loss = watch.loss(partial(grpo.clipped_loss, config=config, gaps={}))
+    context = context_of(config, watch)
+    loss = watch.loss(partial(grpo.clipped_loss, config=config))
     network.trained(context, model, watch.batches(batches), loss, watch.after_step(lambda done: None))
 
 
@@ -233,10 +244,7 @@ def run_self_ac(model: Any, vocabulary: int, watch: Watch) -> None:
     found = Trainable(tuple((e,) for e in episodes), {e.key: sum(e.rewards) for e in episodes}, None, {})
     both = nn.ModuleList([model, new_head(model, seed=0)])
     made = steps(found, (1, 2, 3, 4), config, rng=random.Random(0), device=model.device)
-    context: Any = SimpleNamespace(
-        config=config, iteration=0, checkpoints=Path("nowhere"), progress=silent, engine=SimpleNamespace(decode=str),
-        run=SimpleNamespace(model=SimpleNamespace(gradient_checkpointing=False)),
-    )  # fmt: skip
+    context = context_of(config, watch)
     fit = self_ac.fit
 
     def watched(net: Any, batches: Any, loss: Any, optimiser: Any, *, after_step: Any, **options: Any) -> Any:
@@ -295,8 +303,10 @@ def main() -> None:
             row(method, "shipped base, 3 layers", base)
             one, three = (counted(method, opened(llama(n)), 1000) for n in (1, 3))
             row(method, "135M shape, 1 layer", one)
+            of_peft = [counted(method, opened(llama(n)), 1000, "torch") for n in (1, 3)]
             bare = [counted(method, opened(llama(n), bare=True), 1000) for n in (1, 3)]
-            for name, (few, many) in {"a layer, a pass": (one, three), "the same, bare": tuple(bare)}.items():
+            layers = {"a layer, a pass": (one, three), "the same, of peft": of_peft, "the same, bare": bare}
+            for name, (few, many) in layers.items():
                 each = [(many.launches(p) - few.launches(p)) / 2 / few.passes for p in few.phases]
                 table_row(method, name, 1, *(f"{x:g}" for x in (*each, sum(each))), "", "")
             if args.list:

@@ -180,29 +180,34 @@ class Kind:
 
 def in_trees(work: Work, at: At, kinds: Sequence[Kind], draw: str, pass_tokens: int) -> Work:
     """The work with its rows in steps. Shared parts count once: the system message in every pass, an episode's conversation in every
-    step with rows of it. Rows of two kinds from one episode are not considered.
+    step with rows of it, of whatever kinds. Left out: rows of very unlike length go apart, and an action may stand in a deeper row.
     """
     size, found = at.lengths, []
     tokens = 0.0  # of a step, without its system message
-    for kind in kinds:
-        c, rows, pool = kind.a_step, kind.rows, max(kind.episodes, 1.0)
-        if not c or not rows.n:
-            continue
-        if not kind.episodes:
-            found.append(rows)
-            tokens += c * rows.length
-            continue
-        if draw == "turn":
-            met = pool * (1 - (1 - 1 / pool) ** c)  # episodes, and the last of c / met turns drawn from each
-            last = c / met * (size.turns + 1) / (c / met + 1) - 1
-        else:
-            met = min(c, pool, 1 + (c - 1) / size.turns)  # turns after each other, from anywhere on
-            last = size.middle + (c / met - 1) / 2
-        deepest, own = size.state(min(size.turns - 1, last)), rows.length - size.state(size.middle)
-        found.append(Rows(rows.n, rows.length, rows.predicted, own))
-        found.append(Rows(rows.n / c * met, deepest, 0.0, deepest - size.system))
-        tokens += c * own + met * (deepest - size.system)
+    drawn = [kind for kind in kinds if kind.a_step and kind.rows.n]
+    for kind in drawn:
+        own = kind.rows.length - size.state(size.middle) if kind.episodes else kind.rows.length
+        found.append(replace(kind.rows, own=own))
+        tokens += kind.a_step * own
+    if of_episodes := [kind for kind in drawn if kind.episodes]:
+        met, deepest = conversations(size, of_episodes, draw)
+        found.append(Rows(work.steps * met, deepest, 0.0, deepest - size.system))
+        tokens += met * (deepest - size.system)
     full = tokens / max(pass_tokens - size.system, 1.0) if pass_tokens else 0.0
     passes = full + 0.5 if full > 1 else 1.0  # the last one is half full
     n, branches = work.steps * passes, sum(kind.rows.n for kind in kinds if kind.a_step)
     return replace(work, trained=(*found, Rows(n, size.system, 0.0)), passes=n, branches=branches)
+
+
+def conversations(size: Lengths, kinds: Sequence[Kind], draw: str) -> tuple[float, float]:
+    """(episodes that a step meets, tokens of the longest state of each). Kinds are drawn apart, from the same episodes."""
+    pool = max(1.0, *(kind.episodes for kind in kinds))
+    drawn = sum(kind.a_step for kind in kinds)
+    if draw == "turn":
+        met = pool * (1 - (1 - 1 / pool) ** drawn)
+        last = drawn / met * (size.turns + 1) / (drawn / met + 1) - 1  # the last of so many turns from each
+    else:  # turns after each other, from anywhere on
+        of_kinds = [min(kind.a_step, pool, 1 + (kind.a_step - 1) / size.turns) for kind in kinds]
+        met = pool * (1 - math.prod(1 - one / pool for one in of_kinds))
+        last = size.middle + (drawn / sum(of_kinds) - 1) / 2
+    return met, size.state(min(size.turns - 1, last))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from flows import locks, presets, workspace
-from flows.locks import device, hold_device, lock
+from flows.locks import devices, hold_device, lock
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,16 +90,20 @@ def test_who_wants_a_device_that_is_held_says_who_holds_it_and_waits(
     assert (folder / "turnwise-gpu-1.lock").read_text() == "me"
 
 
-def test_a_run_holds_its_gpu_from_its_first_engine_on_and_nothing_on_a_cpu(
+def test_a_run_holds_its_gpus_from_its_first_engine_on_and_nothing_on_a_cpu(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workspace, "make_engine", lambda run: object())
     engine = workspace.engine_cache(folder)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert device() == ""
+    assert devices(1) == []
     engine(presets.load("tiny"))
     assert not list(folder.glob("*.lock"))
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda number: SimpleNamespace(uuid=f"uuid-{number}"))
     engine(presets.load("tiny", ["seed=4", "model.dtype=bfloat16"]))
     assert (folder / "turnwise-gpu-uuid-0.lock").read_text() == f"process {os.getpid()}, tiny seed 4 in {folder}"
+    assert len(list(folder.glob("*.lock"))) == 1
+    engine(presets.load("tiny", ["seed=4", "train.processes=2"]))
+    assert {path.name for path in folder.glob("*.lock")} == {f"turnwise-gpu-uuid-{i}.lock" for i in (0, 1)}

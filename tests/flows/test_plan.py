@@ -5,7 +5,6 @@ does.
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,6 @@ from flows.cost.workload import OF_STAGE, workload
 from flows.registry import METHODS
 from stages.frame.types import UsageError
 from stages.learn.adapter import base_of
-from stages.play.drawing import Draw
-from stages.train.passes import mixed_batches
-from stages.train.rows import TrainRow
 from turnwise import cli
 from turnwise.commands.plan import lines
 
@@ -162,37 +158,6 @@ def test_grpo_is_planned_in_passes_and_its_adapter_in_16_bits() -> None:
     hours = [next(one["hours"] for one in each["stages"] if one["stage"] == "grpo") for each in (planned, whole, exact)]
     assert hours[1] < hours[0] < 0.9 * hours[2]  # every pass reads the system message, which a whole step reads once
     assert planned["memory_gib"]["grpo"]["activations"] < 0.9 * exact["memory_gib"]["grpo"]["activations"]
-
-
-@pytest.mark.parametrize("pass_tokens", [0, 1200])
-@pytest.mark.parametrize("draw", ["turn", "episode"])
-def test_tokens_of_a_critic_s_steps_are_those_of_trees_over_such_episodes(draw: Draw, pass_tokens: int) -> None:
-    """Episodes of the plan's lengths, drawn at random, all priorities alike: 240 steps of 8 futures and 2 actions."""
-    sets = [f"critic.draw={draw}", f"critic.pass_tokens={pass_tokens}", "critic.general_rows=0", "iterations=1"]
-    run = presets.load("tau_retail+qwen7b", [*sets, "targets.transitions=1920", "collect.first_episodes=320"])
-    told = {
-        "turns": 6, "system": 300, "first": 10, "action": 12, "observation": 20, "act": 5, "template": 30, "future": 9,
-    }  # fmt: skip
-    size = assumed(run, [f"{name}={value}" for name, value in told.items()])
-    (planned,) = (work for work in workload(run, size) if work.stage == "critic")
-
-    rng = random.Random(0)
-
-    def some(n: float) -> tuple[int, ...]:
-        return tuple(rng.randrange(10**6) for _ in range(int(n)))
-
-    system, futures, actions = some(300), [], []
-    for episode in range(320):
-        line = (*system, *some(10 + 6 * 32))
-        for k in range(6):
-            state, key = line[: int(size.state(k))], (f"{episode:03}", k)
-            futures.append(TrainRow((*state, *some(30 + 5)), some(9), key=key))
-            actions.append(TrainRow(state, some(12), key=key))
-    kinds = {"main": (futures, 8), "beside": (actions, 2)}
-    steps = mixed_batches(kinds, main="main", epochs=1, rng=rng, device="cpu", pass_tokens=pass_tokens, draw=draw)
-    counted = sum(len(one.tree.ids) for step in steps for one in step)
-    assert planned.steps == 240
-    assert planned.trained_tokens == pytest.approx(counted, rel=0.05)
 
 
 def test_what_was_read_before_is_the_system_message_or_all_until_the_turn_before() -> None:
