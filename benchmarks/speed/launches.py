@@ -249,6 +249,7 @@ def run_self_ac(model: Any, vocabulary: int, watch: Watch) -> None:
 
     def watched(net: Any, batches: Any, loss: Any, optimiser: Any, *, after_step: Any, **options: Any) -> Any:
         after = watch.after_step(lambda done: None)
+        options["each"] = lambda lists: None  # no ledger
         return fit(net, watch.batches(batches), watch.loss(loss), optimiser, after_step=after, **options)
 
     with mock.patch.object(self_ac, "fit", watched):
