@@ -19,6 +19,7 @@ from flows.shipped import bring
 from stages.frame.types import Engine, UsageError
 from stages.llm.roles import roles_of
 from stages.llm.scripted import ScriptedEngine
+from stages.store.kept_rows import KeptRows
 from stages.store.machine import disk_full
 from stages.store.replay import Replay
 from stages.store.tracking import Tracking
@@ -76,10 +77,11 @@ def project_name(home: Path) -> str:
 def open_workspace(home: Path) -> Workspace:
     """The stores of `home`, and engines that load on first use. The process works in `home` from here on."""
     os.chdir(home)
+    tracking = Tracking(home / "mlflow")
     workspace = Workspace(
         home=home,
-        tracking=Tracking(home / "mlflow"),
-        replay=Replay(home / "data" / "turnwise.duckdb"),
+        tracking=tracking,
+        replay=Replay(home / "data" / "turnwise.duckdb", source=KeptRows(tracking)),
         engine=engine_cache(home),
         prompt_hashes=prompt_hashes,
         model_hash=model_hash,
