@@ -1,6 +1,6 @@
-"""Rows of finished runs as their artifacts keep them: Parquet files with hashes. The DuckDB file is made from these again.
+"""Rows of finished runs as their artifacts keep them: Parquet files with hashes.
 
-Read by a Replay that lacks the rows of a run, and by `turnwise verify --rebuild`.
+A Replay that lacks the rows of a run reads them here, and so does `turnwise verify --rebuild`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from stages.frame.types import Changed, MissingInput
 from stages.store import artifacts, search
-from stages.store.replay import Commit
+from stages.store.commits import Commit
 from stages.store.tables import read_batch
 from stages.store.tracking import Tracking
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from stages.frame.signals import signals_held
 from stages.frame.types import MissingInput, Row, UsageError
+from stages.store.commits import Commit, Source
 from stages.store.duckdb_file import let_go, opened, replaced
 from stages.store.machine import first_line
 from stages.store.tables import PRODUCERS, TABLES, arrow, columns_of, compact, write_parquet
@@ -33,27 +33,8 @@ IMPOSSIBLE = (
     ("episodes", "not coalesce(isfinite(total_reward), false)", "with a total reward that is no finite number"),
 )
 """(table, condition, what it means) of rows that no environment may leave; until 2026-11-27 some could."""
+AT_ONCE = 10_000  # rows that are taken in in one transaction, and some more
 PIECE = 2048  # rows that DuckDB hands over at a time, the fewest that it can
-
-
-@dataclass(frozen=True)
-class Commit:
-    """What a run leaves here: its row in `commits`, and its rows, an Arrow table for each table that has any."""
-
-    stage: str
-    committed_at: str
-    n_rows: Mapping[str, int]
-    batches: Mapping[str, Any]
-
-
-class Source(Protocol):
-    """Where the rows of finished runs are kept beside this file."""
-
-    def finished(self) -> Sequence[str]:
-        """Finished stage runs, oldest first."""
-
-    def commit_of(self, run_id: str) -> Commit | None:
-        """None for a run that is not finished, or is no stage's. Raises MissingInput where its rows are damaged or gone."""
 
 
 class Replay:
@@ -76,35 +57,43 @@ class Replay:
         """Write all rows of a run and its row in `commits`, or nothing. Raises ValueError where it has before."""
         batches = {table: arrow(table, run_id, rows) for table, rows in tables.items() if rows}
         n_rows = {table: len(rows) for table, rows in tables.items()}
-        if not self._put(run_id, Commit(stage, datetime.now(UTC).isoformat(), n_rows, batches)):
+        if not self._put({run_id: Commit(stage, datetime.now(UTC).isoformat(), n_rows, batches)}):
             raise ValueError(f"run {run_id} has committed its rows to {self.path} before; nothing was written")
 
-    def _put(self, run_id: str, new: Commit) -> bool:
-        """Whether it was written; a run that has committed before is left as it is."""
+    def _put(self, commits: Mapping[str, Commit]) -> list[str]:
+        """Write them in one transaction; which of them are new. A run that has committed before is left as it is."""
         with self._open(write=True) as connection:  # nobody else has the file meanwhile
-            if connection.execute("select 1 from commits where run_id = ?", [run_id]).fetchone():
-                return False
+            query = "select run_id from commits where list_contains(?, run_id)"
+            known = connection.execute(query, [list(commits)]).fetchall()
+            new = [run_id for run_id in commits if (run_id,) not in known]
             connection.execute("begin")
-            with signals_held():  # while DuckDB asks Python for the rows
-                for table, batch in new.batches.items():
-                    connection.register("incoming", batch)
-                    connection.execute(f"insert into {table} select * from incoming")
-                    connection.unregister("incoming")
-            row = [run_id, new.stage, new.committed_at, json.dumps(new.n_rows)]
-            connection.execute("insert into commits values (?, ?, ?, ?)", row)
+            for run_id, one in ((run_id, commits[run_id]) for run_id in new):
+                with signals_held():  # while DuckDB asks Python for the rows
+                    for table, batch in one.batches.items():
+                        connection.register("incoming", batch)
+                        connection.execute(f"insert into {table} select * from incoming")
+                        connection.unregister("incoming")
+                row = [run_id, one.stage, one.committed_at, json.dumps(one.n_rows)]
+                connection.execute("insert into commits values (?, ?, ?, ?)", row)
             connection.execute("commit")
-        return True
+        return new
 
     def fetch(self, run_ids: Sequence[str]) -> bool:
         """Take in the rows of finished runs that the file lacks; False where one of the runs is not finished.
 
         Raises MissingInput where rows are damaged or gone.
         """
-        for run_id in dict.fromkeys(run_ids):
-            if self.source is None or (found := self.source.commit_of(run_id)) is None:
-                return False
-            self._put(run_id, found)  # unless another process has meanwhile
-        return True
+        wanted, found, n, n_rows = dict.fromkeys(run_ids), dict[str, Commit](), 0, 0
+        for run_id in wanted:
+            if self.source and (one := self.source.commit_of(run_id)):
+                found[run_id] = one
+                n, n_rows = n + 1, n_rows + sum(one.n_rows.values())
+            if n_rows >= AT_ONCE:
+                self._put(found)
+                found, n_rows = {}, 0
+        if found:
+            self._put(found)  # but those that another process has taken in meanwhile
+        return n == len(wanted)
 
     def lacking(self) -> list[str]:
         """Finished runs whose rows are not in the file, oldest first."""
@@ -125,15 +114,15 @@ class Replay:
         """Give a run's rows to another replay; False where they are not here."""
         with self._open(write=False) as connection:
             query = "select stage, committed_at, n_rows from commits where run_id = ?"
-            if not (found := connection.execute(query, [run_id]).fetchone()):
+            if not (found := connection.execute(query, [run_id]).fetchall()):
                 return False
             batches = {
                 table: connection.sql(query, params=values).to_arrow_table()
                 for table in TABLES.keys() - {"commits"}
                 for query, values in [_selection(table, [run_id], "")]
             }
-        stage, committed_at, n_rows = found
-        return to._put(run_id, Commit(stage, committed_at, json.loads(n_rows), batches))
+        ((stage, committed_at, n_rows),) = found
+        return bool(to._put({run_id: Commit(stage, committed_at, json.loads(n_rows), batches)}))
 
     def rows(self, table: str, run_ids: Sequence[str], *, where: str = "") -> list[Row]:
         """All rows that these runs wrote to `table`, complete, for people to look at. Order: runs as named, within a

@@ -9,6 +9,7 @@ from stages.frame.types import MissingInput, TurnwiseError
 from stages.store.replay import Replay
 from stages.store.workspace import Bar, Workspace, silent
 
+AT_ONCE = 100  # runs
 PAGES = (".html", ".svg")
 """Endings of artifacts that only show a run; no stage reads them."""
 
@@ -33,16 +34,24 @@ def complete(replay: Replay, bar: Bar = silent, old: Replay | None = None) -> di
 
     old: a file that may still have rows whose artifact is damaged or gone.
     """
-    lacking, lost = replay.lacking(), {}
+    lacking, lost = replay.lacking(), dict[str, str]()
     progress = bar("rows of runs", len(lacking))
-    for run_id in lacking:
+    for group in (lacking[i : i + AT_ONCE] for i in range(0, len(lacking), AT_ONCE)):
         try:
-            replay.fetch([run_id])
-        except MissingInput as error:
-            if old is None or not _copied(run_id, old, replay):
-                lost[run_id] = str(error)
-        progress.advance()
+            replay.fetch(group)
+        except MissingInput:
+            lost |= {run_id: why for run_id in group if (why := _why_lost(run_id, replay, old))}
+        progress.advance(len(group))
     return lost
+
+
+def _why_lost(run_id: str, replay: Replay, old: Replay | None) -> str:
+    """Take in one run; "" where its rows could be had."""
+    try:
+        replay.fetch([run_id])
+    except MissingInput as error:
+        return "" if old is not None and _copied(run_id, old, replay) else str(error)
+    return ""
 
 
 def rebuild(replay: Replay, bar: Bar = silent) -> dict[str, str]:
