@@ -137,8 +137,7 @@ def _create(path: Path, wait_s: float) -> None:
         if path.exists():
             return
         unfinished = path.with_suffix(".part")
-        for leftover in path.parent.glob(f"{unfinished.name}*"):
-            leftover.unlink()
+        _clear(unfinished)
         connection = duckdb.connect(str(unfinished))
         try:
             connection.execute(schema_sql())
@@ -154,11 +153,15 @@ def replaced(path: Path, wait_s: float) -> Iterator[Path]:
 
     new = path.with_name(f"{path.stem}.new{path.suffix}")
     with exclusive(path.with_name(f"{path.stem}.rebuild.lock"), wait_s):
-        for leftover in path.parent.glob(f"{new.name}*"):
-            leftover.unlink()
+        _clear(new)
         with opened(new, write=True, wait_s=wait_s):
             pass
-        yield new
+        try:
+            yield new
+        except BaseException:
+            let_go()
+            _clear(new)
+            raise
         with _using, exclusive(path, wait_s):
             try:
                 if path.exists():  # attached, so that nobody has it; then its write-ahead log is in it, and gone
@@ -170,6 +173,12 @@ def replaced(path: Path, wait_s: float) -> Iterator[Path]:
                     raise _sentence(error, path) from error
             if new.exists():  # there was no file, or a damaged one
                 _put(new, path)
+
+
+def _clear(file: Path) -> None:
+    """Delete an unfinished file, and what DuckDB left beside it."""
+    for leftover in file.parent.glob(f"{file.name}*"):
+        leftover.unlink()
 
 
 def _put(new: Path, path: Path) -> None:

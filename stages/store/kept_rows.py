@@ -39,8 +39,6 @@ class KeptRows:
         if info.status != "FINISHED" or "stage" not in info.tags:
             return None
         outputs = self.tracking.artifact(run_id, "outputs.json")
-        # Runs of before 2026-11-28 do not say how many rows they wrote; their seal names the files.
-        told = self.tracking.read_json(run_id, outputs.name).get("rows")
         stage, batches = info.tags["stage"], {}
         for name in artifacts.rows_of(outputs.parent):
             file = outputs.parent / name
@@ -51,10 +49,12 @@ class KeptRows:
             except ValueError as error:
                 raise _unlike(file, stage, run_id, str(error)) from error
         n_rows = {table: batch.num_rows for table, batch in batches.items()}
-        if told is not None and {table: n for table, n in told.items() if n} != n_rows:
+        # Runs of before 2026-11-28 do not say how many rows they wrote; their seal names the files.
+        told = self.tracking.read_json(run_id, outputs.name).get("rows", n_rows)
+        if not isinstance(told, dict) or {table: n for table, n in told.items() if n != 0} != n_rows:
             raise _unlike(outputs, stage, run_id, f"it tells of {told}, and beside it are {n_rows}")
         ended = datetime.fromtimestamp(info.ended or info.started, UTC)
-        return Commit(stage, ended.isoformat(), n_rows if told is None else told, batches)
+        return Commit(stage, ended.isoformat(), told, batches)
 
 
 def _checked(file: Path, run_id: str) -> Any:

@@ -351,6 +351,33 @@ def test_a_rebuild_that_is_killed_leaves_the_old_file_and_is_begun_again(workspa
     assert content(workspace.replay.path) == before
 
 
+def test_a_rebuild_that_fails_leaves_nothing_beside_the_old_file(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_of(workspace, AWKWARD)
+    whole = workspace.replay.path.read_bytes()
+
+    def interrupted(self: Any, run_id: str) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(workspace.replay.source), "commit_of", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rebuild(workspace.replay)
+    assert workspace.replay.path.read_bytes() == whole
+    assert not list(workspace.replay.path.parent.glob("*.new.duckdb*"))
+
+
+@pytest.mark.parametrize("told", [5, {"turns": 3}, {"turns": None}, {**{name: len(rows) for name, rows in AWKWARD.items()}, "more": 1}])  # fmt: skip
+def test_counts_that_are_not_those_of_the_files_are_one_sentence(workspace: Workspace, told: Any) -> None:
+    run_id = run_of(workspace, AWKWARD)
+    folder = folder_of(workspace, run_id)
+    (folder / "outputs.json").write_text(json.dumps({"rows": told}))
+    artifacts.seal(folder)
+    workspace.replay.path.unlink()
+    with pytest.raises(Changed, match=r"outputs\.json, but it tells of .*Run: turnwise verify --mend"):
+        workspace.replay.rows("turns", [run_id])
+
+
 def test_a_rebuild_waits_for_who_holds_the_file_and_then_names_them(workspace: Workspace) -> None:
     run_of(workspace, AWKWARD)
     code = "import duckdb, sys; raw = duckdb.connect(sys.argv[1]); print('held', flush=True); sys.stdin.readline()"
