@@ -20,6 +20,7 @@ from flows.shipped import bring
 from stages.frame.types import Engine, UsageError
 from stages.llm.roles import roles_of
 from stages.llm.scripted import ScriptedEngine
+from stages.store.kept_rows import KeptRows
 from stages.store.machine import disk_full
 from stages.store.replay import Replay
 from stages.store.tracking import Tracking
@@ -84,10 +85,11 @@ def open_workspace(home: Path) -> Workspace:
 
 def stores(home: Path) -> Workspace:
     """The same, without the clean-up: for a process that works for another one."""
+    tracking = Tracking(home / "mlflow")
     return Workspace(
         home=home,
-        tracking=Tracking(home / "mlflow"),
-        replay=Replay(home / "data" / "turnwise.duckdb"),
+        tracking=tracking,
+        replay=Replay(home / "data" / "turnwise.duckdb", source=KeptRows(tracking)),
         engine=engine_cache(home),
         prompt_hashes=prompt_hashes,
         model_hash=model_hash,

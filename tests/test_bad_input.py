@@ -262,19 +262,48 @@ def test_a_store_of_a_newer_mlflow_is_refused_before_any_work(fresh: Path, comma
     assert not (fresh / "data" / "turnwise.duckdb").exists()
 
 
-def test_rows_that_were_deleted_are_missed_in_one_sentence_and_can_be_made_again(
+def test_a_deleted_duckdb_file_is_filled_again_by_the_command_that_needs_it(finished: Ended, command: Commands) -> None:
+    home, runs = finished.home, stage_runs(finished.done.json)
+    (home / "data" / "turnwise.duckdb").unlink()
+    assert command(home, *RUN).reused == list(TITLES)
+    assert command(home, "rerun", "targets", "--of", runs["targets 0"], *REST).status == 0
+    assert command(home, "verify").status == 0  # takes in the rest
+    assert_same_result(home, finished.done, finished)
+
+
+def test_rows_that_are_gone_everywhere_are_missed_in_one_sentence_and_can_be_made_again(
     finished: Ended, command: Commands
 ) -> None:
-    home, ended = finished.home, finished.done
+    home, runs = finished.home, stage_runs(finished.done.json)
     (home / "data" / "turnwise.duckdb").unlink()
-    runs = stage_runs(ended.json)
+    file = next((home / "mlflow" / "artifacts" / "collect" / runs["collect 0"]).rglob("episodes.parquet"))
+    file.unlink()
     missed = command(home, "rerun", "targets", "--of", runs["targets 0"], *REST)
     assert (missed.status, missed.out, len(missed.told)) == (1, "", 1)
-    advice = f"turnwise rerun collect --of {runs['collect 0']}"
-    assert f"rows of episodes were wanted from run {runs['collect 0']}, but it never committed any" in missed.told[0]
-    assert missed.told[0].endswith(f"Run: {advice}")
-    assert command(home, *advice.split()[1:], *REST).status == 0
-    assert command(home, *RUN).status == 0
+    assert f"rows of collect run {runs['collect 0']} were wanted from {file}, but it is gone" in missed.told[0]
+    assert missed.told[0].endswith("Run: turnwise verify --mend, then the same command again")
+    assert command(home, "verify").status == 1
+    assert command(home, "verify", "--mend", "--json").json["lost"].keys() == {runs["collect 0"]}
+    again = command(home, *RUN)
+    assert again.status == 0 and "collect 0" in again.ran
+    assert command(home, "verify").status == 0
+
+
+def test_a_damaged_duckdb_file_is_one_sentence_of_every_command_and_made_again(
+    finished: Ended, command: Commands
+) -> None:
+    home, run_id = finished.home, finished.done.json["run_id"]
+    file = home / "data" / "turnwise.duckdb"
+    file.write_bytes(file.read_bytes()[:10_000])
+    asked = (["show", stage_runs(finished.done.json)["collect 0"]], ["sql", "from turns"], ["verify"], [*RUN])
+    for argv in (*asked, ["export", run_id, str(home / "rows"), "--what", "rows"]):
+        stopped = command(home, *argv)
+        assert (stopped.status, len(stopped.told)) == (1, 1), stopped.err
+        assert "damaged" in stopped.told[0] and "Run: turnwise verify --rebuild" in stopped.told[0]
+    rebuilt = command(home, "verify", "--rebuild", "--json")
+    assert (rebuilt.status, rebuilt.json["lost"], rebuilt.json["orphans"]) == (0, {}, [])
+    assert_same_result(home, finished.done, finished)
+    assert command(home, *RUN).reused == list(TITLES)
 
 
 @pytest.fixture

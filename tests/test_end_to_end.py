@@ -89,4 +89,10 @@ def test_a_whole_run_can_be_shown_rerun_and_exported(
 
     assert "episodes.parquet" in turnwise("export", run["run_id"], "rows")
     assert "model.safetensors" in turnwise("export", run["run_id"], "merged", "--what", "merged")
-    assert json.loads(turnwise("verify", "--json")) == {"orphans": [], "changed": {}, "impossible": {}, "mended": False}
+    assert json.loads(turnwise("verify", "--json")) == {
+        "orphans": [],
+        "changed": {},
+        "impossible": {},
+        "lost": {},
+        "mended": False,
+    }

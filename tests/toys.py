@@ -12,6 +12,7 @@ from typing import Any
 from stages.frame.contract import Config, Context, Outputs, Stage
 from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig
 from stages.store.execute import execute
+from stages.store.kept_rows import KeptRows
 from stages.store.replay import Replay
 from stages.store.tracking import Tracking
 from stages.store.workspace import StageRun, Workspace
@@ -132,7 +133,8 @@ def toy_workspace(home: Path) -> Workspace:
     def no_prompts(run: Any) -> Mapping[str, str]:
         return {}
 
-    tracking, replay = Tracking(home / "mlflow"), Replay(home / "data" / "replay.duckdb")
+    tracking = Tracking(home / "mlflow")
+    replay = Replay(home / "data" / "replay.duckdb", source=KeptRows(tracking))
     return Workspace(home, tracking, replay, no_engine, no_prompts, lambda run: "base")
 
 

@@ -17,7 +17,7 @@ def asked(query: str, workspace: Workspace, of: str | None = None) -> Any:
 
     Raises UsageError for a query that DuckDB cannot run, or if `of` is no pipeline run.
     """
-    if not workspace.replay.path.exists():
+    if not workspace.replay.path.exists() and not workspace.replay.lacking():
         raise MissingInput(f"rows were wanted, but there is no {workspace.replay.path}. Run: turnwise run demo")
     return workspace.replay.query(query, {"runs": _relation(workspace, of)})
 

@@ -61,6 +61,13 @@ def seal(folder: Path) -> None:
     write_json(folder, SEAL, {name: sha256(folder / name) for name in sorted(_names(folder) - {SEAL})})
 
 
+def rows_of(folder: Path) -> list[str]:
+    """Names of the files of a run's rows, as sealed; without a seal, of those that are there."""
+    note = folder / SEAL
+    names: Collection[str] = read_json(note) if note.is_file() else _names(folder)
+    return sorted(name for name in names if name.startswith("rows/"))
+
+
 def _names(folder: Path) -> set[str]:
     return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
 

@@ -26,6 +26,7 @@ from stages.store.tables import SCHEMA_VERSION, schema_sql
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
+AGAIN = "Run: turnwise verify --rebuild, which makes it again from the runs"
 NAME = "replay"  # of the file among the databases of the DuckDB that is kept
 _using = threading.RLock()  # a DuckDB attaches a file once: threads of a process wait for each other
 _kept: dict[Path, DuckDBPyConnection] = {}  # file -> the DuckDB to which it is attached; of the last file only
@@ -136,14 +137,54 @@ def _create(path: Path, wait_s: float) -> None:
         if path.exists():
             return
         unfinished = path.with_suffix(".part")
-        for leftover in path.parent.glob(f"{unfinished.name}*"):
-            leftover.unlink()
+        _clear(unfinished)
         connection = duckdb.connect(str(unfinished))
         try:
             connection.execute(schema_sql())
         finally:
             connection.close()  # takes the write-ahead log into the file
-        unfinished.replace(path)
+        _put(unfinished, path)
+
+
+@contextmanager
+def replaced(path: Path, wait_s: float) -> Iterator[Path]:
+    """The name of a new, empty file beside `path`, which takes its place at the end. A kill before leaves the old one."""
+    import duckdb
+
+    new = path.with_name(f"{path.stem}.new{path.suffix}")
+    with exclusive(path.with_name(f"{path.stem}.rebuild.lock"), wait_s):
+        _clear(new)
+        with opened(new, write=True, wait_s=wait_s):
+            pass
+        try:
+            yield new
+        except BaseException:
+            let_go()
+            _clear(new)
+            raise
+        with _using, exclusive(path, wait_s):
+            try:
+                if path.exists():  # attached, so that nobody has it; then its write-ahead log is in it, and gone
+                    with _attached(path, True, wait_s) as connection:
+                        connection.execute("checkpoint")
+                        new.replace(path)
+            except duckdb.Error as error:
+                if "onflicting lock" in str(error):
+                    raise _sentence(error, path) from error
+            if new.exists():  # there was no file, or a damaged one
+                _put(new, path)
+
+
+def _clear(file: Path) -> None:
+    """Delete an unfinished file, and what DuckDB left beside it."""
+    for leftover in file.parent.glob(f"{file.name}*"):
+        leftover.unlink()
+
+
+def _put(new: Path, path: Path) -> None:
+    """The file takes its place. The write-ahead log of a file that is gone or damaged would be taken for its own."""
+    path.with_name(f"{path.name}.wal").unlink(missing_ok=True)
+    new.replace(path)
 
 
 def _is_older(connection: DuckDBPyConnection, path: Path) -> bool:
@@ -154,9 +195,7 @@ def _is_older(connection: DuckDBPyConnection, path: Path) -> bool:
         # Asked straight away: a look into DuckDB's own list of tables costs more than opening the file.
         ((version,),) = connection.execute("select max(version) from schema_version").fetchall()
     except duckdb.CatalogException as error:
-        raise TurnwiseError(
-            f"{path} was wanted as a replay, but it has none of its tables. Move it away and start again"
-        ) from error
+        raise TurnwiseError(f"{path} was wanted as a replay, but it has none of its tables. {AGAIN}") from error
     if version > SCHEMA_VERSION:
         found = f"has schema {version}, but this turnwise reads only up to {SCHEMA_VERSION}"
         raise UsageError(f"the replay {path} {found}. Update turnwise, or use another folder")
@@ -180,7 +219,5 @@ def _sentence(error: Exception, path: Path) -> Exception:
             f"the replay {path} was wanted, but it cannot be opened for writing. Check who owns the file, or work on a copy of it"
         )
     if re.search(r"not a valid DuckDB|Could not read enough bytes|corrupt|checksum|serializ", text, re.IGNORECASE):
-        return TurnwiseError(
-            f"the replay {path} was wanted, but the file is damaged ({first_line(error)}). Restore it, or move it away and start again"
-        )
+        return TurnwiseError(f"the replay {path} was wanted, but the file is damaged ({first_line(error)}). {AGAIN}")
     return error

@@ -182,7 +182,9 @@ def _save(stage: Stage, run_id: str, outputs: Outputs, times: Mapping[str, float
         tracking.save(run_id, local, path)
     for file in export_rows(run_id, outputs.rows, workspace.workdir(run_id) / "rows"):
         tracking.save(run_id, file, f"rows/{file.name}")
-    tracking.write_json(run_id, "outputs.json", {"stage": stage.name, "metrics": dict(outputs.metrics), **times})
+    n_rows = {table: len(rows) for table, rows in outputs.rows.items()}
+    told = {"stage": stage.name, "metrics": dict(outputs.metrics), "rows": n_rows, **times}
+    tracking.write_json(run_id, "outputs.json", told)
 
 
 def stored_run(stage: Stage, run_id: str, iteration: int, tracking: Tracking) -> StageRun:

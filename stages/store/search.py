@@ -48,6 +48,16 @@ def run_ids(db: Path, *, status: str) -> list[str]:
         return [run_id for (run_id,) in raw.execute(f"{query} {_NEWEST_FIRST}", values)]
 
 
+def stage_runs(db: Path) -> list[str]:
+    """Ids of all finished runs of stages, oldest first."""
+    if not db.exists():
+        return []
+    joins = " join tags stage on stage.run_uuid = runs.run_uuid and stage.key = 'stage'"
+    query, values = _query("runs.run_uuid", "", "FINISHED", {}, "", joins)
+    with _opened(db) as raw:
+        return [run_id for (run_id,) in raw.execute(f"{query} {_NEWEST_FIRST}", values)][::-1]
+
+
 def last_number(db: Path) -> int:
     """The highest number that a run was given as it started; 0 where there is none."""
     with _opened(db) as raw:

@@ -170,8 +170,8 @@ def write_parquet(batch: Any, path: Path) -> Path:
     return path
 
 
-def read_parquet(path: Path, table: str) -> list[Row]:
-    """Rows of a file of `export_rows`, without the run's id. Raises ValueError for another file or other columns."""
+def read_batch(path: Path, table: str) -> Any:
+    """A file of `export_rows` as an Arrow table. Raises ValueError for another file, and for other columns or types."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -182,7 +182,16 @@ def read_parquet(path: Path, table: str) -> list[Row]:
         raise ValueError(f"it is no Parquet file ({first_line(error)})") from error
     if (found := batch.schema.names) != list(kinds):
         raise ValueError(f"columns {', '.join(kinds)} were wanted, found {', '.join(found)[:200]}")
-    columns = {name: batch.column(name).to_pylist() for name in found if name != "run_id"}
+    for name, kind in kinds.items():
+        if (odd := batch.schema.field(name).type) != _arrow_type(kind):
+            raise ValueError(f"column {name} must be {kind}, found {odd}")
+    return batch
+
+
+def read_parquet(path: Path, table: str) -> list[Row]:
+    """Its rows, without the run's id. Raises as `read_batch` does."""
+    kinds, batch = columns_of(table), read_batch(path, table)
+    columns = {name: batch.column(name).to_pylist() for name in kinds if name != "run_id"}
     for name in (name for name in columns if kinds[name] == "JSON"):
         columns[name] = [json.loads(one) for one in columns[name]]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

@@ -1,12 +1,15 @@
-"""Repairs: runs whose process died, and artifacts that changed after they were written."""
+"""Repairs: runs whose process died, artifacts that changed after they were written, and a DuckDB file that lacks rows."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
 
-from stages.store.workspace import Workspace
+from stages.frame.types import MissingInput, TurnwiseError
+from stages.store.replay import Replay
+from stages.store.workspace import Bar, Workspace, silent
 
+AT_ONCE = 100  # runs
 PAGES = (".html", ".svg")
 """Endings of artifacts that only show a run; no stage reads them."""
 
@@ -24,6 +27,46 @@ def recover(workspace: Workspace) -> list[str]:
             if folder.name not in alive:
                 shutil.rmtree(folder, ignore_errors=True)
     return dead
+
+
+def complete(replay: Replay, bar: Bar = silent, old: Replay | None = None) -> dict[str, str]:
+    """Take in the rows of all finished runs that the DuckDB file lacks. Returns the runs whose rows are lost: run -> why.
+
+    old: a file that may still have rows whose artifact is damaged or gone.
+    """
+    lacking, lost = replay.lacking(), dict[str, str]()
+    progress = bar("rows of runs", len(lacking))
+    for group in (lacking[i : i + AT_ONCE] for i in range(0, len(lacking), AT_ONCE)):
+        try:
+            replay.fetch(group)
+        except MissingInput:
+            lost |= {run_id: why for run_id in group if (why := _why_lost(run_id, replay, old))}
+        progress.advance(len(group))
+    return lost
+
+
+def _why_lost(run_id: str, replay: Replay, old: Replay | None) -> str:
+    """Take in one run; "" where its rows could be had."""
+    try:
+        replay.fetch([run_id])
+    except MissingInput as error:
+        return "" if old is not None and _copied(run_id, old, replay) else str(error)
+    return ""
+
+
+def rebuild(replay: Replay, bar: Bar = silent) -> dict[str, str]:
+    """Make the DuckDB file again from the runs, and put it in the place of the old one when it is whole. Returns as
+    `complete` does. Rows that no artifact has any more are copied from the old file, where it can be read.
+    """
+    with replay.made_again() as new:
+        return complete(new, bar, old=replay)
+
+
+def _copied(run_id: str, old: Replay, new: Replay) -> bool:
+    try:
+        return old.path.exists() and old.copy(run_id, new)
+    except TurnwiseError:  # it is damaged, too
+        return False
 
 
 def orphans(workspace: Workspace) -> list[str]:

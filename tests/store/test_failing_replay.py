@@ -119,7 +119,7 @@ def test_a_newer_schema_is_one_sentence(replay: Replay) -> None:
 def test_a_damaged_file_is_one_sentence(replay: Replay, content: bytes) -> None:
     replay.path.parent.mkdir()
     replay.path.write_bytes(content)
-    with pytest.raises(TurnwiseError, match=r"(damaged|none of its tables).*[Mm]ove it away"):
+    with pytest.raises(TurnwiseError, match=r"(damaged|none of its tables).*Run: turnwise verify --rebuild"):
         replay.rows("turns", ["r1"])
 
 

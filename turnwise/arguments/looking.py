@@ -116,6 +116,7 @@ def _add_kept(commands: Any) -> None:
     check.add_argument("--answer", metavar="TEXT", help="the answer of the LLM inside the environment, if it needs one")
     add_set(check)
 
-    what = "Check the store: rows of unfinished runs, impossible rows, and changed artifacts."
+    what = "Check the store: rows of unfinished runs, impossible rows, lost rows, and changed artifacts."
     verify = command(commands, "verify", what, "turnwise verify --mend")
     flag(verify, "--mend", "mark what is damaged, so that the next command makes it again")
+    flag(verify, "--rebuild", "make the DuckDB file again from the runs' artifacts first; it may be damaged, or gone")

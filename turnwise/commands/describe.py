@@ -14,7 +14,12 @@ from stages.envs import nearest
 from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig, TrainConfig
 from stages.frame.types import UsageError
 
-SHARED: dict[str, type[BaseModel]] = {"task": TaskConfig, "model": ModelConfig, "roles": RolesConfig, "train": TrainConfig}
+SHARED: dict[str, type[BaseModel]] = {
+    "task": TaskConfig,
+    "model": ModelConfig,
+    "roles": RolesConfig,
+    "train": TrainConfig,
+}
 SOURCE = re.compile(r"\s*\[([^\]]*)\]\s*$")
 
 
