@@ -68,18 +68,19 @@ class Stopped(Exception):
 @contextmanager
 def stopped_after(n: int) -> Iterator[None]:
     """Self-AC ends by an error once the checkpoint of its n-th step is written."""
-    real = self_ac.save_checkpoint
+    module: Any = self_ac
+    real = module.save_checkpoint
 
     def save(path: Path, model: Any, optimiser: Any, history: Any = (), **options: Any) -> None:
         real(path, model, optimiser, history, **options)
         if len(history) == n:
             raise Stopped
 
-    self_ac.save_checkpoint = save
+    module.save_checkpoint = save
     try:
         yield
     finally:
-        self_ac.save_checkpoint = real
+        module.save_checkpoint = real
 
 
 def run(name: str, way: str, base: Path, folder: Path) -> Outputs:
