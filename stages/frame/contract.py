@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from stages.frame.types import Engine, Row, UsageError
 
-POLICY_STAGES = ("distill", "rft", "grpo", "self_ac")
+POLICY_STAGES = ("distill", "rft", "grpo", "sdpo", "self_ac")
 """Stages that leave the policy's adapter; a pipeline has one of them."""
 
 
