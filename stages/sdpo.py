@@ -24,7 +24,7 @@ from torch import Tensor
 
 from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.react import without_thought
-from stages.frame.types import Malformed, Message, Row
+from stages.frame.types import Malformed, Message, Row, UsageError
 from stages.learn.adapter import base_of, with_state
 from stages.learn.divergences import Divergence, chunked_divergence
 from stages.learn.later import Later
@@ -42,6 +42,11 @@ from stages.train.passes import Pass, half, make_pass, together, token_counts
 from stages.train.rows import TrainRow
 
 
+TURN = (
+    "episode_id", "turn", "state_len", "action", "thought", "observation", "terminated", "prompt_ids", "action_ids",
+)  # fmt: skip
+
+
 class SdpoConfig(PassConfig):
     """What the teacher is told, and how the student follows it."""
 
@@ -56,6 +61,8 @@ class SdpoConfig(PassConfig):
     """What the environment said that the teacher reads of a lost episode. end: its last words, where it was not cut short. turn: what followed the action itself. none: nothing. [paper: of a single reply]"""
     wins: Literal["skip", "context"] = "context"
     """Whether the teacher reads the replies of another won episode of the group. skip: never; then a won episode teaches nothing. [paper: context]"""
+    teacher: Literal["message", "refiner"] = "message"
+    """How the teacher reads it. message: behind the policy's own prompt. refiner: as the evaluation in the prompt of the task's refiner, for models that know no prompts but these. [paper: message; refiner ours]"""
     feedback_intro: str = "An earlier attempt failed. This is what was said of it:"
     """Words before the feedback. [ours, after the paper's]"""
     win_intro: str = "These replies of another attempt at the same task were right:"
@@ -91,9 +98,13 @@ class Part:
 def run(context: Context) -> Outputs:
     """Artifacts `adapter` and `target`. Where nothing was told, both go out as they came in.
 
-    Raises UsageError where no teacher's prompt fits into the context, or the chat template leaves its message out."""
+    Raises UsageError where no teacher's prompt fits into the context, the chat template leaves its message out, or the
+    task lacks the prompt."""
     config: SdpoConfig = context.config
-    pairs, counts = taught_turns(context, roles_of(context.run.roles))
+    roles = roles_of(context.run.roles)
+    if config.teacher == "refiner" and "refiner" not in roles.templates:
+        raise UsageError(f'sdpo.teacher: the prompts {roles.name} lack refiner.md; add it, or set "message"')
+    pairs, counts = taught_turns(context, roles)
     model, target = open_net(context, context.latest("sdpo"))
     bar = context.progress("learn from what was said", config.epochs * -(-len(pairs) // config.batch))
 
@@ -117,23 +128,21 @@ def taught_turns(context: Context, roles: Roles) -> tuple[list[Pair], dict[str, 
     episodes = trainable_episodes(
         context.replay, latest, ["episode_id", "scenario_id", "total_reward", "messages"]
     )
-    columns = ["episode_id", "turn", "state_len", "observation", "terminated", "prompt_ids", "action_ids"]
-    turns = context.replay.read("turns", latest, columns)
+    turns = context.replay.read("turns", latest, TURN)
     known = told(episodes, turns, config)
-    taught = [turn for turn in turns if (turn["episode_id"], turn["turn"]) in known]
+    taught = [turn for turn in turns if key_of(turn) in known]
     if taught:
         check_last_message(context.engine, roles)
     messages = {episode["episode_id"]: episode["messages"] for episode in episodes}
-    prompts = context.engine.encode_all([
-        teacher_prompt(roles, messages[t["episode_id"]][: t["state_len"]], known[t["episode_id"], t["turn"]])
-        for t in taught
-    ])  # fmt: skip
+    prompts = context.engine.encode_all(
+        [teacher_prompt(roles, t, messages[t["episode_id"]], known[key_of(t)], config) for t in taught]
+    )
     room = context.engine.context if taught else None
     pairs = [
         Pair(TrainRow(t["prompt_ids"], t["action_ids"], key=key), TrainRow(prompt, t["action_ids"], key=key))
         for t, prompt in zip(taught, prompts, strict=True)
         if room is None or len(prompt) + len(t["action_ids"]) <= room
-        for key in [(t["episode_id"], t["turn"])]
+        for key in [key_of(t)]
     ]
     if taught and not pairs:
         raise nothing_fits("sdpo", len(taught), room)
@@ -146,20 +155,18 @@ def told(episodes: Sequence[Row], turns: Sequence[Row], config: SdpoConfig) -> d
 
     Of a lost episode the feedback; of any the replies of the first other won episode of its group."""
     ends = {t["episode_id"]: t["observation"] for t in turns if t["terminated"]}
-    right: dict[str, str] = {}
-    if config.wins == "context":
-        for members in by_scenario(episodes).values():
-            for e in members:
-                others = (other for other in members if other is not e and other["total_reward"] >= 1)
-                right[e["episode_id"]] = next(map(replies_of, others), "")
+    right = dict.fromkeys((e["episode_id"] for e in episodes), "")
+    for members in by_scenario(episodes).values() if config.wins == "context" else ():
+        for e in members:
+            others = (other for other in members if other is not e and other["total_reward"] >= 1)
+            right[e["episode_id"]] = next(map(replies_of, others), "")
     lost = {e["episode_id"] for e in episodes if e["total_reward"] < 1}
-    trainable = {e["episode_id"] for e in episodes}
     found = {}
-    for t in turns:
+    for t in (turn for turn in turns if turn["episode_id"] in right):
         said = {"end": ends.get(t["episode_id"], ""), "turn": t["observation"], "none": ""}[config.feedback]
-        win, feedback = right.get(t["episode_id"], ""), said if t["episode_id"] in lost else ""
-        if t["episode_id"] in trainable and (win.strip() or feedback.strip()):
-            found[t["episode_id"], t["turn"]] = words(win, feedback, config)
+        win, feedback = right[t["episode_id"]], said if t["episode_id"] in lost else ""
+        if win.strip() or feedback.strip():
+            found[key_of(t)] = words(win, feedback, config)
     return found
 
 
@@ -182,13 +189,24 @@ def replies_of(episode: Row) -> str:
     return "\n".join(found)
 
 
-def teacher_prompt(roles: Roles, state: Sequence[Message], text: str) -> list[Message]:
-    """The policy's own prompt, and one message of the user behind it. With history "text" the message before it is made
-    longer, for chat templates that refuse two of one speaker."""
+def teacher_prompt(
+    roles: Roles, turn: Row, messages: Sequence[Message], text: str, config: SdpoConfig
+) -> list[Message]:
+    """The policy's own prompt, and one message of the user behind it: the text, or the refiner's words with it.
+
+    With history "text" the last message is made longer, for chat templates that refuse two of one speaker."""
+    state = messages[: turn["state_len"]]
+    if config.teacher == "refiner":
+        action = turn["action"] or "unreadable"
+        return roles.prompt("refiner", state, action=action, thought=turn["thought"], evaluation=text)
     seen = roles.policy(state)
     if roles.history == "text" and seen[-1]["role"] == "user":
         return [*seen[:-1], {**seen[-1], "content": f"{seen[-1]['content']}\n\n{text}"}]
     return [*seen, {"role": "user", "content": text}]
+
+
+def key_of(turn: Row) -> tuple[str, int]:
+    return turn["episode_id"], turn["turn"]
 
 
 def step_parts(pairs: Sequence[Pair], config: SdpoConfig, rng: random.Random, device: Any) -> Iterator[list[Part]]:
@@ -254,5 +272,6 @@ def both_states(model: Any, part: Part, target: Mapping[str, Tensor]) -> tuple[T
 
 
 STAGE = Stage(
-    "sdpo", 1, SdpoConfig, inputs=("collect", "sdpo"), roles=("policy",), run=run, outputs=("adapter/", "target/")
-)
+    "sdpo", 1, SdpoConfig, inputs=("collect", "sdpo"), roles=("policy",), run=run, outputs=("adapter/", "target/"),
+    roles_if_there=("refiner",),
+)  # fmt: skip

@@ -170,6 +170,7 @@ class Stage:
     outputs: tuple[str, ...] = ()  # tables and artifacts it writes, for `turnwise stages`
     # upstream stage -> roles that are prompted only where it has a run
     roles_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    roles_if_there: tuple[str, ...] = ()  # roles that it may prompt, and does without where a task has none
 
 
 def check_roles(stage: Stage, inputs: Collection[str], prompts: Collection[str], *, where: str) -> None:
@@ -202,6 +203,7 @@ def ingredients(
     their fingerprints. Source: docs/explanation/architecture.md.
     """
     retired = {key: old.value for key, old in config.RETIRED.items()}
+    prompted = (*stage.roles, *stage.roles_if_there)
     content: dict[str, Any] = {
         "stage": stage.name,
         "version": stage.version,
@@ -209,7 +211,7 @@ def ingredients(
         "shared": {name: shared[name] for name in stage.shared},
         "seed": seed,
         "iteration": iteration,
-        "prompts": {role: prompt_hashes[role] for role in stage.roles if role in prompt_hashes},
+        "prompts": {role: prompt_hashes[role] for role in prompted if role in prompt_hashes},
         "model": model_hash,
         "inputs": {name: list(runs) for name, runs in inputs.items() if name in stage.inputs},
     }
