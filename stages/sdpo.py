@@ -41,7 +41,6 @@ from stages.train.on_policy import by_scenario
 from stages.train.passes import Pass, half, make_pass, together, token_counts
 from stages.train.rows import TrainRow
 
-
 TURN = (
     "episode_id", "turn", "state_len", "action", "thought", "observation", "terminated", "prompt_ids", "action_ids",
 )  # fmt: skip
@@ -54,7 +53,9 @@ class SdpoConfig(PassConfig):
     batch: int = Field(32, ge=1, description="Turns a step. [ours]")
     divergence: Divergence = "reverse"
     """reverse: KL(student || teacher). forward: KL(teacher || student). jensen_shannon: of each to their mixture. [paper: reverse with feedback]"""
-    mix: float = Field(0.5, gt=0, lt=1, description="Weight of the teacher in the mixture of jensen_shannon. [paper: 0.5]")
+    mix: float = Field(
+        0.5, gt=0, lt=1, description="Weight of the teacher in the mixture of jensen_shannon. [paper: 0.5]"
+    )
     top_k: int = Field(0, ge=0)
     """Compare the student's most probable tokens and the rest as one; 0 = the whole vocabulary. [paper: 20 with feedback, 100 without; 0 ours]"""
     feedback: Literal["end", "turn", "none"] = "end"
@@ -67,7 +68,9 @@ class SdpoConfig(PassConfig):
     """Words before the feedback. [ours, after the paper's]"""
     win_intro: str = "These replies of another attempt at the same task were right:"
     """Words before the replies of a won episode. [ours, after the paper's]"""
-    request: str = Field("Now give the right reply.", description="Words at the end of the message. [ours, after the paper's]")
+    request: str = Field(
+        "Now give the right reply.", description="Words at the end of the message. [ours, after the paper's]"
+    )
     ema_rate: float = Field(0.05, ge=0, le=1)
     """EMA rate of the teacher's weights, a step. 1 = the policy itself, and both are read in one pass. 0 = they stand still. [paper: an EMA; 0.05 is its code's, 0.01 with feedback]"""
 
@@ -125,9 +128,7 @@ def taught_turns(context: Context, roles: Roles) -> tuple[list[Pair], dict[str, 
     """The turns of the newest episodes of which the teacher knows something, and counts."""
     config: SdpoConfig = context.config
     latest = context.inputs["collect"][-1:]
-    episodes = trainable_episodes(
-        context.replay, latest, ["episode_id", "scenario_id", "total_reward", "messages"]
-    )
+    episodes = trainable_episodes(context.replay, latest, ["episode_id", "scenario_id", "total_reward", "messages"])
     turns = context.replay.read("turns", latest, TURN)
     known = told(episodes, turns, config)
     taught = [turn for turn in turns if key_of(turn) in known]
@@ -230,9 +231,7 @@ def part_of(pairs: Sequence[Pair], n_tokens: int, *, one: bool) -> Part:
     return Part(make_pass(student, n_tokens, totals), make_pass(teacher, n_tokens, totals))
 
 
-def distillation(
-    model: Any, part: Part, target: Mapping[str, Tensor], config: SdpoConfig
-) -> tuple[Tensor, Later]:
+def distillation(model: Any, part: Part, target: Mapping[str, Tensor], config: SdpoConfig) -> tuple[Tensor, Later]:
     """L of one pass, and its metrics. The losses of a step's passes add up to the step's.
 
     Metrics: the divergence a token, and `advantage`, the mean log pi_target - log pi of the tokens that were taken."""

@@ -38,12 +38,15 @@ class Config(BaseModel):
 
     RETIRED: keys that the section once had. A stored config may hold them with their old default, and fingerprints keep
     them (`ingredients`). Another value of such a key is an error, which names the key that took its place.
+    ADDED: keys that the section got later, each with the value that leaves results as they were. Fingerprints hold such
+    a key only with another value, so stored runs keep theirs.
     """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True, use_attribute_docstrings=True
     )
     RETIRED: ClassVar[Mapping[str, Retired]] = {}
+    ADDED: ClassVar[Mapping[str, Any]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -199,15 +202,20 @@ def ingredients(
 
     shared: the RunConfig's sections that the stage declares, as plain JSON. inputs: upstream stage -> run ids.
     prompt_hashes: of the roles that the task has prompts for. contents: config key -> hash of what the config names
-    there (`stages.store.contents`). A retired key of the config counts with its old default, so that stored runs keep
-    their fingerprints. Source: docs/explanation/architecture.md.
+    there (`stages.store.contents`). A retired key of the config counts with its old default, and an added one not at all
+    where it changes nothing, so that stored runs keep their fingerprints. Source: docs/explanation/architecture.md.
     """
+    values = {
+        key: value
+        for key, value in config.model_dump(mode="json").items()
+        if key not in config.ADDED or value != config.ADDED[key]
+    }
     retired = {key: old.value for key, old in config.RETIRED.items()}
     prompted = (*stage.roles, *stage.roles_if_there)
     content: dict[str, Any] = {
         "stage": stage.name,
         "version": stage.version,
-        "config": config.model_dump(mode="json") | retired,
+        "config": values | retired,
         "shared": {name: shared[name] for name in stage.shared},
         "seed": seed,
         "iteration": iteration,
