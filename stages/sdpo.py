@@ -42,7 +42,7 @@ from stages.train.passes import Pass, half, make_pass, together, token_counts
 from stages.train.rows import TrainRow
 
 TURN = (
-    "episode_id", "turn", "state_len", "text", "action", "thought", "observation", "terminated", "prompt_ids", "action_ids",
+    "episode_id", "turn", "state_len", "action", "thought", "observation", "terminated", "prompt_ids", "action_ids",
 )  # fmt: skip
 
 
@@ -62,10 +62,8 @@ class SdpoConfig(PassConfig):
     """What the environment said that the teacher reads of a lost episode. end: its last words, where it was not cut short. turn: what followed the action itself. none: nothing. [paper: of a single reply]"""
     wins: Literal["skip", "context"] = "context"
     """Whether the teacher reads the replies of another won episode of the group. skip: never; then a won episode teaches nothing. [paper: context]"""
-    feedback_after: str = ""
-    """Leave out what the environment said up to these words, if something follows them. [ours]"""
-    teacher: Literal["message", "refiner", "corrector"] = "message"
-    """How the teacher reads it. message: as one behind the policy's own prompt. refiner: as the evaluation in the prompt of that role. corrector: before the reply, as the text of that role. Roles are for models that know no other prompts. [paper: message; roles ours]"""
+    teacher: Literal["message", "refiner"] = "message"
+    """How the teacher reads it. message: as one behind the policy's own prompt. refiner: as the evaluation in the prompt of that role, for models that know no prompts but their roles'. [paper: message; refiner ours]"""
     feedback_intro: str = "An earlier attempt failed. This is what was said of it:"
     """Words before the feedback. [ours, after the paper's]"""
     win_intro: str = "These replies of another attempt at the same task were right:"
@@ -175,8 +173,7 @@ def told(episodes: Sequence[Row], turns: Sequence[Row], config: SdpoConfig) -> d
 
 def words(win: str, feedback: str, config: SdpoConfig) -> str:
     """The message to the teacher. What the environment said is put in as it is, and never read as a template."""
-    after = feedback.rpartition(config.feedback_after)[2] if config.feedback_after else feedback
-    parts = [(config.win_intro, win), (config.feedback_intro, after if after.strip() else feedback)]
+    parts = [(config.win_intro, win), (config.feedback_intro, feedback)]
     found = ["\n".join(filter(None, [intro, text.strip()])) for intro, text in parts if text.strip()]
     return "\n\n".join(filter(None, [*found, config.request]))
 
@@ -196,15 +193,13 @@ def replies_of(episode: Row) -> str:
 def teacher_prompt(
     roles: Roles, turn: Row, messages: Sequence[Message], text: str, config: SdpoConfig
 ) -> list[Message]:
-    """The policy's own prompt, and one message of the user behind it: the text, or a role's words with it.
+    """The policy's own prompt, and one message of the user behind it: the text, or the refiner's words with it.
 
     With history "text" the last message is made longer, for chat templates that refuse two of one speaker."""
     state = messages[: turn["state_len"]]
     if config.teacher == "refiner":
         action = turn["action"] or "unreadable"
         return roles.prompt("refiner", state, action=action, thought=turn["thought"], evaluation=text)
-    if config.teacher == "corrector":
-        return roles.prompt("corrector", state, text=f"{text}\n{turn['text']}")
     seen = roles.policy(state)
     if roles.history == "text" and seen[-1]["role"] == "user":
         return [*seen[:-1], {**seen[-1], "content": f"{seen[-1]['content']}\n\n{text}"}]
@@ -277,5 +272,5 @@ def both_states(model: Any, part: Part, target: Mapping[str, Tensor]) -> tuple[T
 
 STAGE = Stage(
     "sdpo", 1, SdpoConfig, inputs=("collect", "sdpo"), roles=("policy",), run=run, outputs=("adapter/", "target/"),
-    roles_if_there=("refiner", "corrector"),
+    roles_if_there=("refiner",),
 )  # fmt: skip
