@@ -48,7 +48,7 @@ def slow(found: dict[str, list[Any]], config: GrpoConfig) -> tuple[dict[Any, flo
 
     def returned(turn: Any) -> float:
         return sum(
-            config.gamma ** (t["turn"] - turn["turn"]) * t["reward"]
+            float(config.gamma ** (t["turn"] - turn["turn"]) * t["reward"])
             for t in found["turns"]
             if t["episode_id"] == turn["episode_id"] and t["turn"] >= turn["turn"]
         )

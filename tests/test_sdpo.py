@@ -87,7 +87,8 @@ def slow_loss(
 
     def probs(net: Any, row: Any) -> torch.Tensor:
         found = net(input_ids=torch.tensor([list(row.ids)])).logits[0, len(row.prompt_ids) - 1 : -1]
-        return found.softmax(1)
+        probabilities: torch.Tensor = found.softmax(1)
+        return probabilities
 
     def kl(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return (a * (a / b).log()).sum()
