@@ -54,10 +54,12 @@ class GrpoConfig(PassConfig):
     batch: int = Field(96, ge=1, description="Turns a step. [ours]")
     ratio_clip: float = Field(0.2, gt=0, lt=1, description="c of the clipped ratio. [PPO's default]")
     max_gap: float = Field(0.1, gt=0, description=MAX_GAP)
-    step_weight: float = Field(0.0, ge=0, description="w, weight of a turn's own advantage; 0 = GRPO. [GiGPO: 1]")
-    gamma: float = Field(0.95, ge=0, le=1, description="Discount a turn of G, for step_weight. [GiGPO: 0.95]")
+    step_weight: float = Field(
+        0.0, ge=0, description="w, weight of a turn's own advantage; 0 = GRPO. [GiGPO's code: 1]"
+    )
+    gamma: float = Field(0.95, ge=0, le=1, description="Discount a turn of G, for step_weight. [GiGPO's code: 0.95]")
     step_scale: Literal["deviation", "none"] = "deviation"
-    """What a turn's own advantage is divided by: the deviation of its state's returns, or nothing. [GiGPO: both]"""
+    """What a turn's own advantage is divided by: the deviation of its state's returns, or nothing. [GiGPO's code: both]"""
 
 
 @dataclass(frozen=True)

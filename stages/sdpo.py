@@ -4,7 +4,7 @@
 
 over the tokens of the actions that were taken; nothing is generated but the episodes. f is what the environment said,
 and the replies of another episode of the group that won. D: `stages/learn/divergences.py`; the target is an EMA of pi.
-Source: arXiv 2601.20802, of single replies. An episode of several turns is ours: every action is taught by what came of
+Source: arXiv 2601.20802, of single replies, and its authors' code where a number is "its code". An episode of several turns is ours: every action is taught by what came of
 the episode. So is f as one more message behind the state. The authors' weights for stale samples are left out: a new
 run of `collect` comes before each.
 
@@ -49,15 +49,15 @@ TURN = (
 class SdpoConfig(PassConfig):
     """What the teacher is told, and how the student follows it."""
 
-    epochs: int = Field(1, ge=1, description="Passes over the iteration's turns. [paper: 1]")
+    epochs: int = Field(1, ge=1, description="Passes over the iteration's turns. [ours]")
     batch: int = Field(32, ge=1, description="Turns a step. [ours]")
     divergence: Divergence = "reverse"
-    """reverse: KL(student || teacher). forward: KL(teacher || student). jensen_shannon: of each to their mixture. [paper: reverse with feedback]"""
+    """reverse: KL(student || teacher). forward: KL(teacher || student). jensen_shannon: of each to their mixture. [paper: its equation is the reverse one; its code has all three, and reverse for feedback]"""
     mix: float = Field(
-        0.5, gt=0, lt=1, description="Weight of the teacher in the mixture of jensen_shannon. [paper: 0.5]"
+        0.5, gt=0, lt=1, description="Weight of the teacher in the mixture of jensen_shannon. [its code: 0.5]"
     )
     top_k: int = Field(0, ge=0)
-    """Compare the student's most probable tokens and the rest as one; 0 = the whole vocabulary. [paper: 20 with feedback, 100 without; 0 ours]"""
+    """Compare the student's most probable tokens and the rest as one; 0 = the whole vocabulary. [its code: 20 for feedback; 0 ours]"""
     feedback: Literal["end", "turn", "none"] = "end"
     """What the environment said that the teacher reads of a lost episode. end: its last words, where it was not cut short. turn: what followed the action itself. none: nothing. [paper: of a single reply]"""
     wins: Literal["skip", "context"] = "context"
@@ -72,7 +72,7 @@ class SdpoConfig(PassConfig):
         "Now give the right reply.", description="Words at the end of the message. [ours, after the paper's]"
     )
     ema_rate: float = Field(0.05, ge=0, le=1)
-    """EMA rate of the teacher's weights, a step. 1 = the policy itself, and both are read in one pass. 0 = they stand still. [paper: an EMA; 0.05 is its code's, 0.01 with feedback]"""
+    """EMA rate of the teacher's weights, a step. 1 = the policy itself, and both are read in one pass. 0 = they stand still. [paper: an EMA; its code: 0.05, and 0.01 for feedback]"""
 
 
 @dataclass(frozen=True)
