@@ -42,7 +42,7 @@ WANTS = (
 )
 """(method, key, the one value that the method works with). Other methods use other values of these keys."""
 
-ON_POLICY = ("self_ac", "grpo")
+ON_POLICY = ("self_ac", "grpo", "sdpo")
 """Methods that cannot learn from episodes which another policy played."""
 
 
@@ -53,7 +53,7 @@ class RunConfig(Config):
     seed: int = Field(0, ge=0, description="Mixed with stage name and iteration into every stage's seed. [ours]")
     iterations: int = Field(4, ge=0, le=10_000)
     """Rounds of collecting and learning. A higher number continues a finished run. [ours]"""
-    method: Literal["nlac", "hindsight", "self_ac", "nlql", "nlrl", "sac", "rft", "grpo"] = "nlac"
+    method: Literal["nlac", "hindsight", "self_ac", "nlql", "nlrl", "sac", "rft", "grpo", "sdpo"] = "nlac"
     """Which stages an iteration runs: NLAC, Self-AC or a baseline. [ours]"""
     episodes_of: str = ""
     """Learn from this pipeline run's episodes instead of own ones. Not for on-policy methods. [ours]"""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 STAGES: dict[str, str] = {
     name: f"stages.{name}"
     for name in (
-        "pretrain", "collect", "targets", "critic", "refine", "pick", "q_critic", "distill", "rft", "grpo", "self_ac", "evaluate",
+        "pretrain", "collect", "targets", "critic", "refine", "pick", "q_critic", "distill", "rft", "grpo", "sdpo", "self_ac", "evaluate",
     )
 }  # fmt: skip
 """Stage name -> module that exports it as STAGE. The name is also its section of a preset."""
@@ -29,6 +29,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "sac": ("collect", "q_critic", "pick", "distill"),
     "rft": ("collect", "rft"),
     "grpo": ("collect", "grpo"),
+    "sdpo": ("collect", "sdpo"),
     "self_ac": ("collect", "self_ac"),
 }
 """Method -> its stages within one iteration, in order. The last one makes the adapter that is evaluated."""
@@ -38,7 +39,7 @@ SWEPT = ("targets", "critic", "q_critic")
 
 Which = Literal["all", "last", "newest"]
 
-_POLICIES: dict[str, Which] = {"distill": "last", "rft": "last", "grpo": "last", "self_ac": "last"}
+_POLICIES: dict[str, Which] = {"distill": "last", "rft": "last", "grpo": "last", "sdpo": "last", "self_ac": "last"}
 
 _LEARNERS = ("critic", "q_critic", "distill")  # which train one adapter in turn
 
@@ -53,6 +54,7 @@ WIRING: dict[str, dict[str, Which]] = {
     "distill": {"refine": "last", "pick": "last", "targets": "last", "critic": "last", "q_critic": "last", "distill": "newest"},
     "rft": {"collect": "all", "rft": "last"},
     "grpo": {"collect": "last", "grpo": "last"},
+    "sdpo": {"collect": "last", "sdpo": "last"},
     "self_ac": {"collect": "last", "self_ac": "last"},
     "evaluate": {**_POLICIES, "critic": "last", "q_critic": "last"},
 }  # fmt: skip
@@ -69,6 +71,7 @@ READS: dict[str, tuple[str, ...]] = {
     "distill": ("critic", "q_critic", "distill"),
     "rft": ("rft",),
     "grpo": ("grpo",),
+    "sdpo": ("sdpo",),
     "self_ac": ("self_ac",),
     "evaluate": (*_POLICIES, "critic", "q_critic"),
 }

@@ -18,7 +18,7 @@ from flows import presets, registry
 from stages.frame.contract import Config, Context, Outputs, Stage
 from stages.frame.types import Row
 
-POLICIES = ("distill", "rft", "grpo")
+POLICIES = ("distill", "rft", "grpo", "sdpo")
 INPUTS = {
     "collect": POLICIES,
     "targets": ("collect", "critic", "distill"),
@@ -29,10 +29,11 @@ INPUTS = {
     "distill": ("refine", "pick", "targets", "critic", "q_critic", "distill"),
     "rft": ("collect", "rft"),
     "grpo": ("collect", "grpo"),
+    "sdpo": ("collect", "sdpo"),
     "evaluate": (*POLICIES, "critic", "q_critic"),
 }
 WEIGHTS = "adapter_model.safetensors"
-MAKE_ADAPTERS = ("critic", "q_critic", "distill", "rft", "grpo")
+MAKE_ADAPTERS = ("critic", "q_critic", "distill", "rft", "grpo", "sdpo")
 
 
 class FakeConfig(Config):

@@ -13,11 +13,12 @@ import pytest
 import test_critic
 import test_distill
 import test_rft
+import test_sdpo
 import torch
 from safetensors.torch import load_file
 from test_grpo import group_rows
 
-from stages import critic, distill, grpo, rft
+from stages import critic, distill, grpo, rft, sdpo
 from stages.frame.contract import Config, Outputs, Stage
 from stages.train.model import OptimConfig, trainable
 from stages.train.passes import half, pass_log_probs, step_passes
@@ -43,6 +44,7 @@ STAGES: dict[str, tuple[Stage, Filled, dict[str, list[str]], dict[str, Any], str
         "distill/kl_first",
     ),
     "rft": (rft.STAGE, unwrap(test_rft.bench), test_rft.INPUTS, {}, "rft/loss_first"),
+    "sdpo": (sdpo.STAGE, unwrap(test_sdpo.bench), test_sdpo.INPUTS, {}, "sdpo/divergence_first"),
     "grpo": (grpo.STAGE, of_groups, {"collect": ["collect0"]}, {"max_gap": 1e9}, "grpo/gap_mean_first"),
 }
 

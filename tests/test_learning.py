@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import pkgutil
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +26,7 @@ SMALL = {
     "evaluate.episodes": 64, "evaluate.audit_turns": 0, "evaluate.probe_path": '""',
 }  # fmt: skip
 ITERATIONS = {
-    "demo": 3, "desk+rft_relabel": 3, "desk+rft": 3, "desk+grpo": 4, "desk+ppo": 3, "desk+hindsight": 3, "desk+nlrl": 3, "desk+nlql": 4, "desk+sac": 5,
+    "demo": 3, "desk+rft_relabel": 3, "desk+rft": 3, "desk+grpo": 4, "desk+ppo": 3, "desk+sdpo": 3, "desk+hindsight": 3, "desk+nlrl": 3, "desk+nlql": 4, "desk+sac": 5,
 }  # fmt: skip
 
 
@@ -83,9 +84,16 @@ def other_verdicts(pick: Callable[..., Any]) -> Callable[..., Any]:
     return lambda choices, judged: pick(choices, [flipped(one) for one in judged])
 
 
+def other_option(known: dict[Any, str]) -> dict[Any, str]:
+    """What was said at the end, with the other way of closing a visit named in place of each."""
+    swapped = {"phone": "email", "email": "phone"}
+    return {key: re.sub("phone|email", lambda found: swapped[found[0]], text) for key, text in known.items()}
+
+
 SABOTAGE = {
     "desk+rft": turned("stages.rft.candidates", lambda lived: [replace(t, total_reward=1 - t.total_reward) for t in lived]),
     "desk+grpo": turned("stages.grpo.episode_advantages", lambda found: {key: -a for key, a in found.items()}),
+    "desk+sdpo": turned("stages.sdpo.told", other_option),
     "desk+ppo": turned("stages.train.actor_critic.advantages", lambda found: -found),
     "desk+nlql": ("stages.pick.with_best_judged", other_verdicts),
     "desk+sac": turned("stages.pick.q_values", lambda values: [-v for v in values]),

@@ -70,6 +70,7 @@ def run(tmp_path: Path, empty_store: Path, monkeypatch: pytest.MonkeyPatch, caps
         ("desk+self_ac_grpo", ("collect.first_episodes=16",)),
         ("desk+grpo", ("collect.first_episodes=16", "grpo.autocast=true", "grpo.pass_tokens=2000")),
         ("desk+rft", ("collect.first_episodes=96",)),
+        ("desk+sdpo", ("collect.first_episodes=16", "sdpo.epochs=1")),
     ],
 )
 def test_a_run_ends_as_on_the_cpu(run: Run, preset: str, sets: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from benchmarks.pretend_gpu import Counts, counting, pretended_gpu
-from stages import critic, distill, grpo, rft, self_ac
+from stages import critic, distill, grpo, rft, sdpo, self_ac
 from stages.critic import CriticConfig
 from stages.distill import DistillConfig
 from stages.frame.contract import Outputs
@@ -28,6 +28,7 @@ from stages.learn.value_head import new_head
 from stages.play.transitions import episode_rows
 from stages.q_critic import QCriticConfig, learn
 from stages.rft import RftConfig
+from stages.sdpo import SdpoConfig
 from stages.train import network
 from stages.train.model import trainable
 from stages.train.passes import mixed_nll
@@ -75,12 +76,17 @@ def run_grpo(bench: models.Bench) -> None:
     bench.run(grpo.STAGE, GrpoConfig(batch=4, max_gap=1e9), {"collect": ["collect0"]})
 
 
+def run_sdpo(bench: models.Bench, **config: Any) -> None:
+    bench.run(sdpo.STAGE, SdpoConfig(batch=4, epochs=2, **config), {"collect": ["collect0"]})
+
+
 def run_self_ac(bench: models.Bench, **config: Any) -> None:
     self_ac_play.run(bench, {"collect": ["collect0"]}, batch=2, checkpoint_every=0, **config)
 
 
 RUNS: dict[str, Callable[[models.Bench], None]] = {
     "critic": run_critic, "distill": run_distill, "q_critic": run_q_critic, "rft": run_rft, "grpo": run_grpo, "self_ac": run_self_ac,
+    "sdpo": run_sdpo, "sdpo, one pass": lambda bench: run_sdpo(bench, ema_rate=1, top_k=5, divergence="jensen_shannon"),
     "self_ac, gae": lambda bench: run_self_ac(bench, advantage="gae", ratio="turn_mean", kl_coef=0.1),
     "self_ac, no critic": lambda bench: run_self_ac(bench, advantage="group", alpha=0.0),
     "self_ac, soft prompt": lambda bench: run_self_ac(bench, soft_prompt=2, known_end=True, row_tokens=1),

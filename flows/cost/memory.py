@@ -12,6 +12,7 @@ COPIES = {
     "critic": 3,
     "q_critic": 3,
     "distill": 5,
+    "sdpo": 4,
 }  # of the adapter beside the trained one: target network, its next, the step's; of the best epoch both
 
 

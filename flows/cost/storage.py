@@ -26,7 +26,7 @@ def weights_bytes(run: Any, lora: int, stage: str) -> int:
     """Of the weights that one run of the stage leaves, the value head aside. lora: parameters of an adapter."""
     if stage == "self_ac":
         return 4 * lora * (2 if run.self_ac.separate else 1) * 3  # adapters, and two moments of each
-    return 4 * lora * {"critic": 2, "q_critic": 2, "distill": 2, "rft": 1, "grpo": 1}.get(stage, 0)
+    return 4 * lora * {"critic": 2, "q_critic": 2, "distill": 2, "rft": 1, "grpo": 1, "sdpo": 2}.get(stage, 0)
 
 
 def disk(run: Any, lora: int, works: Sequence[Work], lengths: Lengths) -> dict[str, float]:

@@ -225,6 +225,23 @@ def grpo(at: At) -> Work:
     return in_trees(Work("grpo", steps=steps), at, [kind], "turn", config.pass_tokens)
 
 
+def sdpo(at: At) -> Work:
+    """Turns of lost episodes, and of those with another win in the group. The teacher reads each with words behind it."""
+    config, size, w = at.run.sdpo, at.lengths, at.lengths.win
+    helped = 1 - (1 - w) ** (at.run.collect.group - 1) if config.wins == "context" else 0.0
+    share = helped if config.feedback == "none" else 1 - w + w * helped
+    n = round(n_episodes(at.run, at.iteration) * size.turns * share)
+    steps = config.epochs * math.ceil(n / config.batch)
+    rows, drawn = policy_rows(at, config.epochs * n, size.thought), n / size.turns
+    said = size.template + (size.observation if config.feedback != "none" else 0.0)
+    taught = replace(rows, length=rows.length + said + helped * size.turns * size.action)
+    kinds = [Kind(rows, rows.n / max(steps, 1), drawn), Kind(taught, rows.n / max(steps, 1), drawn)]
+    if config.ema_rate == 1:
+        return in_trees(Work("sdpo", steps=steps), at, kinds, "turn", config.pass_tokens)
+    read = in_trees(Work("sdpo", steps=steps), at, kinds[1:], "turn", config.pass_tokens).trained
+    return in_trees(Work("sdpo", steps=steps, forward=read), at, kinds[:1], "turn", config.pass_tokens)
+
+
 def self_ac(at: At) -> Work:
     """One row an episode. The price on divergence reads the same rows again without a gradient. A separate critic needs
     a second pass. The deviation of the advantages reads each episode's values once.
@@ -288,6 +305,7 @@ OF_STAGE: dict[str, Callable[[At], Work]] = {
     "distill": distill,
     "rft": rft,
     "grpo": grpo,
+    "sdpo": sdpo,
     "self_ac": self_ac,
     "evaluate": evaluate,
 }

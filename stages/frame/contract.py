@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from stages.frame.types import Engine, Row, UsageError
 
-POLICY_STAGES = ("distill", "rft", "grpo", "self_ac")
+POLICY_STAGES = ("distill", "rft", "grpo", "sdpo", "self_ac")
 """Stages that leave the policy's adapter; a pipeline has one of them."""
 
 
@@ -38,12 +38,15 @@ class Config(BaseModel):
 
     RETIRED: keys that the section once had. A stored config may hold them with their old default, and fingerprints keep
     them (`ingredients`). Another value of such a key is an error, which names the key that took its place.
+    ADDED: keys that the section got later, each with the value that leaves results as they were. Fingerprints hold such
+    a key only with another value, so stored runs keep theirs.
     """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True, use_attribute_docstrings=True
     )
     RETIRED: ClassVar[Mapping[str, Retired]] = {}
+    ADDED: ClassVar[Mapping[str, Any]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -171,6 +174,7 @@ class Stage:
     trains: bool = False  # by gradient steps, which several processes can share out
     # upstream stage -> roles that are prompted only where it has a run
     roles_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    roles_if_there: tuple[str, ...] = ()  # roles that it may prompt, and does without where a task has none
 
 
 def check_roles(stage: Stage, inputs: Collection[str], prompts: Collection[str], *, where: str) -> None:
@@ -199,18 +203,24 @@ def ingredients(
 
     shared: the RunConfig's sections that the stage declares, as plain JSON. inputs: upstream stage -> run ids.
     prompt_hashes: of the roles that the task has prompts for. contents: config key -> hash of what the config names
-    there (`stages.store.contents`). A retired key of the config counts with its old default, so that stored runs keep
-    their fingerprints. Source: docs/explanation/architecture.md.
+    there (`stages.store.contents`). A retired key of the config counts with its old default, and an added one not at all
+    where it changes nothing, so that stored runs keep their fingerprints. Source: docs/explanation/architecture.md.
     """
+    values = {
+        key: value
+        for key, value in config.model_dump(mode="json").items()
+        if key not in config.ADDED or value != config.ADDED[key]
+    }
     retired = {key: old.value for key, old in config.RETIRED.items()}
+    prompted = (*stage.roles, *stage.roles_if_there)
     content: dict[str, Any] = {
         "stage": stage.name,
         "version": stage.version,
-        "config": config.model_dump(mode="json") | retired,
+        "config": values | retired,
         "shared": {name: shared[name] for name in stage.shared},
         "seed": seed,
         "iteration": iteration,
-        "prompts": {role: prompt_hashes[role] for role in stage.roles if role in prompt_hashes},
+        "prompts": {role: prompt_hashes[role] for role in prompted if role in prompt_hashes},
         "model": model_hash,
         "inputs": {name: list(runs) for name, runs in inputs.items() if name in stage.inputs},
     }

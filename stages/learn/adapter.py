@@ -104,6 +104,19 @@ def load_state(model: Any, state: dict[str, torch.Tensor]) -> None:
             ranks.put(parameter, state[name])
 
 
+@contextmanager
+def with_state(model: Any, state: dict[str, torch.Tensor]) -> Iterator[None]:
+    """Passes go through these weights, and then the model has its own back, to the bit. For passes without a gradient:
+    weights that a backward pass still needs must not change.
+    """
+    before = trainable_state(model)
+    load_state(model, state)
+    try:
+        yield
+    finally:
+        load_state(model, before)
+
+
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     tensors: dict[str, torch.Tensor] = load_file(path / WEIGHTS)
     return tensors

@@ -101,11 +101,11 @@ def chunked_log_probs(
         log_probs = -cross_entropy(logits, ids, reduction="none")
         return (log_probs, _entropy(logits.detach())) if entropy else (log_probs,)
 
-    found = _by_chunks(part, states_KD, ids_K, chunk=chunk)
+    found = by_chunks(part, states_KD, ids_K, chunk=chunk)
     return (found[0], found[1]) if entropy else found[0]
 
 
-def _by_chunks(part: Callable[..., tuple[Tensor, ...]], *rows: Tensor, chunk: int) -> tuple[Tensor, ...]:
+def by_chunks(part: Callable[..., tuple[Tensor, ...]], *rows: Tensor, chunk: int) -> tuple[Tensor, ...]:
     """`part` of all rows, at most `chunk` at a time, each chunk computed once more in the backward pass."""
     if len(rows[0]) <= chunk:
         return part(*rows)
@@ -142,7 +142,7 @@ def chunked_kl(
         # A token that the base rules out has 0 x -inf, whose limit is 0.
         return (terms.masked_fill(base == -torch.inf, 0.0).sum(1),)
 
-    return _by_chunks(part, states_KD, base_states_KD, chunk=chunk)[0]
+    return by_chunks(part, states_KD, base_states_KD, chunk=chunk)[0]
 
 
 def completion_nll(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:

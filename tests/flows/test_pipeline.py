@@ -128,7 +128,7 @@ def test_a_method_that_picks_hands_on_what_nlac_s_refine_would(workspace: Worksp
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("method", ["rft", "grpo"])
+@pytest.mark.parametrize("method", ["rft", "grpo", "sdpo"])
 def test_a_baseline_acts_with_the_adapter_that_it_made(workspace: Workspace, stages: Stages, method: str) -> None:
     first, second = [row["runs"] for row in go(workspace, method=method).iterations[1:]]
     assert set(first) == {"collect", method, "evaluate"}

@@ -334,7 +334,7 @@ def test_a_set_wins_over_the_toml_and_the_toml_over_the_default(tmp_path: Path) 
     [
         (["critic.lrr=1"], r"no key 'critic.lrr'; did you mean 'lr'\?"),
         (["crtic.lr=1"], r"no section or key 'crtic'; did you mean 'critic'\?"),
-        (["ema_rate=1"], r"did you mean critic.ema_rate or q_critic.ema_rate or distill.ema_rate\?"),
+        (["ema_rate=1"], r"did you mean critic.ema_rate or q_critic.ema_rate or distill.ema_rate or sdpo.ema_rate\?"),
         (["critic.learning_rate=1"], r"no key 'critic.learning_rate'; did you mean 'lr'\?"),
         (["self_ac.learning_rate=1"], r"did you mean 'lr' or 'head_lr'\?"),
         (["critic.xyzzy=1"], r"no key 'critic.xyzzy'; it has lr, .*\.$"),

@@ -1,4 +1,4 @@
-"""A config key that is gone leaves stored runs as they are: they are read, and keep their fingerprints."""
+"""A config key that is gone, or that was added, leaves stored runs as they are: they are read, and keep their fingerprints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from flows import presets
-from flows.registry import load_stage
+from flows.registry import STAGES, load_stage
 from stages.frame.contract import Config, Outputs, Retired, Stage, fingerprint, ingredients
 from stages.frame.sections import WAYS
 from stages.frame.types import UsageError
@@ -23,6 +23,14 @@ class After(Config):
     RETIRED: ClassVar[Mapping[str, Retired]] = {"colour": Retired("red", "toy.paint")}
 
     lr: float = 1e-4
+
+
+class Longer(Config):
+    ADDED: ClassVar[Mapping[str, Any]] = {"size": 0}
+
+    lr: float = 1e-4
+    colour: str = "red"
+    size: int = 3
 
 
 def toy(config: Config) -> str:
@@ -44,6 +52,23 @@ def test_a_config_without_the_key_has_the_fingerprint_of_one_with_its_old_defaul
     assert toy(After()) == toy(Before())
     assert toy(After(lr=1e-3)) == toy(Before(lr=1e-3)) != toy(After())
     assert toy(After()) != toy(Before(colour="blue"))
+
+
+def test_an_added_key_counts_only_where_it_has_another_value_than_the_one_of_before() -> None:
+    """Whatever its default is by now."""
+    assert toy(Longer(size=0)) == toy(Before())
+    assert len({toy(Longer()), toy(Longer(size=4)), toy(Before())}) == 3
+    assert of("desk+gigpo", "grpo") != of("desk+grpo", "grpo")
+    assert of("desk+grpo", "grpo", "grpo.gamma=0.5") != of("desk+grpo", "grpo")
+
+
+def test_every_added_key_is_one_of_its_section_and_its_value_is_valid() -> None:
+    added = {}
+    for name in STAGES:
+        config = load_stage(name).config
+        for key, value in config.ADDED.items():
+            added[name, key] = config(**{key: value}).model_dump(mode="json")[key] == value
+    assert added and all(added.values())
 
 
 @pytest.mark.parametrize(

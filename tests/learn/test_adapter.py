@@ -21,6 +21,7 @@ from stages.learn.adapter import (
     save_adapter,
     tensors_of,
     trainable_state,
+    with_state,
 )
 from stages.learn.ema import ema_update
 from stages.llm.hf import check_adapter
@@ -131,3 +132,14 @@ def test_a_folder_without_an_adapter_is_refused_with_one_sentence(tmp_path: Path
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(UsageError, match=f"found none in the folder '{folder.name}'"):
             check_adapter(folder, "x")
+
+
+def test_other_weights_act_within_a_block_and_the_model_has_its_own_back_to_the_bit() -> None:
+    model = models.shake(new_adapter(models.tiny_llama(), rank=2, alpha=4.0, seed=0).eval())
+    own, before = trainable_state(model), logits(model)
+    other = {name: value + 0.1 for name, value in own.items()}
+    with with_state(model, other):
+        within = logits(model)
+    assert torch.equal(logits(model), before) and not torch.equal(within, before)
+    load_state(model, other)
+    assert torch.equal(logits(model), within)

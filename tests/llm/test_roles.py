@@ -171,7 +171,7 @@ def test_one_s_own_prompts_are_a_path_from_the_project_folder_and_in_the_fingerp
 
 @pytest.mark.parametrize("task", sorted(set(TASKS) - set(NLAC_TASKS)))
 def test_a_task_without_the_roles_of_nlac_runs_every_other_method(task: str, workspace: Workspace) -> None:
-    for method in ("self_ac", "grpo", "rft"):
+    for method in ("self_ac", "grpo", "rft", "sdpo"):
         for stage in (*registry.METHODS[method], "evaluate"):
             assert fingerprint_of(stage, task, workspace)
     for stage in ("targets", "refine"):

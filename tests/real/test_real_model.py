@@ -118,6 +118,7 @@ OWN = {
     "nlac": ["targets.transitions=6", "critic.epochs=1", "critic.batch=6", "critic.policy_rows=2", "refine.states=6", "distill.epochs=1"],
     "rft": ["rft.epochs=1"],
     "grpo": ["grpo.epochs=1", "grpo.batch=12", "collect.group=2"],
+    "sdpo": ["sdpo.epochs=1", "sdpo.batch=6"],
     "self_ac": ["self_ac.epochs=1", "self_ac.batch=6"],
     "sac": ["q_critic.transitions=6", "q_critic.epochs=1", "q_critic.batch=6", "pick.states=4", "distill.epochs=1"],
 }  # fmt: skip

@@ -36,7 +36,7 @@ CHECKS: dict[str, Callable[[Context, Stored], Compared]] = {
     "q_critic": drawn.check_q_critic,
 }
 """Stage -> the check of what follows from its draws."""
-READING = ("critic", "distill", "rft", "grpo", "self_ac")
+READING = ("critic", "distill", "rft", "grpo", "sdpo", "self_ac")
 """Stages that read only stored rows, adapters and the base model. They run once more as a whole."""
 
 
