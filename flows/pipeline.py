@@ -107,7 +107,7 @@ def iterate(run: RunConfig, step: Step, through: str = LAST) -> Iterator[Iterati
         done: dict[str, StageRun] = {}
         for name in stages_of(i, run, through):
             stage = load_stage(name)
-            done[name] = step(Call(stage, run, _inputs(stage, history), i))
+            done[name] = step(Call(stage, run, _inputs(stage, history, run), i))
             history[name] = [*history.pop(name, []), done[name].run_id]  # the newest last
         yield Iteration(
             iteration=i,
@@ -124,7 +124,7 @@ def evaluate_final(run: RunConfig, step: Step, best: Iteration) -> StageRun:
     stage = load_stage("evaluate")
     history = {name: [run_id] for name, run_id in best.runs.items()}
     changed = presets.change(run, "evaluate", split="test")
-    return step(Call(stage, changed, _inputs(stage, history), best.iteration, "final"))
+    return step(Call(stage, changed, _inputs(stage, history, run), best.iteration, "final"))
 
 
 def stages_of(iteration: int, run: RunConfig, through: str = LAST) -> tuple[str, ...]:
@@ -150,8 +150,9 @@ def best_of(rows: Sequence[Iteration]) -> Iteration | None:
     return max(evaluated, key=lambda row: (row.win_rate, -row.iteration)) if evaluated else None
 
 
-def _inputs(stage: Stage, history: dict[str, list[str]]) -> dict[str, list[str]]:
-    return {name: runs for name, runs in select_inputs(stage.name, history).items() if name in stage.inputs}
+def _inputs(stage: Stage, history: dict[str, list[str]], run: RunConfig) -> dict[str, list[str]]:
+    lag: int = getattr(run, "collect").lag  # noqa: B009, a section of the made class
+    return {name: runs for name, runs in select_inputs(stage.name, history, lag).items() if name in stage.inputs}
 
 
 def run_pipeline(

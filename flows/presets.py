@@ -133,6 +133,8 @@ def load(preset: str, sets: Sequence[str] = ()) -> RunConfig:
             raise UsageError(
                 f"{key}: method {method} needs {wanted}, but found {found!r}. Set this value, or choose another method."
             )
+    if getattr(run, "collect").lag and run.method in ON_POLICY:  # noqa: B009
+        raise UsageError(f"collect.lag: method {run.method} is on-policy, so its newest policy must play. Set it to 0.")
     if run.episodes_of and run.method in ON_POLICY:
         raise UsageError(
             f"episodes_of: method {run.method} is on-policy and cannot learn from stored episodes. Leave episodes_of out."

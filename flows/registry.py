@@ -92,12 +92,14 @@ def load_stage(name: str) -> Stage:
     return stage
 
 
-def select_inputs(stage: str, history: dict[str, list[str]]) -> dict[str, list[str]]:
-    """The inputs of `stage`. history: the pipeline's runs so far (stage name -> run ids, oldest first); the stage that
+def select_inputs(stage: str, history: dict[str, list[str]], lag: int = 0) -> dict[str, list[str]]:
+    """The inputs of `stage`. lag: of collect, policies that it leaves out, the newest first. history: the pipeline's runs so far (stage name -> run ids, oldest first); the stage that
     ran last comes last.
 
     Within an iteration, "last" is this iteration's run if that stage has run already, else the one before.
     """
+    if stage == "collect" and lag:
+        history = {name: runs[:-lag] for name, runs in history.items()}
     learner = next((name for name in reversed(history) if name in _LEARNERS), None)
     return {
         name: list(history[name]) if which == "all" else history[name][-1:]

@@ -41,6 +41,7 @@ class FakeConfig(Config):
     split: str = "validation"
     test_options: dict[str, Any] = Field(default_factory=dict)
     episodes: int = 8
+    lag: int = 0
 
 
 @dataclass
