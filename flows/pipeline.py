@@ -11,6 +11,7 @@ plain runs, Prefect (`orchestration/flow.py`) and the plan of `--dry-run`. The p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,8 @@ class Call:
 
 Step = Callable[[Call], "StageRun"]
 
+Ahead = Callable[[Call], None]
+"""Begins, beside all else, a stage run that will be asked for later."""
 
 Watcher = Callable[[Iteration], None]
 """Is called after every iteration, first for the base model (iteration -1)."""
@@ -100,8 +103,10 @@ def evaluate_base(run: RunConfig, step: Step) -> tuple[StageRun, StageRun]:
     return base, step(Call(stage, run, {}, -1, "start"))
 
 
-def iterate(run: RunConfig, step: Step, through: str = LAST) -> Iterator[Iteration]:
-    """The iterations of the run's method, one after the other; the last one ends with the stage `through`."""
+def iterate(run: RunConfig, step: Step, through: str = LAST, ahead: Ahead = lambda call: None) -> Iterator[Iteration]:
+    """The iterations of the run's method, one after the other; the last one ends with the stage `through`. ahead: begins
+    the next iteration's collect, where an older policy plays in it.
+    """
     history: dict[str, list[str]] = {}
     for i in range(run.iterations):
         done: dict[str, StageRun] = {}
@@ -109,6 +114,9 @@ def iterate(run: RunConfig, step: Step, through: str = LAST) -> Iterator[Iterati
             stage = load_stage(name)
             done[name] = step(Call(stage, run, _inputs(stage, history, run), i))
             history[name] = [*history.pop(name, []), done[name].run_id]  # the newest last
+            if name == "collect" and _lag(run) and i + 1 < run.iterations and "collect" in stages_of(i + 1, run):
+                soon = {stage: [*runs, "this iteration's"] for stage, runs in history.items() if stage != name}
+                ahead(Call(stage, run, _inputs(stage, soon, run), i + 1))
         yield Iteration(
             iteration=i,
             runs={name: one.run_id for name, one in done.items()},
@@ -151,8 +159,13 @@ def best_of(rows: Sequence[Iteration]) -> Iteration | None:
 
 
 def _inputs(stage: Stage, history: dict[str, list[str]], run: RunConfig) -> dict[str, list[str]]:
-    lag: int = getattr(run, "collect").lag  # noqa: B009, a section of the made class
-    return {name: runs for name, runs in select_inputs(stage.name, history, lag).items() if name in stage.inputs}
+    found = select_inputs(stage.name, history, _lag(run))
+    return {name: runs for name, runs in found.items() if name in stage.inputs}
+
+
+def _lag(run: RunConfig) -> int:
+    found: int = getattr(run, "collect").lag  # noqa: B009, a section of the made class
+    return found
 
 
 def run_pipeline(
@@ -164,9 +177,10 @@ def run_pipeline(
     asked: Asked | None = None,
     through: str = LAST,
     judge: Judge | None = None,
+    make_ahead: Callable[[str], AbstractContextManager[Ahead]] = lambda run_id: nullcontext(lambda call: None),
 ) -> Summary:
     """The whole run. make_step: from the id of the parent run to its `Step`. asked: how the run was asked for.
-    through: the last stage of the last iteration. judge: decides about the final adapter.
+    through: the last stage of the last iteration. judge: decides about the final adapter. make_ahead: as make_step.
 
     Finished stages are reused: after a kill the same call goes on from the last one that finished. Raises what a stage
     raises. The parent run is then FAILED, or KILLED on Ctrl-C, and keeps what was done by then.
@@ -184,10 +198,11 @@ def run_pipeline(
         book.add(rows[0])
         book.put(base={**outcome(base), "run_id": base.run_id})
         watch(rows[0])
-        for row in iterate(run, step, through):
-            rows.append(row)
-            book.add(row)
-            watch(row)
+        with make_ahead(run_id) as ahead:
+            for row in iterate(run, step, through, ahead):
+                rows.append(row)
+                book.add(row)
+                watch(row)
         if through == LAST and (best := best_of(rows[1 + run.first_iteration :])):
             final = evaluate_final(run, step, best)
             adapter = best.runs[METHODS[run.method][-1]]

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from flows import champion, played
+from flows.ahead import playing
 from flows.book import EXPERIMENT
 from flows.branch import Branch
 from flows.datasets import check_data
@@ -119,7 +120,12 @@ def launch_run(
         through = branch.through if branch else LAST
         judge = champion.judge(run, workspace) if run.each_run == "champion" and not branch else None
         told = replace(asked, tags={**asked.tags, **(launch.page.here() if launch.is_flow else {})})
-        summary = run_pipeline(run, workspace, make_step, watch, asked=told, through=through, judge=judge)
+        # A branch and a run on another's episodes have their collects from elsewhere.
+        fresh = not (force or branch or run.episodes_of or run.goes_on_from)
+        summary = run_pipeline(
+            run, workspace, make_step, watch, asked=told, through=through, judge=judge,
+            make_ahead=lambda parent: playing(workspace, parent, name, on=fresh),
+        )  # fmt: skip
         keep_page(workspace, summary.run_id, display.say)
         for page in pages:
             page.end(summary)
