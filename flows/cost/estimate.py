@@ -9,8 +9,9 @@ that a token is multiplied with:
                                  its own gradients; attention 2 products forward, 5 backward
 
 Hours: work / (peak x a measured or assumed share of it, flows/cost/rates.py). Decoding is no faster than memory can
-deliver weights and KV cache, and no pass is faster than its launches. One device trains. An engine in this process
-shares it; servers (engine = openai) have their own devices. [ours]
+deliver weights and KV cache, and no pass is faster than its launches. `train.processes` devices train; with the layers
+dealt out no pass is faster than its weights come over the links. An engine in this process shares the first of them;
+servers (engine = openai) have their own devices. [ours]
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Cost:
     waiting_hours: float  # of it: for whoever answers inside the environment
     at_once: float  # requests decoded together; 0 = none
     rests_on: tuple[str, ...]  # the rates of rates.py that the hours rest on
+    link_gb: float  # that each device that trains takes from the others
     known: str  # the weakest of them: measured, measured on another card, or assumed
 
 
@@ -89,6 +91,26 @@ def launch_seconds(m: Machine, work: Work) -> float:
     """What the training passes of a stage take at least, however small the model: a layer's launches, and each row's."""
     rows = min(work.branches, work.passes * MEASURED_ROWS)
     return m.shape.layers * (work.passes * m.rate("pass") + rows * m.rate("branch"))
+
+
+def link_bytes(m: Machine, work: Work) -> float:
+    """What a training device takes from the others: the sum of each step's gradients; with the layers dealt out their
+    weights, once forward and once backward for each of its passes.
+    """
+    if m.trainers == 1 or not work.trained:
+        return 0.0
+    share, passes = 1 - 1 / m.trainers, work.passes / m.trainers
+    weights = 2 * passes * m.shape.body * m.itemsize if m.sharded else 0.0
+    return share * (weights + 2 * work.steps * m.lora * 4.0)
+
+
+def overlapped(m: Machine, costs: Sequence[Cost]) -> float:
+    """Hours in which the next episodes are played while this iteration trains (`collect.lag`), and nothing generates."""
+    if not m.run.collect.lag or m.run.model.engine != "openai":
+        return 0.0
+    played = sum(one.hours * (one.runs - 1) / one.runs for one in costs if one.stage == "collect")
+    trained = sum(one.hours for one in costs if one.stage != "evaluate" and one.steps and not one.prompts)
+    return min(played, trained)
 
 
 def read_flops(m: Machine, p: Prompts) -> float:
@@ -151,22 +173,24 @@ def rates_behind(m: Machine, stage: str, works: Sequence[Work]) -> tuple[str, ..
     if any(work.asked for work in works) and "decode" not in found:
         found.append("decode")
     if any(work.trained or work.forward for work in works):
-        found += [train_share(stage), "pass", "branch"]
+        found += [train_share(stage), "pass", "branch", *(["link"] if m.trainers > 1 else [])]
     return tuple(name for name in map(m.named, found) if m.rates[name].value)
 
 
 def cost(m: Machine, stage: str, works: Sequence[Work], lengths: Lengths, device: str) -> Cost:
     """The executions of one stage together."""
     autocast, share = getattr(getattr(m.run, stage), "autocast", False), train_share(stage)
-    seconds = flops = waiting = 0.0
+    seconds = flops = waiting = sent_gb = 0.0
     for work in works:
         steps = [train_flops(m, rows, autocast=autocast) for rows in work.trained]
         forward = [train_flops(m, rows, autocast=autocast, backward=False) for rows in work.forward]
         waiting += answer_seconds(m, work, lengths.told)
-        seconds += max(sum(train_seconds(m, one, share) for one in steps), launch_seconds(m, work))
-        seconds += sum(train_seconds(m, one, share) for one in forward) + sum(
-            generate_seconds(m, p) for p in work.prompts
-        )
+        arithmetic = sum(train_seconds(m, one, share) for one in steps) / m.trainers
+        sent = link_bytes(m, work)
+        seconds += max(arithmetic, launch_seconds(m, work) / m.trainers, sent / (1e9 * m.rate("link")))
+        seconds += sum(train_seconds(m, one, share) for one in forward) / m.trainers
+        seconds += sum(generate_seconds(m, p) for p in work.prompts)
+        sent_gb += sent / 1e9
         flops += sum(map(sum, steps + forward)) + sum(read_flops(m, p) + decode_flops(m, p) for p in work.prompts)
     prompts = [p for work in works for p in work.prompts]
     rests_on = rates_behind(m, stage, works)
@@ -175,7 +199,7 @@ def cost(m: Machine, stage: str, works: Sequence[Work], lengths: Lengths, device
         sum(w.cached for w in works) if m.caches_prefixes else 0.0,
         sum(w.generated for w in works), sum(w.trained_tokens for w in works), sum(w.predicted for w in works), sum(w.steps for w in works),
         flops / 1e15, (seconds + waiting) / 3600, waiting / 3600,
-        max((side_by_side(m, p) for p in prompts), default=0.0), rests_on, weakest((m.rates[name] for name in rests_on), device),
+        max((side_by_side(m, p) for p in prompts), default=0.0), rests_on, sent_gb, weakest((m.rates[name] for name in rests_on), device),
     )  # fmt: skip
 
 
@@ -199,7 +223,8 @@ def estimate(run: Any, device: str, n: int, changes: Sequence[str] = ()) -> dict
     used = {"context", "spare"}.union(*(one.rests_on for one in costs))
     return {
         "preset": run.preset, "model": run.model.path, "parameters": m.shape.parameters, "adapter": m.lora, "dtype": run.model.dtype,
-        "method": run.method, "engine": run.model.engine, "iterations": run.iterations, "device": device, "devices": n, "assumed": asdict(lengths),
+        "method": run.method, "engine": run.model.engine, "iterations": run.iterations, "device": device, "devices": n,
+        "trainers": m.trainers, "overlapped_hours": overlapped(m, costs), "assumed": asdict(lengths),
         "stages": [asdict(one) for one in costs], "memory_gib": memory,
         "host_gib": host(run, m.weights, works, lengths), "disk_gib": disk(run, m.lora, works, lengths), "verdict": [*verdicts(m, memory), *missing_rows(run)],
         "rates": {name: asdict(rate) | {"known": rate.kind(device), "when": WHEN.get(rate.on, "")} for name, rate in rates.items() if name in used},

@@ -43,9 +43,20 @@ class Machine:
         return bool(self.run.model.engine != "hf")
 
     @property
+    def trainers(self) -> int:
+        """Devices that train together."""
+        found: int = self.run.train.processes
+        return found
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each of them holds a part of the layers."""
+        return self.trainers > 1 and self.run.train.shard == "layers"
+
+    @property
     def servers(self) -> int:
         """Devices that generate: those that do not train, or the same one."""
-        return max(1, self.n - 1) if self.run.model.engine == "openai" else 1
+        return max(1, self.n - self.trainers) if self.run.model.engine == "openai" else 1
 
     @property
     def requests(self) -> float:

@@ -38,9 +38,12 @@ def training_memory(m: Machine, work: Work) -> dict[str, float]:
     kept, again = m.shape.activation_bytes(m.itemsize, rank, checkpointing=m.run.model.gradient_checkpointing)
     if stage.autocast:
         kept, again = (x * 0.8 for x in (kept, again))
+    # Dealt out: a share of the layers, two whole ones while they are used, and all else. The copies stay whole.
+    n, layers = (m.trainers, float(m.shape.body * m.itemsize)) if m.sharded else (1, 0.0)
+    weights = m.weights - layers * (1 - 1 / n - 2 / m.shape.layers)
     return {
-        "weights": m.weights / GIB,
-        "adapter, gradient, Adam": m.lora * 4.0 * (4 * adapters + COPIES.get(work.stage, 0)) / GIB,
+        "weights": min(weights, m.weights) / GIB,
+        "adapter, gradient, Adam": m.lora * 4.0 * (4 * adapters / n + COPIES.get(work.stage, 0)) / GIB,
         "activations": (kept + again) * tokens_of_a_pass(m, work) / GIB,
         "logits": m.shape.logits_bytes(m.itemsize) / GIB,
     }
@@ -73,23 +76,28 @@ def verdicts(m: Machine, memory: Mapping[str, Mapping[str, float]]) -> list[str]
             *(["model.dtype=bfloat16"] if model.dtype != "bfloat16" else []),
             f"a smaller {stage}.{'row_tokens' if stage == 'self_ac' else 'pass_tokens'}",
             *(["model.engine=vllm, which gives its memory back"] if beside else []),
-            "shorter episodes (task.max_turns), or a device with more memory: training is on one device",
+            *(["train.processes=8 and train.shard=layers, which deal out the weights"] if not m.sharded else []),
+            "shorter episodes (task.max_turns), or a device with more memory",
         ]
         found.append(
             f"does not fit: {stage} needs {needed + beside:.0f} GiB of the {room:.0f} GiB that are left to it. Change: {'; '.join(todo)}."
         )
     elif needed:
         found.append(
-            f"fits: training needs {needed + beside:.0f} GiB at most ({stage}) of {room:.0f} GiB on one device."
+            f"fits: training needs {needed + beside:.0f} GiB at most ({stage}) of {room:.0f} GiB on {'one device' if m.trainers == 1 else 'each device that trains'}."
         )
     found.append(_engine_verdict(m, memory["engine"]))
-    if model.engine != "openai" and m.n > 1:
+    if model.engine != "openai" and m.n > m.trainers:
         found.append(
-            f"{m.n - 1} of {m.n} devices stand idle: engine {model.engine} generates where it trains. To use them: model.engine=openai."
+            f"{m.n - m.trainers} of {m.n} devices stand idle: engine {model.engine} generates where it trains. To use them: model.engine=openai."
         )
-    if model.engine == "openai" and m.n == 1:
+    if m.n < m.trainers:
         found.append(
-            "does not fit: with model.engine=openai one device trains and others serve. Give their number by --devices."
+            f"does not fit: train.processes={m.trainers} wants as many devices. Give their number by --devices."
+        )
+    elif model.engine == "openai" and m.n == m.trainers:
+        found.append(
+            f"does not fit: with model.engine=openai {m.trainers} of the devices train and others serve. Give the number of all by --devices."
         )
     return found
 

@@ -61,6 +61,7 @@ GPU = {
     "requests": Rate(
         1024, "requests that vLLM decodes at once", "vLLM 0.32's default of a card of 70 GiB or more, but for the A100"
     ),
+    "link": Rate(300.0, "GB a second between a training device and the others", "no measurement; NVLink of an H100, about two thirds of 450"),
     "context": Rate(2.0, "GiB that a CUDA process takes for itself", "no measurement"),
     "spare": Rate(
         0.9, "of the memory that training can use: the allocator's pieces never fit together wholly",

@@ -52,6 +52,14 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         )  # fmt: skip
     if waiting := rows[-1]["waiting_hours"]:
         said.append(f"of the time, {span(waiting)} wait for whoever answers inside the environment")
+    if overlapped := found["overlapped_hours"]:
+        less = span(rows[-1]["hours"] - overlapped)
+        said.append(
+            f"of the time, {span(overlapped)} of collect go by while an iteration trains (collect.lag): {less} in all"
+        )
+    if (n := found["trainers"]) > 1:
+        sent = sum(one["link_gb"] for one in found["stages"])
+        said.append(f"{n} devices train; each takes {short(sent * 1e9)}B from the others")
     said += ["", "what times and memory rest on, change with --assume; tokens rest on what is assumed above:"]
     for name, rate in found["rates"].items():
         when = f" ({rate['when']})" if rate["when"] else ""
@@ -83,8 +91,8 @@ def _sizes(name: str, parts: Mapping[str, float]) -> str:
 
 
 def short(value: float) -> str:
-    """3 significant digits with k, M, G."""
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+    """3 significant digits with k, M, G, T."""
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
             return f"{value / size:.3g}{unit}"
     return f"{value:.3g}"
