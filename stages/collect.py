@@ -6,7 +6,7 @@ turnwise rerun collect --of RUN --set collect.episodes=256
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -29,7 +29,7 @@ class CollectConfig(Config):
     """Episodes a scenario, side by side; GRPO compares within such a group. [paper: 4 for GRPO]"""
     slots: int = Field(256, ge=1, description="Episodes that run side by side. [ours]")
     attempts: int = Field(3, ge=1, description="Tries of an episode whose environment or simulator failed. [ours]")
-    lag: Literal[0, 1] = 0
+    lag: int = Field(0, ge=0, le=1)
     """Iterations by which the policy that plays is older than the newest. With 1 and model.engine = "openai" the next iteration's episodes are played while this one trains. Not for on-policy methods. [ours]"""
 
     ADDED: ClassVar[Mapping[str, Any]] = {"lag": 0}
