@@ -138,7 +138,7 @@ class Session:
 
     def ask(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """For what may be asked twice: a connection that was cut is opened anew once."""
-        fresh = self._raw is None or self._process != os.getpid()
+        fresh = not self.is_open or self._process != os.getpid()
         try:
             return self.ask_once(query, values)
         except Exception as error:
@@ -148,11 +148,15 @@ class Session:
             return self.ask_once(query, values)
 
     def ask_once(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        if self._raw is None or self._process != os.getpid():
+        if not self.is_open or self._process != os.getpid():
             self._raw, self._process = _connect(self._db.uri), os.getpid()
         with self._raw.cursor() as cursor:
             cursor.execute(query.replace("?", "%s"), list(values) or None)
             return cursor.fetchall() if cursor.description else []
+
+    @property
+    def is_open(self) -> bool:
+        return self._raw is not None
 
     def close(self) -> None:
         raw, self._raw = self._raw, None
@@ -168,6 +172,7 @@ class Claim:
         self._session = session
         self._key = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
         self._mine = threading.RLock()  # whoever holds it and the heartbeat take turns
+        self._left = False
 
     def take(self, waiting: Callable[[], None]) -> None:
         """Wait for it without an end, `waiting` called once. Ctrl-C ends the wait."""
@@ -181,16 +186,21 @@ class Claim:
     def renew(self) -> None:
         """Look whether the session is still there; after a restart of the server, take the claim again if it is free."""
         with self._mine:
+            if self._left:
+                return
             try:
-                self._session.ask_once("select 1")
+                if self._session.is_open:
+                    self._session.ask_once("select 1")
+                    return
             except Exception as error:
                 if not is_away(error):
                     raise
                 self._session.close()
-                self._session.ask_once("select pg_try_advisory_lock(?)", [self._key])
+            self._session.ask_once("select pg_try_advisory_lock(?)", [self._key])
 
     def leave(self) -> None:
         with self._mine:
+            self._left = True
             self._session.close()
 
     def _taken(self) -> bool:

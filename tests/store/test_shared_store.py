@@ -1,0 +1,256 @@
+"""Two project folders on one PostgreSQL and one S3 store: what one made, the other reuses, and nothing is made twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+from commands import HERE
+from team import BUCKET, PASSWORD, Team, postgres, s3
+from test_equal_work import both, result, there
+from toys import run_chain, toy_workspace, visible
+
+from stages.frame.types import Changed, Dropped, TurnwiseError
+from stages.store.runs import hidden
+from stages.store.tracking import Tracking
+from stages.store.upkeep import changed_runs, recover
+
+pytestmark = pytest.mark.slow
+KEYS = {"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "nothing", "AWS_DEFAULT_REGION": "us-east-1"}
+numbers = count()
+Start = Callable[..., int]
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
+    """Both servers and an empty store in them."""
+    with s3() as address, postgres() as server, pytest.MonkeyPatch.context() as patch:
+        for key, value in {**KEYS, "MLFLOW_S3_ENDPOINT_URL": address, "PGPASSWORD": PASSWORD}.items():
+            patch.setenv(key, value)
+        team = Team(server, address, "empty")
+        team.client.create_bucket(Bucket=BUCKET)
+        server.ask("create database empty")
+        toy_workspace(team.home(tmp_path_factory.mktemp("empty"))).tracking.initialise()
+        yield team
+
+
+@pytest.fixture
+def team(servers: Team) -> Team:
+    """An empty store: making one takes seconds, copying it less."""
+    name = f"team{next(numbers)}"
+    servers.server.ask("select pg_terminate_backend(pid) from pg_stat_activity where datname = 'empty'")
+    servers.server.ask(f"create database {name} template empty")
+    return Team(servers.server, servers.s3, name)
+
+
+@pytest.fixture
+def homes(team: Team, tmp_path: Path) -> tuple[Path, Path]:
+    return team.home(tmp_path / "one"), team.home(tmp_path / "two")
+
+
+def test_what_one_folder_made_the_other_reuses_and_reads(homes: tuple[Path, Path], team: Team) -> None:
+    one, two = (toy_workspace(home) for home in homes)
+    made = run_chain(one)
+    found = run_chain(two)
+    assert [each.reused for each in made] == [False] * 3
+    assert [(each.reused, each.run_id) for each in found] == [(True, each.run_id) for each in made]
+    assert visible(two, found) == visible(one, made)
+    shutil.rmtree(homes[1] / "data")  # the rows and the cache are made again
+    again = toy_workspace(homes[1])
+    assert visible(again, run_chain(again)) == visible(one, made)
+    assert not list((homes[0] / "mlflow").iterdir())
+    assert f"source/{made[0].run_id}/artifacts/sha256.json" in team.objects()
+    assert changed_runs(again) == {}
+
+
+def test_a_stage_after_another_folders_stages_is_made_once(homes: tuple[Path, Path]) -> None:
+    one, two = (toy_workspace(home) for home in homes)
+    made = run_chain(one)
+    run_chain(two, force=True)
+    newest = toy_workspace(homes[0])
+    assert [each.reused for each in run_chain(newest)] == [True] * 3
+    assert len(newest.tracking.runs("source")) == 2
+    assert newest.tracking.finished_runs()[-1] == made[0].run_id
+
+
+def test_damage_in_the_bucket_is_told_and_in_the_cache_is_mended(homes: tuple[Path, Path], team: Team) -> None:
+    one, two = (toy_workspace(home) for home in homes)
+    run = run_chain(one)[0].run_id
+    file = two.tracking.artifact(run, "adapter/weights.bin")
+    right = file.read_bytes()
+    file.write_bytes(b"cut")
+    assert toy_workspace(homes[1]).tracking.artifact(run, "adapter/weights.bin").read_bytes() == right
+    key = f"{team.database}/source/{run}/artifacts/adapter/weights.bin"
+    team.client.put_object(Bucket=BUCKET, Key=key, Body=b"other")
+    with pytest.raises(Changed, match=r"adapter/weights.bin of source run"):
+        toy_workspace(homes[1]).tracking.artifact(run, "adapter/weights.bin")
+    assert changed_runs(toy_workspace(homes[1])) == {run: ["adapter/weights.bin"]}
+
+
+def test_weights_that_one_folder_dropped_are_dropped_for_the_other(homes: tuple[Path, Path], team: Team) -> None:
+    one, two = (toy_workspace(home).tracking for home in homes)
+    run = one.start("distill", "distill 0", {"fingerprint": "f"})
+    weights = homes[0] / "adapter_model.safetensors"
+    weights.write_bytes(b"weights")
+    one.save(run, weights, "adapter/adapter_model.safetensors")
+    one.seal(run)
+    one.finish(run)
+    assert two.weights(run) == {"adapter/adapter_model.safetensors": 7}
+    assert two.address(run, "adapter") == f"s3://{BUCKET}/{team.database}/distill/{run}/artifacts/adapter"
+    assert not one.drop(run, lambda: True) and not one.is_dropped(run)
+    assert two.drop(run, lambda: False)
+    with pytest.raises(Dropped):
+        Tracking(one.root, one._shared, homes[0] / "data" / "artifacts-cache").artifact(run, "adapter")
+    assert [name for name in team.objects() if name.endswith(".safetensors")] == []
+
+
+@pytest.fixture(scope="module")
+def start(servers: Team) -> Iterator[Start]:
+    """As that of test_equal_work.py, with this store's keys in the environment."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, str(HERE / "equal_child.py")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as child:
+        stdin, stdout = child.stdin, child.stdout
+        assert stdin is not None and stdout is not None
+
+        def begin(home: Path, name: str, *, force: bool = False) -> int:
+            stdin.write(json.dumps({"home": str(home), "name": name, "force": force}) + "\n")
+            stdin.flush()
+            return int(stdout.readline())
+
+        yield begin
+        stdin.close()
+
+
+def in_the_middle(start: Start, one: Path, two: Path) -> int:
+    """The folder `one` is in the middle of its work, `two` has said that it waits. Gives the first one's process."""
+    pid = start(one, "first")
+    there(one / "first.working")
+    start(two, "second")
+    there(two / "second.said")
+    return pid
+
+
+def test_of_two_folders_one_works_and_the_other_waits_and_reuses(start: Start, homes: tuple[Path, Path]) -> None:
+    one, two = homes
+    pid = in_the_middle(start, one, two)
+    (working,) = toy_workspace(one).tracking.running()
+    assert there(two / "second.said") == f"waiting for run {working.run_id[:8]} (process {pid}), which does the same work"
+    (one / "first.go").touch()
+    first, second = result(one, "first"), result(two, "second")
+    assert (first["run_id"], first["reused"]) == (working.run_id, False)
+    assert second == {**first, "reused": True}
+
+
+def test_a_killed_holder_frees_its_claim_and_its_run_is_closed(start: Start, homes: tuple[Path, Path]) -> None:
+    one, two = homes
+    os.kill(in_the_middle(start, one, two), signal.SIGKILL)
+    there(two / "second.working")
+    recover(toy_workspace(two))
+    (two / "second.go").touch()
+    assert not result(two, "second")["reused"]
+    assert [info.status for info in toy_workspace(one).tracking.runs("source")] == ["FINISHED", "KILLED"]
+
+
+def test_one_folder_waits_for_itself_as_at_home(start: Start, homes: tuple[Path, Path]) -> None:
+    both(start, homes[0])
+    (homes[0] / "first.go").touch()
+    assert result(homes[0], "second")["reused"]
+
+
+def test_a_run_of_another_machine_is_dead_when_its_heartbeat_is_old(
+    homes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.store.machine.socket.gethostname", lambda: "far")
+    far = toy_workspace(homes[0]).tracking
+    old, new = far.start("source", "old", {}), far.start("source", "new", {})
+    monkeypatch.undo()
+    here = toy_workspace(homes[1]).tracking
+    assert here.reap() == []
+    here.tag(old, *next(iter(hidden({"heartbeat": "1000"}).items())))
+    assert here.reap() == [old]
+    assert (here.status(old), here.status(new)) == ("KILLED", "RUNNING")
+
+
+def test_a_running_run_has_a_heartbeat_until_it_ends(homes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stages.store.postgres.BEAT_S", 0.2)
+    tracking = toy_workspace(homes[0]).tracking
+    run = tracking.start("source", "source 0", {})
+    tracking.tag(run, *next(iter(hidden({"heartbeat": "1000"}).items())))
+    until = time.monotonic() + 30
+    while float(tracking.tags(run)["heartbeat"]) < time.time() - 60:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    tracking.finish(run)
+    time.sleep(0.5)
+    tracking.tag(run, *next(iter(hidden({"heartbeat": "1000"}).items())))
+    time.sleep(0.5)
+    assert tracking.tags(run)["heartbeat"] == "1000"
+
+
+def test_after_a_restart_of_the_database_the_work_goes_on(
+    start: Start, homes: tuple[Path, Path], team: Team
+) -> None:
+    start(homes[0], "first")
+    there(homes[0] / "first.working")
+    tracking = toy_workspace(homes[1]).tracking
+    assert len(tracking.running()) == 1
+    team.server.stop()
+    with pytest.raises(TurnwiseError, match=r"the store postgresql://127\.0\.0\.1:\d+/team\d+ was wanted, but .*refused") as told:
+        tracking.running()
+    assert PASSWORD not in str(told.value)
+    team.server.start()
+    assert len(tracking.running()) == 1  # by a connection that was cut
+    (homes[0] / "first.go").touch()
+    assert "run_id" in result(homes[0], "first")
+
+
+def test_a_claim_that_a_restart_broke_is_taken_again(
+    homes: tuple[Path, Path], team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.store.postgres.BEAT_S", 0.2)
+    held = f"select count(*) from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = '{team.database}')"
+    with toy_workspace(homes[0]).tracking.claimed("f", lambda: None):
+        assert team.server.ask(held) == [(1,)]
+        team.server.stop()
+        team.server.start()
+        until = time.monotonic() + 30
+        while team.server.ask(held) != [(1,)]:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+    until = time.monotonic() + 10
+    while team.server.ask(held) != [(0,)]:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def test_two_places_of_artifacts_on_one_database_are_refused(homes: tuple[Path, Path]) -> None:
+    run_chain(toy_workspace(homes[0]))
+    file = homes[1] / "turnwise.toml"
+    file.write_text(file.read_text().replace('artifacts = "s3://runs/', 'artifacts = "s3://runs/other/'))
+    with pytest.raises(TurnwiseError, match=r"this store keeps those of source at s3://runs/team\d+/source, but"):
+        toy_workspace(homes[1]).tracking.start("source", "source 0", {})
+
+
+def test_a_wrong_password_is_one_sentence(homes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGPASSWORD", "wrong-one")
+    with pytest.raises(TurnwiseError, match=r"password authentication failed.*PGPASSWORD") as told:
+        toy_workspace(homes[0]).tracking.running()
+    assert "wrong-one" not in str(told.value)
+
+
+def test_wrong_keys_of_the_bucket_are_one_sentence(homes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_chain(toy_workspace(homes[0]))[0].run_id
+    monkeypatch.setenv("MLFLOW_S3_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with pytest.raises(TurnwiseError, match=r"the artifacts in s3://runs/team\d+ were wanted, but"):
+        toy_workspace(homes[1]).tracking.read_json(run, "outputs.json")
