@@ -40,7 +40,9 @@ class Server:
 
     def start(self) -> None:
         options = f"-p {self.port} -k {self.folder} -c listen_addresses=127.0.0.1 -c fsync=off"
-        self._run("pg_ctl", "start", "-w", "-D", str(self.folder / "data"), "-l", str(self.folder / "log"), "-o", options)
+        self._run(
+            "pg_ctl", "start", "-w", "-D", str(self.folder / "data"), "-l", str(self.folder / "log"), "-o", options
+        )
 
     def stop(self, mode: str = "fast") -> None:
         self._run("pg_ctl", "stop", "-w", "-D", str(self.folder / "data"), "-m", mode)
@@ -68,7 +70,12 @@ class Server:
         # To a file: a server that was started would keep a pipe open.
         with (self.folder / "said").open("ab") as said:
             subprocess.run(
-                [str(self.programs / program), *options], check=True, stdout=said, stderr=said, cwd=self.folder, **self.as_user
+                [str(self.programs / program), *options],
+                check=True,
+                stdout=said,
+                stderr=said,
+                cwd=self.folder,
+                **self.as_user,
             )
 
 
@@ -147,7 +154,11 @@ class Team:
     def objects(self) -> dict[str, Any]:
         """Key -> ETag, of all objects below the prefix."""
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=f"{self.database}/")
-        return {one["Key"].removeprefix(f"{self.database}/"): one["ETag"] for page in pages for one in page.get("Contents", ())}
+        return {
+            one["Key"].removeprefix(f"{self.database}/"): one["ETag"]
+            for page in pages
+            for one in page.get("Contents", ())
+        }
 
     @property
     def client(self) -> Any:

@@ -51,6 +51,10 @@ class Bucket:
             raise UsageError(f"{wanted}. Run: pip install 'turnwise[team]'") from None
         return boto3.client("s3", endpoint_url=os.environ.get("MLFLOW_S3_ENDPOINT_URL"))
 
+    def check(self) -> None:
+        with self._told():
+            self._client.list_objects_v2(Bucket=self._bucket, MaxKeys=1)
+
     def location(self, experiment: str) -> str:
         return f"{self._address}/{experiment}"
 

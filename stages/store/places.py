@@ -20,6 +20,9 @@ class Place(Protocol):
     @property
     def root(self) -> Path: ...
 
+    def check(self) -> None:
+        """Raises TurnwiseError where it cannot be reached."""
+
     def location(self, experiment: str) -> str:
         """As MLflow names the place of an experiment's artifacts."""
 
@@ -44,6 +47,9 @@ class Folder:
     """Nothing is brought or sent."""
 
     root: Path
+
+    def check(self) -> None:
+        return None
 
     def location(self, experiment: str) -> str:
         return str(self.root / experiment)

@@ -87,6 +87,11 @@ class Tracking:
         """Create the store, or upgrade one of an older MLflow; safe when several processes start at once."""
         _ = self._client
 
+    def check(self) -> None:
+        """Raises TurnwiseError where runs or artifacts cannot be read."""
+        self.finished_runs()
+        self._place.check()
+
     def start(self, experiment: str, name: str, tags: Mapping[str, str], parent: str | None = None) -> str:
         """Open a run and return its id. Host, pid, process start and a number are added to its tags."""
         above = {"mlflow.parentRunId": parent} if parent else {}

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 
 import pytest
-from commands import HERE
+from commands import HERE, RUN, TITLES, Commands, Ended, commands, stage_runs
 from team import BUCKET, PASSWORD, Team, postgres, s3
 from test_equal_work import both, result, there
-from toys import run_chain, toy_workspace, visible
+from toys import ENVIRONMENT, run_chain, toy_workspace, visible
 
 from stages.frame.types import Changed, Dropped, TurnwiseError
+from stages.store import search
 from stages.store.runs import hidden
 from stages.store.tracking import Tracking
 from stages.store.upkeep import changed_runs, recover
@@ -114,9 +118,149 @@ def test_weights_that_one_folder_dropped_are_dropped_for_the_other(homes: tuple[
 
 
 @pytest.fixture(scope="module")
+def command(servers: Team) -> Iterator[Commands]:
+    """Runs `turnwise` commands, which find the servers' secrets in their environment."""
+    with commands() as run:
+        yield run
+
+
+@pytest.fixture
+def projects(homes: tuple[Path, Path], base: Path) -> tuple[Path, Path]:
+    """The two folders, with the tiny model."""
+    for home in homes:
+        shutil.copytree(base, home / "data" / "base")
+    return homes
+
+
+def test_a_pipeline_of_one_folder_is_reused_whole_by_another(
+    projects: tuple[Path, Path], command: Commands, team: Team
+) -> None:
+    one, two = projects
+    first = command(one, *RUN)
+    assert first.status == 0, first.err
+    second = command(two, *RUN)
+    assert (second.status, second.ran) == (0, []), second.err
+    assert stage_runs(second.json) == stage_runs(first.json)
+    (two / "data" / "turnwise.duckdb").unlink(missing_ok=True)
+    shutil.rmtree(two / "data" / "artifacts-cache")
+    shown = command(two, "show", first.json["run_id"], "--json")
+    assert shown.status == 0 and shown.json["run_id"] == first.json["run_id"], shown.err
+    changed = command(two, *RUN, "--set", "distill.lr=2e-3")
+    assert changed.status == 0, changed.err
+    assert "refine 0" in changed.reused and "distill 0" in changed.ran
+    assert command(one, "verify").status == 0
+    assert not [file for file in (one / "mlflow").rglob("*") if file.is_file()]
+    for done in (first, second, shown, changed):
+        assert PASSWORD not in done.out + done.err + json.dumps(team.server.ask("select * from tags", team.database))
+
+
+def test_a_pipeline_killed_in_one_folder_goes_on_in_another(projects: tuple[Path, Path], command: Commands) -> None:
+    one, two = projects
+    killed = command(one, *RUN, title="critic 1", moment="rows", act="kill")
+    assert killed.status == -signal.SIGKILL
+    done = command(two, *RUN)
+    assert done.status == 0, done.err
+    assert done.reused[-1] == "targets 1" and done.ran[0] == "critic 1"
+    statuses = [info.status for info in toy_workspace(two).tracking.runs("critic")]
+    assert sorted(statuses) == ["FINISHED", "FINISHED", "KILLED"]
+
+
+def test_two_folders_that_begin_the_same_pipeline_at_once_share_its_stages(
+    projects: tuple[Path, Path], command: Commands
+) -> None:
+    with commands() as other, ThreadPoolExecutor(2) as pool:
+        done = [
+            one.result() for one in [pool.submit(command, projects[0], *RUN), pool.submit(other, projects[1], *RUN)]
+        ]
+    assert [one.status for one in done] == [0, 0], done[0].err + done[1].err
+    ran = Counter(title for one in done for title in one.ran)
+    assert ran == Counter(TITLES)
+    assert sorted(run for one in done for run in set(stage_runs(one.json).values())) == sorted(
+        2 * list(set(stage_runs(done[0].json).values()))
+    )
+
+
+def test_a_bundle_is_taken_into_a_shared_store(
+    projects: tuple[Path, Path], command: Commands, team: Team, finished: Ended
+) -> None:
+    run = finished.done.json["run_id"]
+    assert command(finished.home, "export", run, "--what", "bundle", "--out", "bundle").status == 0
+    taken = command(projects[0], "import", str(finished.home / "bundle"))
+    assert taken.status == 0, taken.err
+    again = command(projects[1], *RUN)
+    assert (again.status, again.ran) == (0, []), again.err
+    assert f"pipeline/{run}/artifacts/summary.json" in team.objects()
+
+
+def test_doctor_says_whether_the_shared_store_answers(
+    projects: tuple[Path, Path], command: Commands, team: Team
+) -> None:
+    assert (
+        f"0 finished in postgresql://127.0.0.1:{team.server.port}/{team.database}" in command(projects[0], "doctor").out
+    )
+    file = projects[0] / "turnwise.toml"
+    file.write_text(file.read_text().replace("s3://runs/", "s3://nowhere/"))
+    assert "the artifacts in s3://nowhere" in command(projects[0], "doctor").out
+
+
+def test_two_that_open_a_new_database_at_once_make_one_store(servers: Team, tmp_path: Path) -> None:
+    name = f"team{next(numbers)}"
+    servers.server.ask(f"create database {name}")
+    fresh = Team(servers.server, servers.s3, name)
+    script = "import sys, pathlib, toys; toys.toy_workspace(pathlib.Path(sys.argv[1])).tracking.initialise()"
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(fresh.home(tmp_path / name))],
+            env=os.environ | ENVIRONMENT | KEYS | {"PGPASSWORD": PASSWORD},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("one", "two")
+    ]
+    assert [child.communicate()[1] for child in children] == ["", ""]
+    assert [child.returncode for child in children] == [0, 0]
+
+
+def test_the_queries_answer_as_in_sqlite(homes: tuple[Path, Path], tracking: Tracking) -> None:
+    def asked(store: Tracking) -> list[object]:
+        parent = store.start("pipeline", "demo 0", {"preset": "demo's"})
+        ids = []
+        for i in range(6):
+            tags = {"fingerprint": f"f{i % 3}", "stage": "critic", "inputs": json.dumps({"collect": ids[-1:]})}
+            ids.append(store.start("critic" if i % 2 else "collect", f"run {i}", tags, parent))
+            store.record(
+                ids[-1],
+                metrics={"critic/loss": math.nan if i == 0 else i / 7, "critic/odd": math.inf},
+                params={"seed": i},
+            )
+            if i < 4:
+                store.finish(ids[-1], "FAILED" if i == 2 else "FINISHED")
+        name = {run_id: i for i, run_id in enumerate(ids)}
+        found = search.search(store.db)
+        return [
+            [(info.name, info.status, repr(info.metrics), info.params) for info, _ in found],
+            [info.name for info in store.runs("critic", 2)],
+            [info.name for info in store.children(parent)],
+            [info.name for info in store.running()],
+            [info.name for info, _ in search.search(store.db, tags={"preset": "demo's"})],
+            name[store.find(ids[3][:12])],
+            [name[one] for one in search.stage_runs(store.db)],
+            [name[one] for one in store.finished_runs()],
+            [(name[one], says) for one, says in store.reading(ids[2], "critic")],
+            store.finished("f0", "collect") == ids[0],
+            search.last_number(store.db),
+            [info.name for info, _ in search.load(store.db, [ids[4], "0" * 32, ids[1]])],
+        ]
+
+    assert asked(toy_workspace(homes[0]).tracking) == asked(tracking)
+
+
+@pytest.fixture(scope="module")
 def start(servers: Team) -> Iterator[Start]:
     """As that of test_equal_work.py, with this store's keys in the environment."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
+    }
     command = [sys.executable, str(HERE / "equal_child.py")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as child:
         stdin, stdout = child.stdin, child.stdout
@@ -144,7 +288,9 @@ def test_of_two_folders_one_works_and_the_other_waits_and_reuses(start: Start, h
     one, two = homes
     pid = in_the_middle(start, one, two)
     (working,) = toy_workspace(one).tracking.running()
-    assert there(two / "second.said") == f"waiting for run {working.run_id[:8]} (process {pid}), which does the same work"
+    assert (
+        there(two / "second.said") == f"waiting for run {working.run_id[:8]} (process {pid}), which does the same work"
+    )
     (one / "first.go").touch()
     first, second = result(one, "first"), result(two, "second")
     assert (first["run_id"], first["reused"]) == (working.run_id, False)
@@ -197,15 +343,15 @@ def test_a_running_run_has_a_heartbeat_until_it_ends(homes: tuple[Path, Path], m
     assert tracking.tags(run)["heartbeat"] == "1000"
 
 
-def test_after_a_restart_of_the_database_the_work_goes_on(
-    start: Start, homes: tuple[Path, Path], team: Team
-) -> None:
+def test_after_a_restart_of_the_database_the_work_goes_on(start: Start, homes: tuple[Path, Path], team: Team) -> None:
     start(homes[0], "first")
     there(homes[0] / "first.working")
     tracking = toy_workspace(homes[1]).tracking
     assert len(tracking.running()) == 1
     team.server.stop()
-    with pytest.raises(TurnwiseError, match=r"the store postgresql://127\.0\.0\.1:\d+/team\d+ was wanted, but .*refused") as told:
+    with pytest.raises(
+        TurnwiseError, match=r"the store postgresql://127\.0\.0\.1:\d+/team\d+ was wanted, but .*refused"
+    ) as told:
         tracking.running()
     assert PASSWORD not in str(told.value)
     team.server.start()
