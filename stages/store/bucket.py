@@ -131,11 +131,10 @@ class Bucket:
             return found
         start = self._key(folder, "")
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=start)
-        found = {
-            one["Key"].removeprefix(start): Object(one["ETag"], one["Size"])
-            for page in pages
-            for one in page.get("Contents", ())
-        }
+        objects = [one for page in pages for one in page.get("Contents", ())]
+        named = {one["Key"].removeprefix(start): Object(one["ETag"], one["Size"]) for one in objects}
+        # Consoles put objects there that stand for folders. A name with ".." would leave the run's folder.
+        found = {name: one for name, one in named.items() if name[-1:] not in ("", "/") and ".." not in name.split("/")}
         self._listed[folder] = time.monotonic(), found
         return found
 

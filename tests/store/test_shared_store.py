@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from commands import HERE, RUN, TITLES, Commands, Ended, commands, stage_runs
+from commands import HERE, ITERATIONS, RUN, TITLES, Commands, Ended, commands, stage_runs
 from team import BUCKET, PASSWORD, Team, postgres, s3
 from test_equal_work import both, result, there
 from toys import ENVIRONMENT, run_chain, toy_workspace, visible
@@ -180,11 +180,50 @@ def test_two_folders_that_begin_the_same_pipeline_at_once_share_its_stages(
     )
 
 
+@pytest.mark.parametrize("down_s", [0.0, 5.0])
+def test_a_pipeline_whose_database_restarts_goes_on_or_ends_in_a_sentence_and_then_goes_on(
+    projects: tuple[Path, Path], command: Commands, team: Team, down_s: float
+) -> None:
+    tracking = toy_workspace(projects[1]).tracking
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(command, projects[0], *RUN)
+        until = time.monotonic() + 60
+        while len(tracking.runs("refine")) < 1:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        team.server.stop()
+        time.sleep(down_s)
+        team.server.start()
+        done = job.result()
+    told = done.told[-1] if done.told else ""
+    assert done.status == 0 or (done.status == 1 and "the store postgresql://" in told), done.err
+    assert "Traceback" not in done.err
+    again = command(projects[0], *RUN)
+    assert again.status == 0, again.err
+    found = Counter(title for one in (done, again) for title in one.ran if title in TITLES)
+    assert set(found) <= set(TITLES)
+    runs = [info for info in toy_workspace(projects[1]).tracking.runs("collect") if info.status == "FINISHED"]
+    assert len(runs) == ITERATIONS
+
+
+def test_gc_of_one_folder_keeps_what_the_others_runs_need(
+    projects: tuple[Path, Path], command: Commands, team: Team
+) -> None:
+    one, two = projects
+    done = command(one, *RUN)
+    assert done.status == 0, done.err
+    weights = [name for name in team.objects() if name.endswith(".safetensors")]
+    gone = command(two, "gc", "--keep", "1", "--yes", "--json")
+    assert gone.status == 0, gone.err
+    assert [name for name in team.objects() if name.endswith(".safetensors")] == weights != []
+    assert {one["why"] for one in gone.json["runs"]} >= {"of the newest iterations"}
+
+
 def test_a_bundle_is_taken_into_a_shared_store(
     projects: tuple[Path, Path], command: Commands, team: Team, finished: Ended
 ) -> None:
     run = finished.done.json["run_id"]
-    assert command(finished.home, "export", run, "--what", "bundle", "--out", "bundle").status == 0
+    assert command(finished.home, "export", run, "bundle", "--what", "bundle").status == 0
     taken = command(projects[0], "import", str(finished.home / "bundle"))
     assert taken.status == 0, taken.err
     again = command(projects[1], *RUN)
