@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -17,15 +16,12 @@ STORE_LOCK_TIMEOUT_S = 600.0  # a first creation takes up to a minute on a busy 
 
 
 @dataclass(frozen=True)
-class SqliteFile(os.PathLike[str]):
+class SqliteFile:
     """A `Database` in a file of the project folder. Equal work is settled by lock files there, so there are no claims."""
 
     path: Path
     listed = "with listed as (select value as run_uuid from json_each(?))"
     join = "cross join"  # done as written, by the index of the runs: else a whole table might be gone through
-
-    def __fspath__(self) -> str:
-        return str(self.path)
 
     def __str__(self) -> str:
         return str(self.path)

@@ -263,7 +263,7 @@ def test_two_that_open_a_new_database_at_once_make_one_store(servers: Team, tmp_
 def test_the_queries_answer_as_in_sqlite(homes: tuple[Path, Path], tracking: Tracking) -> None:
     def asked(store: Tracking) -> list[object]:
         parent = store.start("pipeline", "demo 0", {"preset": "demo's"})
-        ids = []
+        ids = list[str]()
         for i in range(6):
             tags = {"fingerprint": f"f{i % 3}", "stage": "critic", "inputs": json.dumps({"collect": ids[-1:]})}
             ids.append(store.start("critic" if i % 2 else "collect", f"run {i}", tags, parent))
@@ -416,6 +416,47 @@ def test_a_claim_that_a_restart_broke_is_taken_again(
     while team.server.ask(held) != [(0,)]:
         assert time.monotonic() < until
         time.sleep(0.1)
+
+
+def test_who_waits_lets_the_holder_come_first_after_a_restart(
+    homes: tuple[Path, Path], team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.store.postgres.BEAT_S", 1.0)
+    monkeypatch.setattr("stages.store.postgres.POLL_S", 0.1)
+    one, two = (toy_workspace(home).tracking for home in homes)
+    done = list[str]()
+
+    def wait() -> None:
+        with two.claimed("f", lambda: done.append("waits")):
+            done.append("works")
+
+    with ThreadPoolExecutor(1) as pool, one.claimed("f", lambda: None):
+        job = pool.submit(wait)
+        until = time.monotonic() + 30
+        while not done:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        # As a restart does, but so quickly that neither of them finds the server away.
+        cut = "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory'"
+        others = f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{team.database}'"
+        team.server.ask(cut)
+        team.server.ask(others)
+        time.sleep(5)
+        assert done == ["waits"]
+    job.result(30)
+    assert done == ["waits", "works"]
+
+
+def test_a_folder_that_all_see_does_in_place_of_the_bucket(homes: tuple[Path, Path], tmp_path: Path) -> None:
+    for home in homes:
+        file = home / "turnwise.toml"
+        text = file.read_text().partition("artifacts")[0]
+        file.write_text(f'{text}artifacts = "{tmp_path / "all"}"\n')
+    one, two = (toy_workspace(home) for home in homes)
+    made = run_chain(one)
+    assert [each.reused for each in run_chain(two)] == [True] * 3
+    assert two.tracking.artifact(made[0].run_id, "adapter").is_relative_to(tmp_path / "all")
+    assert visible(two, made) == visible(one, made)
 
 
 def test_two_places_of_artifacts_on_one_database_are_refused(homes: tuple[Path, Path]) -> None:
