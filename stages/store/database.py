@@ -14,13 +14,16 @@ class Database(Protocol):
     """str() of it is where it is, for messages, without user and password."""
 
     listed: str
-    """The start of a query that has a table `listed` of run ids; its value is a JSON list."""
+    """The start of a query that has a table `listed` of run ids; its value is what `ids` gives."""
     join: str
     """A join that is best done in the order in which it is written."""
 
     @property
     def uri(self) -> str:
         """As MLflow names it."""
+
+    def ids(self, run_ids: Sequence[str]) -> Any:
+        """Run ids as the value of `listed`."""
 
     def exists(self) -> bool:
         """Whether MLflow's tables are there; without them there are no runs."""

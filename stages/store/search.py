@@ -7,7 +7,6 @@ tests/store/test_store_search.py compares the answers with MLflow's own.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -88,7 +87,7 @@ def load(db: Database, ids: Sequence[str]) -> list[Found]:
 
 
 def _load(ask: Ask, db: Database, ids: Sequence[str]) -> list[Found]:
-    listed = [json.dumps(list(ids))]
+    listed = [db.ids(ids)]
     what = "run_uuid, name, status, start_time, end_time, artifact_uri"
     query = f"{db.listed} select {what} from listed {db.join} runs using (run_uuid)"
     rows = {row[0]: row for row in ask(query, listed)}

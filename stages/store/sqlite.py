@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -29,6 +30,9 @@ class SqliteFile:
     @property
     def uri(self) -> str:
         return f"sqlite:///{self.path}"
+
+    def ids(self, run_ids: Sequence[str]) -> str:
+        return json.dumps(list(run_ids))
 
     def exists(self) -> bool:
         return self.path.exists()
