@@ -366,6 +366,18 @@ def test_a_run_of_another_machine_is_dead_when_its_heartbeat_is_old(
     assert (here.status(old), here.status(new)) == ("KILLED", "RUNNING")
 
 
+def test_a_machine_that_slept_keeps_the_scratch_folder_of_its_living_run(homes: tuple[Path, Path]) -> None:
+    mine = toy_workspace(homes[0])
+    run = mine.tracking.start("source", "source 0", {})
+    mine.workdir(run).mkdir(parents=True)
+    mine.workdir("f" * 32).mkdir()
+    toy_workspace(homes[1]).tracking.finish(run, "KILLED", "its process is gone")
+    assert recover(toy_workspace(homes[0])) == []
+    assert [folder.name for folder in mine.workdir("x").parent.iterdir()] == [run]
+    mine.tracking.finish(run)
+    assert toy_workspace(homes[1]).tracking.status(run) == "FINISHED"
+
+
 def test_a_running_run_has_a_heartbeat_until_it_ends(homes: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stages.store.postgres.BEAT_S", 0.2)
     tracking = toy_workspace(homes[0]).tracking
