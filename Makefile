@@ -17,13 +17,17 @@ ADAPTERS_VENV := .venv-adapters
 # A small real model, and what reads the file that it comes in.
 REAL_VENV := .venv-real
 
+# A store that machines share: what opens it, and a server that speaks as S3 does. PostgreSQL is the system's (apt-get install postgresql).
+TEAM_VENV := .venv-team
+MOTO := moto[server]==5.2.5
+
 # uv reads none of pip's configuration, so what pip was told through the environment is passed on.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 export UV_LINK_MODE ?= copy
 export DO_NOT_TRACK := 1
 
-.PHONY: help setup demo test test-slow test-vllm test-adapters test-real check format docs site site-serve tiny ui gpu-check pretrain constraints clean
+.PHONY: help setup demo test test-slow test-vllm test-adapters test-real test-team check format docs site site-serve tiny ui gpu-check pretrain constraints clean
 
 help:
 	@echo "make demo         train on the service desk and show the curve"
@@ -32,6 +36,7 @@ help:
 	@echo "make test-vllm    make an environment with a real vLLM for CPUs, fetch a small real model (93 MB), and test the engines there"
 	@echo "make test-adapters  install verifiers (three versions), Gymnasium, GEM, OpenEnv and TRL, and run the tests of the adapters with each"
 	@echo "make test-real    fetch that model, and run the tests with it"
+	@echo "make test-team    test the store that machines share, with a real PostgreSQL and moto's S3 server"
 	@echo "make check        format, lint, types, import rules, fresh documents"
 	@echo "make ui           MLflow's page and a Prefect server on loopback"
 	@echo "make tiny         every stage once, in seconds"
@@ -112,6 +117,15 @@ test-real: $(REAL_VENV)/.ready
 	$(REAL_VENV)/bin/python -m turnwise data fetch smollm2_desk
 	env OMP_NUM_THREADS=2 $(REAL_VENV)/bin/python -m pytest tests/real -m real -rs --durations=10
 
+$(TEAM_VENV)/.ready: $(STAMP)
+	$(PYTHON) -m venv --without-pip $(TEAM_VENV)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(TEAM_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
+	$(BIN)/python -m pip --python $(TEAM_VENV)/bin/python install --quiet --constraint constraints.txt boto3 psycopg2-binary '$(MOTO)'
+	@touch $@
+
+test-team: $(TEAM_VENV)/.ready
+	env OMP_NUM_THREADS=1 $(TEAM_VENV)/bin/python -m pytest tests/store/test_shared_file.py tests/store/test_shared_store.py -rs --durations=10
+
 $(ADAPTERS_VENV)/%/.ready: $(STAMP)
 	$(PYTHON) -m venv --without-pip $(ADAPTERS_VENV)/$*
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(ADAPTERS_VENV)/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
@@ -150,8 +164,8 @@ site-serve: $(STAMP)
 
 # Resolved together with vLLM, so that the pins also hold where the extra `vllm` is installed; pins that still fit are kept.
 constraints:
-	uv pip compile pyproject.toml --extra dev --extra liger --extra real --extra vllm --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
+	uv pip compile pyproject.toml --extra dev --extra liger --extra real --extra team --extra vllm --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
 	    --no-annotate --custom-compile-command "make constraints" --output-file constraints.txt
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(ADAPTERS_VENV) $(REAL_VENV) build .site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) $(ADAPTERS_VENV) $(REAL_VENV) $(TEAM_VENV) build .site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis *.egg-info

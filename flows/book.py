@@ -90,7 +90,7 @@ class Book:
         self._model = self._tracking.models.register(
             model_name(self.run, self._workspace),
             run_id,
-            self._tracking.artifact(final["adapter"], "adapter"),
+            self._tracking.address(final["adapter"], "adapter"),
             figures=figures,
             note=text,
         )

@@ -1,6 +1,6 @@
 """Opens the project folder: its stores, its engines, and clean-up after processes that died.
 
-The project folder holds `data/` and `mlflow/`. Relative paths of a config (`model.path = "data/base"`) count from it.
+The project folder holds `data/` and `mlflow/`, and `turnwise.toml` where machines share a store. Relative paths of a config (`model.path = "data/base"`) count from it.
 So configs and fingerprints hold no path of one machine.
 """
 
@@ -23,6 +23,7 @@ from stages.llm.scripted import ScriptedEngine
 from stages.store.kept_rows import KeptRows
 from stages.store.machine import disk_full
 from stages.store.replay import Replay
+from stages.store.shared import shared_store
 from stages.store.tracking import Tracking
 from stages.store.upkeep import recover
 from stages.store.workspace import Workspace
@@ -85,7 +86,7 @@ def open_workspace(home: Path) -> Workspace:
 
 def stores(home: Path) -> Workspace:
     """The same, without the clean-up: for a process that works for another one."""
-    tracking = Tracking(home / "mlflow")
+    tracking = Tracking(home / "mlflow", shared_store(home), cache=home / "data" / "artifacts-cache")
     return Workspace(
         home=home,
         tracking=tracking,

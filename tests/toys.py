@@ -14,6 +14,7 @@ from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig
 from stages.store.execute import execute
 from stages.store.kept_rows import KeptRows
 from stages.store.replay import Replay
+from stages.store.shared import shared_store
 from stages.store.tracking import Tracking
 from stages.store.workspace import StageRun, Workspace
 
@@ -133,7 +134,7 @@ def toy_workspace(home: Path) -> Workspace:
     def no_prompts(run: Any) -> Mapping[str, str]:
         return {}
 
-    tracking = Tracking(home / "mlflow")
+    tracking = Tracking(home / "mlflow", shared_store(home), cache=home / "data" / "artifacts-cache")
     replay = Replay(home / "data" / "replay.duckdb", source=KeptRows(tracking))
     return Workspace(home, tracking, replay, no_engine, no_prompts, lambda run: "base")
 

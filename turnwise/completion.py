@@ -19,6 +19,7 @@ from typing import Any
 from flows import parts
 from flows.registry import STAGES
 from stages.frame.types import UsageError
+from stages.store.shared import FILE
 
 SHELLS = ("bash", "zsh", "fish")
 NEWEST = 50  # runs that are offered
@@ -77,9 +78,11 @@ def presets(prefix: str) -> list[str]:
 
 
 def runs(here: Path) -> list[str]:
-    """Starts of the ids of the project's newest runs, read from MLflow's store without MLflow."""
+    """Starts of the ids of the project's newest runs, read from MLflow's store without MLflow. A shared store is not
+    asked: a tab should not wait for a server.
+    """
     home = next((one for one in (here, *here.parents) if os.path.isfile(one / "mlflow" / "mlflow.db")), None)
-    if home is None:
+    if home is None or os.path.isfile(home / FILE):
         return []
     with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{home}/mlflow/mlflow.db?mode=ro", uri=True)) as store:
         found = store.execute("select run_uuid from runs order by start_time desc limit ?", [NEWEST]).fetchall()

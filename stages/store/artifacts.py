@@ -172,20 +172,33 @@ def weights(folder: Path) -> dict[str, int]:
     return {str(file.relative_to(folder)): file.stat().st_size for file in sorted(folder.rglob("*.safetensors"))}
 
 
-def drop(folder: Path, names: Collection[str], wanted: Callable[[], bool]) -> bool:
+def unlink(folder: Path, names: Collection[str]) -> None:
+    """Delete files. One that is not there is none."""
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+
+
+def drop(
+    folder: Path,
+    names: Collection[str],
+    wanted: Callable[[], bool],
+    send: Callable[[Path, str], None] = lambda folder, path: None,
+    remove: Callable[[Path, Collection[str]], None] = unlink,
+) -> bool:
     """Delete these files, unless the run is wanted after all; whether they are gone.
 
     wanted: is asked when readers can see that the files are dropped. Who began to read before is among the runs that it
-    looks at; who begins later is told.
+    looks at; who begins later is told. send, remove: of a `Place`.
     """
     before = dropped(folder)
     write_json(folder, DROPPED, sorted({*before, *names}))
+    send(folder, DROPPED)
     if wanted():
         if before:
             write_json(folder, DROPPED, before)
+            send(folder, DROPPED)
         else:
-            (folder / DROPPED).unlink()
+            remove(folder, [DROPPED])
         return False
-    for name in names:
-        (folder / name).unlink(missing_ok=True)
+    remove(folder, names)
     return True

@@ -26,7 +26,7 @@ from stages.frame.types import MissingInput, TurnwiseError
 from stages.llm.metered import Metered
 from stages.store.contents import contents
 from stages.store.equal_work import held
-from stages.store.machine import disk_full
+from stages.store.machine import disk_full, is_here
 from stages.store.notes import code_version, stage_note
 from stages.store.runs import NOTE, flat
 from stages.store.stage_context import context_of
@@ -68,7 +68,11 @@ def execute(
     tracking, checkpoints = workspace.tracking, workspace.checkpoints(key)
     if not force and (done := tracking.finished(key, stage.name)):
         return stored_run(stage, done, iteration, tracking)
-    with held(workspace.lock(key), lambda: say(_same_work(key, stage.name, tracking))):
+
+    def waiting() -> None:
+        say(_same_work(key, stage.name, tracking))
+
+    with held(workspace.lock(key), waiting), tracking.claimed(key, waiting):
         if force:  # from the start, too
             shutil.rmtree(checkpoints, ignore_errors=True)
         elif done := tracking.finished(key, stage.name):  # by the one that was waited for
@@ -201,7 +205,10 @@ def stored_run(stage: Stage, run_id: str, iteration: int, tracking: Tracking) ->
 
 def _same_work(fingerprint: str, stage: str, tracking: Tracking) -> str:
     working = tracking.working(fingerprint, stage)
-    who = f"run {working.run_id[:8]} (process {working.tags['pid']})" if working else "another process"
+    if working is None:
+        return "waiting for another process, which does the same work"
+    where = "" if is_here(working.tags) else f" on {working.tags['host']}"
+    who = f"run {working.run_id[:8]} (process {working.tags['pid']}{where})"
     return f"waiting for {who}, which does the same work"
 
 

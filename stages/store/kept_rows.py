@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.frame.types import Changed, MissingInput
-from stages.store import artifacts, search
+from stages.store import search
 from stages.store.commits import Commit
 from stages.store.tables import read_batch
 from stages.store.tracking import Tracking
@@ -40,14 +40,16 @@ class KeptRows:
             return None
         outputs = self.tracking.artifact(run_id, "outputs.json")
         stage, batches = info.tags["stage"], {}
-        for name in artifacts.rows_of(outputs.parent):
+        for name in self.tracking.rows_of(run_id):
             file = outputs.parent / name
-            if not file.exists():
-                raise _unlike(file, stage, run_id, "it is gone")
             try:
                 batches[file.stem] = _checked(self.tracking.artifact(run_id, name), run_id)
             except ValueError as error:
                 raise _unlike(file, stage, run_id, str(error)) from error
+            except Changed:
+                raise
+            except MissingInput as error:
+                raise _unlike(file, stage, run_id, "it is gone") from error
         n_rows = {table: batch.num_rows for table, batch in batches.items()}
         # Runs of before 2026-11-28 do not say how many rows they wrote; their seal names the files.
         told = self.tracking.read_json(run_id, outputs.name).get("rows", n_rows)

@@ -35,6 +35,15 @@ def is_dead(tags: Mapping[str, str]) -> bool:
         return True
 
 
+def is_here(tags: Mapping[str, str]) -> bool:
+    """Whether the process of these `process_tags` is one of this machine since its last start. A name alone says little:
+    two machines may have the same one.
+    """
+    boot = tags.get("process_start", "").partition("/")
+    same = not boot[1] or not BOOT_ID.exists() or BOOT_ID.read_text().strip() == boot[0]
+    return tags.get("host") == socket.gethostname() and same
+
+
 def disk_full(error: BaseException, path: Path) -> TurnwiseError | None:
     """The error as one sentence where a full disk, a quota or a file size limit is its cause; otherwise None."""
     number = error.errno if isinstance(error, OSError) else None

@@ -5,13 +5,13 @@ MLflow would give a new run a new id. So a row is put into its table of runs, an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from stages.store.machine import process_tags
-from stages.store.runs import hidden, shown
+from stages.store.runs import shown
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Param
@@ -59,7 +59,7 @@ def read_record(client: MlflowClient, run_id: str, experiment: str) -> Record:
     with client._tracking_client.store.ManagedSessionMaker() as session:
         found = session.query(SqlMetric).filter(SqlMetric.run_uuid == run_id).order_by(SqlMetric.key, SqlMetric.step)
         points = [(m.key, float("nan") if m.is_nan else m.value, m.timestamp, m.step) for m in found]
-    own = {*process_tags(), "sequence"}
+    own = {*process_tags(), "sequence", "heartbeat"}
     sets = [(one.dataset, {tag.key: tag.value for tag in one.tags}) for one in run.inputs.dataset_inputs]
     return Record(
         run_id=run_id,
@@ -103,11 +103,11 @@ def put_row(client: MlflowClient, record: Record, experiment_id: str, artifacts:
         )
 
 
-def put_record(client: MlflowClient, record: Record, sequence: str) -> None:
-    """Tags, params, metrics and sets of an open run. What is there already is not doubled."""
+def put_record(client: MlflowClient, record: Record, own: Mapping[str, str]) -> None:
+    """Tags, params, metrics and sets of an open run. What is there already is not doubled. own: tags of its new process."""
     from mlflow.entities import Metric, Param, RunTag
 
-    tags = {**record.tags, **hidden(process_tags()), "mlflow.runName": record.name, "sequence": sequence}
+    tags = {**record.tags, **own, "mlflow.runName": record.name}
     client.log_batch(record.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
     put_values(
         client,

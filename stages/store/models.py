@@ -1,6 +1,7 @@
 """Adapters as versions of registered models, through MLflow's client: champion, candidates, decisions about them.
 
-A version's source is an absolute path. After a project folder moved, a repeated run must register it again.
+A version's source is an absolute path, or an address in a bucket. After a project folder moved, a repeated run must
+register it again.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ from urllib.parse import quote
 
 from stages.frame.signals import signals_held
 from stages.frame.types import UsageError
-from stages.store import sqlite
+from stages.store.database import Database
 from stages.store.runs import clip, clipped
-from stages.store.sqlite import STORE_LOCK_TIMEOUT_S, told
 
 CHAMPION, CANDIDATE = "champion", "candidate"  # aliases
 VERDICT = "verdict"  # tag of a version that was held against the champion
@@ -107,19 +107,20 @@ def _quoted(text: str) -> str:
 class RegisteredModels:
     """db: MLflow's database. client: MLflow's, which is imported when it is first asked for."""
 
-    db: Path
+    db: Database
     client: Callable[[], Any]
 
-    def register(self, name: str, run_id: str, adapter: Path, *, figures: Mapping[str, Any], note: str = "") -> Version:
-        """A version of the model `name`: the adapter of that folder, found by the run `run_id`."""
-        with told(self.db), sqlite.exclusive(self.db, STORE_LOCK_TIMEOUT_S), signals_held():
-            return register(self.client(), name, str(adapter), run_id, clipped(figures), clip(note))
+    def register(self, name: str, run_id: str, adapter: str, *, figures: Mapping[str, Any], note: str = "") -> Version:
+        """A version of the model `name`: the adapter at that address, found by the run `run_id`."""
+        client = self.client()  # made before: that takes its turn, too
+        with self.db.told(), self.db.exclusive(), signals_held():
+            return register(client, name, adapter, run_id, clipped(figures), clip(note))
 
     def champion(self, name: str) -> Version | None:
         """The champion of the model, if there is one. Raises UsageError where no run of turnwise registered it."""
         if not self.db.exists():
             return None
-        with told(self.db):
+        with self.db.told():
             found = aliased(self.client(), name, CHAMPION)
         if found and not {"run", "pipeline", "iteration"} <= found.tags.keys():
             raise UsageError(
@@ -129,19 +130,20 @@ class RegisteredModels:
 
     def candidate(self, version: Version) -> None:
         """Name the version the candidate of its model."""
-        with told(self.db), signals_held():
+        with self.db.told(), signals_held():
             name_alias(self.client(), version, CANDIDATE)
 
     def decide(
         self, candidate: Version, against: int | None, verdict: Mapping[str, Any] | None
     ) -> dict[str, Any] | None:
         """What is decided of a candidate, once: `decide`."""
-        with told(self.db), sqlite.exclusive(self.db, STORE_LOCK_TIMEOUT_S), signals_held():
-            return decide(self.client(), candidate, against, verdict)
+        client = self.client()
+        with self.db.told(), self.db.exclusive(), signals_held():
+            return decide(client, candidate, against, verdict)
 
     def sources(self) -> set[str]:
         """Ids of the runs whose adapter is a version of a model."""
         if not self.db.exists():
             return set()
-        with told(self.db):
+        with self.db.told():
             return sources(self.client())

@@ -1,4 +1,4 @@
-"""Find runs in MLflow's SQLite tables, without MLflow. A folder without a store has no runs.
+"""Find runs in MLflow's tables, without MLflow. A store without these tables has no runs.
 
 MLflow's own search of 10,000 runs takes seconds, and so does its import. A command that only reads should not pay for
 that (`benchmarks/speed/store.py`; docs/explanation/measurements.md, "The store at 10,000 stage runs").
@@ -7,16 +7,12 @@ tests/store/test_store_search.py compares the answers with MLflow's own.
 
 from __future__ import annotations
 
-import json
 import math
-import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stages.store.database import Ask, Database
 from stages.store.runs import RunInfo, shown
-from stages.store.sqlite import told
 
 Found = tuple[RunInfo, str]
 """A run, and where MLflow says that its artifacts are."""
@@ -25,77 +21,81 @@ Found = tuple[RunInfo, str]
 # by their clock.
 _NEWEST_FIRST = "order by number.value is null, number.value desc, runs.start_time desc, runs.run_uuid"
 _INPUTS = " left join tags inputs on inputs.run_uuid = runs.run_uuid and inputs.key = 'inputs'"
-_LISTED = "with listed as (select value as run_uuid from json_each(?))"
 
 
 def search(
-    db: Path, *, experiment: str = "", status: str = "", tags: Mapping[str, str] = {}, prefix: str = "", limit: int = -1
+    db: Database,
+    *,
+    experiment: str = "",
+    status: str = "",
+    tags: Mapping[str, str] = {},
+    prefix: str = "",
+    limit: int = -1,
 ) -> list[Found]:
     """Runs that nobody deleted and that have all of this, newest first. prefix: the start of their id; limit: -1 = all."""
     if not db.exists():
         return []
     query, values = _query("runs.run_uuid", experiment, status, tags, prefix)
-    with _opened(db) as raw:
-        return _load(raw, [run_id for (run_id,) in raw.execute(f"{query} {_NEWEST_FIRST} limit ?", [*values, limit])])
+    with db.opened() as ask:
+        bound, value = ("", []) if limit < 0 else (" limit ?", [limit])
+        found = ask(f"{query} {_NEWEST_FIRST}{bound}", [*values, *value])
+        return _load(ask, db, [run_id for (run_id,) in found])
 
 
-def run_ids(db: Path, *, status: str) -> list[str]:
+def run_ids(db: Database, *, status: str) -> list[str]:
     """Ids of all runs with that status, newest first."""
     if not db.exists():
         return []
     query, values = _query("runs.run_uuid", "", status, {}, "")
-    with _opened(db) as raw:
-        return [run_id for (run_id,) in raw.execute(f"{query} {_NEWEST_FIRST}", values)]
+    with db.opened() as ask:
+        return [run_id for (run_id,) in ask(f"{query} {_NEWEST_FIRST}", values)]
 
 
-def stage_runs(db: Path) -> list[str]:
+def stage_runs(db: Database) -> list[str]:
     """Ids of all finished runs of stages, oldest first."""
     if not db.exists():
         return []
     joins = " join tags stage on stage.run_uuid = runs.run_uuid and stage.key = 'stage'"
     query, values = _query("runs.run_uuid", "", "FINISHED", {}, "", joins)
-    with _opened(db) as raw:
-        return [run_id for (run_id,) in raw.execute(f"{query} {_NEWEST_FIRST}", values)][::-1]
+    with db.opened() as ask:
+        return [run_id for (run_id,) in ask(f"{query} {_NEWEST_FIRST}", values)][::-1]
 
 
-def last_number(db: Path) -> int:
+def last_number(db: Database) -> int:
     """The highest number that a run was given as it started; 0 where there is none."""
-    with _opened(db) as raw:
-        ((number,),) = raw.execute("select max(value) from tags where key = 'sequence'")
+    with db.opened() as ask:
+        ((number,),) = ask("select max(value) from tags where key = 'sequence'")
     return int(number or 0)
 
 
-def reading(db: Path, run_id: str, experiment: str) -> list[tuple[str, bool | None]]:
+def reading(db: Database, run_id: str, experiment: str) -> list[tuple[str, bool | None]]:
     """Finished runs of the experiment, newest first; whether `inputs` names the run, None where the tag cannot tell."""
     if not db.exists():
         return []
     query, values = _query("runs.run_uuid, inputs.value", experiment, "FINISHED", {}, "", _INPUTS)
-    with _opened(db) as raw:
-        rows = raw.execute(f"{query} {_NEWEST_FIRST}", values).fetchall()
+    with db.opened() as ask:
+        rows = ask(f"{query} {_NEWEST_FIRST}", values)
     return [(found, f'"{run_id}"' in text if text and text.endswith("}") else None) for found, text in rows]
 
 
-def load(db: Path, ids: Sequence[str]) -> list[Found]:
+def load(db: Database, ids: Sequence[str]) -> list[Found]:
     """These runs, deleted ones too, in this order; an id that there is not is left out."""
     if not db.exists():
         return []
-    with _opened(db) as raw:
-        return _load(raw, ids)
+    with db.opened() as ask:
+        return _load(ask, db, ids)
 
 
-def _load(raw: sqlite3.Connection, ids: Sequence[str]) -> list[Found]:
-    listed = [json.dumps(list(ids))]
-    # A cross join is done in this order, by the index of the runs: else a whole table might be gone through.
+def _load(ask: Ask, db: Database, ids: Sequence[str]) -> list[Found]:
+    listed = [db.ids(ids)]
     what = "run_uuid, name, status, start_time, end_time, artifact_uri"
-    rows = {
-        row[0]: row
-        for row in raw.execute(f"{_LISTED} select {what} from listed cross join runs using (run_uuid)", listed)
-    }
+    query = f"{db.listed} select {what} from listed {db.join} runs using (run_uuid)"
+    rows = {row[0]: row for row in ask(query, listed)}
 
     def by_run(table: str, value: str = "value") -> dict[str, dict[str, Any]]:
-        query = f"{_LISTED} select run_uuid, key, {value} from listed cross join {table} using (run_uuid)"
+        query = f"{db.listed} select run_uuid, key, {value} from listed {db.join} {table} using (run_uuid)"
         found: dict[str, dict[str, Any]] = {}
-        for run_id, key, one in raw.execute(query, listed):
+        for run_id, key, one in ask(query, listed):
             found.setdefault(run_id, {})[key] = one
         return found
 
@@ -133,10 +133,3 @@ def _query(
             where += f" and {condition}"
             values += [value] * condition.count("?")
     return f"select {what} from runs{joins} where {where}", values
-
-
-@contextmanager
-def _opened(db: Path) -> Iterator[sqlite3.Connection]:
-    """The database. Raises TurnwiseError where it cannot be read."""
-    with told(db), closing(sqlite3.connect(db, timeout=20)) as raw:
-        yield raw

@@ -2,15 +2,66 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 from stages.frame.types import TurnwiseError
-from stages.store.machine import disk_full, first_line
+from stages.store.database import Ask
+from stages.store.machine import disk_full, first_line, is_dead
 
 STORE_LOCK_TIMEOUT_S = 600.0  # a first creation takes up to a minute on a busy machine, and others may queue before us
+
+
+@dataclass(frozen=True)
+class SqliteFile:
+    """A `Database` in a file of the project folder. Equal work is settled by lock files there, so there are no claims."""
+
+    path: Path
+    listed = "with listed as (select value as run_uuid from json_each(?))"
+    join = "cross join"  # done as written, by the index of the runs: else a whole table might be gone through
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def uri(self) -> str:
+        return f"sqlite:///{self.path}"
+
+    def ids(self, run_ids: Sequence[str]) -> str:
+        return json.dumps(list(run_ids))
+
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    def told(self) -> AbstractContextManager[None]:
+        return told(self.path)
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        return exclusive(self.path, STORE_LOCK_TIMEOUT_S)
+
+    @contextmanager
+    def opened(self) -> Iterator[Ask]:
+        with told(self.path), closing(sqlite3.connect(self.path, timeout=20)) as raw:
+            yield lambda query, values=(): raw.execute(query, values).fetchall()
+
+    def claimed(self, fingerprint: str, waiting: Callable[[], None]) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def signs(self) -> Mapping[str, str]:
+        return {}
+
+    def begun(self, run_id: str) -> None:
+        return None
+
+    def ended(self, run_id: str) -> None:
+        return None
+
+    def dead(self, running: Sequence[Mapping[str, str]]) -> list[bool]:
+        return [is_dead(tags) for tags in running]
 
 
 @contextmanager

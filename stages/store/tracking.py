@@ -3,7 +3,8 @@
 One run a stage execution, one experiment a stage, a parent run a pipeline. The store is SQLite in WAL mode, so that
 readers never wait for a writer; artifacts are plain files under `root/artifacts/<experiment>/<run id>/artifacts`.
 A moved project folder still resumes and reruns; only MLflow's page then misses the artifacts of older runs, because it
-holds absolute locations (stages/store/artifacts.py).
+holds absolute locations (stages/store/artifacts.py). Several machines share a PostgreSQL database, and a bucket or a
+folder (stages/store/shared.py).
 
 Only writing imports MLflow. Reading uses its tables directly (stages/store/search.py).
 """
@@ -11,23 +12,25 @@ Only writing imports MLflow. Reading uses its tables directly (stages/store/sear
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stages.frame.signals import signals_held
 from stages.frame.types import Dropped, MissingInput, UsageError
-from stages.store import artifacts, mlflow_traces, search, sqlite
-from stages.store.machine import is_dead, process_tags
+from stages.store import artifacts, mlflow_traces, search
+from stages.store.database import Database
+from stages.store.machine import process_tags
 from stages.store.mlflow_db import connect, experiment_of
 from stages.store.mlflow_run import ReadSet, Record, put_record, put_row, put_sets, put_values, read_record
 from stages.store.models import RegisteredModels
+from stages.store.places import Folder, Place
 from stages.store.runs import NOTE, STANDS_FOR, RunInfo, ScenarioSet, clip, clipped, hidden, run_info
-from stages.store.sqlite import STORE_LOCK_TIMEOUT_S, told
+from stages.store.shared import Shared
+from stages.store.sqlite import SqliteFile
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -38,11 +41,16 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
 class Tracking:
-    """The MLflow store in `root`, opened, imported and created late: a reader of none finds no runs."""
+    """The MLflow store in `root`, or the shared one, opened, imported and created late: a reader of none finds no runs.
 
-    def __init__(self, root: Path) -> None:
+    cache: where files of a shared bucket lie.
+    """
+
+    def __init__(self, root: Path, shared: Shared | None = None, cache: Path | None = None) -> None:
         self.root = Path(root).absolute()
-        self.db = self.root / "mlflow.db"
+        self._shared = shared
+        self.db: Database = _database(shared) if shared else SqliteFile(self.root / "mlflow.db")
+        self._place = _place(shared, cache or self.root / "cache") if shared else Folder(self.root / "artifacts")
         self._experiments: dict[str, str] = {}  # name -> id
         self._folders: dict[str, Path] = {}  # run id -> artifact folder
         self._finished: set[str] = set()  # a finished run stays finished
@@ -50,12 +58,15 @@ class Tracking:
     @property
     def uri(self) -> str:
         """The store as MLflow names it, for `mlflow ui --backend-store-uri`."""
-        return f"sqlite:///{self.db}"
+        return self.db.uri
+
+    @property
+    def _where(self) -> str:
+        return str(self.db if self._shared else self.root)
 
     @cached_property
     def _client(self) -> MlflowClient:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing leaves the machine unasked
-        with told(self.db), sqlite.exclusive(self.db, STORE_LOCK_TIMEOUT_S):
+        with self.db.told(), self.db.exclusive():
             return connect(self.db)
 
     @contextmanager
@@ -64,7 +75,7 @@ class Tracking:
         The process would then wait for its own lock to store how the run ended.
         """
         client = self._client  # made before, which may take long
-        with told(self.db), signals_held():
+        with self.db.told(), signals_held():
             yield client
 
     @cached_property
@@ -76,20 +87,35 @@ class Tracking:
         """Create the store, or upgrade one of an older MLflow; safe when several processes start at once."""
         _ = self._client
 
+    def check(self) -> None:
+        """Raises TurnwiseError where runs or artifacts cannot be read."""
+        self.finished_runs()
+        self._place.check()
+
     def start(self, experiment: str, name: str, tags: Mapping[str, str], parent: str | None = None) -> str:
         """Open a run and return its id. Host, pid, process start and a number are added to its tags."""
-        own = hidden(process_tags()) | ({"mlflow.parentRunId": parent} if parent else {})
+        above = {"mlflow.parentRunId": parent} if parent else {}
         run_id = ""
         try:
             with self._writing() as client:
-                kept = clipped({**tags, **own, "sequence": f"{search.last_number(self.db) + 1:012d}"})
+                kept = clipped({**tags, **above, **self._own()})
                 run = client.create_run(self.experiment_id(experiment), tags=kept, run_name=name)
                 run_id = self._noted(run_info(run), str(run.info.artifact_uri)).run_id
+                self.db.begun(run_id)
             return run_id
         except BaseException as error:  # what a signal that waited raises: nobody else knows of the run to end it
             if run_id:
                 self.finish(run_id, "KILLED", f"{type(error).__name__}: {error}".removesuffix(": "))
             raise
+
+    def _own(self) -> dict[str, str]:
+        """Tags of a run that begins in this process."""
+        number = f"{search.last_number(self.db) + 1:012d}"
+        return {**hidden({**process_tags(), **self.db.signs()}), "sequence": number}
+
+    def claimed(self, fingerprint: str, waiting: Callable[[], None]) -> AbstractContextManager[None]:
+        """Be the one process of all that share the store to do this work. Lock files do that at home (equal_work.py)."""
+        return self.db.claimed(fingerprint, waiting)
 
     def finished(self, fingerprint: str, experiment: str = "") -> str | None:
         """Newest FINISHED run with that fingerprint, in one experiment or in all."""
@@ -110,6 +136,7 @@ class Tracking:
             if error:
                 client.set_tag(run_id, "error", clip(error))
             client.set_terminated(run_id, status)
+        self.db.ended(run_id)
         (self._finished.add if status == "FINISHED" else self._finished.discard)(run_id)
 
     def record(
@@ -159,24 +186,36 @@ class Tracking:
     def save(self, run_id: str, local: Path, artifact_path: str) -> None:
         """Copy a file or folder to be the run's artifact of that name."""
         artifacts.save(self._folder(run_id), local, artifact_path)
+        self._place.send(self._folder(run_id), artifact_path)
 
     def write_text(self, run_id: str, artifact_path: str, text: str) -> None:
         """Write a text as an artifact."""
         artifacts.write_text(self._folder(run_id), artifact_path, text)
+        self._place.send(self._folder(run_id), artifact_path)
 
     def write_json(self, run_id: str, artifact_path: str, value: Any) -> None:
         """Write a value as a JSON artifact."""
         artifacts.write_json(self._folder(run_id), artifact_path, value)
+        self._place.send(self._folder(run_id), artifact_path)
 
     def artifact(self, run_id: str, path: str) -> Path:
         """Where the artifact lies, of the run or of one that stands in for it. Raises MissingInput, Dropped."""
         try:
-            return artifacts.existing(self._folder(run_id), path)
+            return artifacts.existing(self._brought(run_id, path), path)
         except Dropped:
             for stand_in in self.stand_ins(run_id):
-                if not artifacts.dropped(self._folder(stand_in)):
-                    return artifacts.existing(self._folder(stand_in), path)
+                if not self.is_dropped(stand_in):
+                    return artifacts.existing(self._brought(stand_in, path), path)
             raise
+
+    def address(self, run_id: str, path: str) -> str:
+        """Where MLflow finds the artifact. Raises as `artifact`."""
+        file = self.artifact(run_id, path)
+        return self._place.address(file.parents[len(Path(path).parts) - 1], path)
+
+    def rows_of(self, run_id: str) -> list[str]:
+        """Artifact paths of the run's rows, as sealed."""
+        return artifacts.rows_of(self._brought(run_id, "rows"))
 
     def read_json(self, run_id: str, path: str) -> Any:
         """The value of a JSON artifact. Raises as `artifact`, and Changed where it is no JSON."""
@@ -188,7 +227,7 @@ class Tracking:
             raise UsageError(
                 f"run {run_id[:8]} is still running, and what it leaves is not known yet. Wait until it has ended"
             )
-        with told(self.db):
+        with self.db.told():
             return read_record(self._client, run_id, self.experiment(run_id))
 
     def adopt(self, record: Record, fill: Callable[[], None]) -> bool:
@@ -200,14 +239,16 @@ class Tracking:
                 return False
         except MissingInput:
             pass  # of no store so far
-        folder = self.root / "artifacts" / record.experiment / record.run_id / "artifacts"
+        place = f"{self._place.location(record.experiment)}/{record.run_id}/artifacts"
         with self._writing() as client:
-            put_row(client, record, self.experiment_id(record.experiment), str(folder))
-            put_record(client, record, f"{search.last_number(self.db) + 1:012d}")
-        with told(self.db):
+            put_row(client, record, self.experiment_id(record.experiment), place)
+            put_record(client, record, self._own())
+            self.db.begun(record.run_id)
+        with self.db.told():
             fill()
         with self._writing() as client:
             client.set_terminated(record.run_id, record.status, end_time=record.ended_ms)
+        self.db.ended(record.run_id)
         return True
 
     def stand_ins(self, run_id: str) -> list[str]:
@@ -218,37 +259,39 @@ class Tracking:
 
     def trace(self, run_id: str, episodes: Mapping[str, Span]) -> int:
         """Write episodes, by their ids, as traces of the run, where it has none of them yet; how many there were."""
-        with told(self.db):
+        with self.db.told():
             return mlflow_traces.add(
                 self._client, self.uri, self.experiment_id(self.experiment(run_id)), run_id, episodes
             )
 
     def seal(self, run_id: str) -> None:
         """Keep the hash of each of the run's artifacts: what is read later is held against it."""
-        artifacts.seal(self._folder(run_id))
+        artifacts.seal(self._brought(run_id))
+        self._place.send(self._folder(run_id), artifacts.SEAL)
 
     def changed(self, run_id: str) -> list[str]:
         """The run's artifacts that are not what was written."""
-        return artifacts.changed(self._folder(run_id))
+        return artifacts.changed(self._brought(run_id))
 
     def weights(self, run_id: str) -> dict[str, int]:
         """Bytes of each file of weights that the run has, by its artifact path."""
-        return artifacts.weights(self._folder(run_id))
+        return self._place.weights(self._folder(run_id))
 
     def is_dropped(self, run_id: str) -> bool:
-        return bool(artifacts.dropped(self._folder(run_id)))
+        return bool(artifacts.dropped(self._brought(run_id, artifacts.DROPPED)))
 
     def drop(self, run_id: str, wanted: Callable[[], bool]) -> bool:
         """Delete the run's weights, and mark the run; False where it is `wanted` after all (`artifacts.drop`)."""
-        with told(self.db):
-            done = artifacts.drop(self._folder(run_id), self.weights(run_id), wanted)
+        with self.db.told():
+            folder, place = self._brought(run_id, artifacts.DROPPED), self._place
+            done = artifacts.drop(folder, self.weights(run_id), wanted, place.send, place.remove)
         if done:
             self.tag(run_id, "dropped", "weights")  # for MLflow's page: the file beside them decides
         return done
 
     def discard(self, run_id: str, name: str) -> None:
         """Delete an artifact that nobody needs."""
-        (self._folder(run_id) / name).unlink(missing_ok=True)
+        self._place.remove(self._folder(run_id), [name])
 
     def tags(self, run_id: str) -> Mapping[str, str]:
         return self._run(run_id).tags
@@ -290,7 +333,7 @@ class Tracking:
             raise UsageError(f"a run id or the start of one was wanted, found {prefix!r}. See: turnwise runs")
         found = [info.run_id for info in self._search(prefix=prefix.lower(), limit=3)]
         if not found:
-            raise UsageError(f"no run starts with {prefix!r} in {self.root}. See: turnwise runs")
+            raise UsageError(f"no run starts with {prefix!r} in {self._where}. See: turnwise runs")
         if len(found) > 1:
             raise UsageError(
                 f"{prefix!r} is the start of several runs ({', '.join(run[:12] for run in found)}): give more characters"
@@ -307,8 +350,10 @@ class Tracking:
         return next(iter(same), None)
 
     def reap(self) -> list[str]:
-        """Mark as KILLED the RUNNING runs of this host whose process is gone; returns their ids."""
-        dead = [info.run_id for info in self.running() if is_dead(info.tags)]
+        """Mark as KILLED the RUNNING runs whose process is known to be gone; returns their ids."""
+        open_runs = self.running()
+        gone = self.db.dead([info.tags for info in open_runs])
+        dead = [info.run_id for info, is_gone in zip(open_runs, gone, strict=True) if is_gone]
         for run_id in dead:
             self.finish(run_id, "KILLED", "its process is gone")
         return dead
@@ -320,7 +365,9 @@ class Tracking:
     def experiment_id(self, name: str) -> str:
         if name not in self._experiments:
             with self._writing() as client:
-                self._experiments[name] = experiment_of(client, name, self.root / "artifacts" / name)
+                self._experiments[name] = experiment_of(
+                    client, name, self._place.location(name), shared=self._shared is not None
+                )
         return self._experiments[name]
 
     def _run(self, run_id: str) -> RunInfo:
@@ -333,9 +380,29 @@ class Tracking:
             self._run(run_id)
         return self._folders[run_id]
 
+    def _brought(self, run_id: str, path: str = "") -> Path:
+        """The run's folder, in which what is at or below `path` lies as it is now."""
+        folder = self._folder(run_id)
+        self._place.bring(folder, path)
+        return folder
+
     def _noted(self, info: RunInfo, uri: str) -> RunInfo:
         """Remember what never changes of a run."""
-        self._folders[info.run_id] = artifacts.folder_of(self.root / "artifacts", uri)
+        self._folders[info.run_id] = artifacts.folder_of(self._place.root, uri)
         if info.status == "FINISHED":
             self._finished.add(info.run_id)
         return info
+
+
+def _database(shared: Shared) -> Database:
+    from stages.store.postgres import Postgres
+
+    return Postgres(shared.uri)
+
+
+def _place(shared: Shared, cache: Path) -> Place:
+    if not shared.artifacts.startswith("s3://"):
+        return Folder(Path(shared.artifacts))
+    from stages.store.bucket import Bucket
+
+    return Bucket(shared.artifacts, cache)

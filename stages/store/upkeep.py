@@ -6,7 +6,9 @@ import shutil
 from collections.abc import Sequence
 
 from stages.frame.types import MissingInput, TurnwiseError
+from stages.store.machine import is_dead, is_here
 from stages.store.replay import Replay
+from stages.store.tracking import Tracking
 from stages.store.workspace import Bar, Workspace, silent
 
 AT_ONCE = 100  # runs
@@ -24,9 +26,18 @@ def recover(workspace: Workspace) -> list[str]:
     if scratch.exists() and (left := list(scratch.iterdir())):
         alive = {info.run_id for info in workspace.tracking.running()}
         for folder in left:
-            if folder.name not in alive:
+            if folder.name not in alive and not _works_here(folder.name, workspace.tracking):
                 shutil.rmtree(folder, ignore_errors=True)
     return dead
+
+
+def _works_here(run_id: str, tracking: Tracking) -> bool:
+    """Whether a living process of this machine has the run, whatever another machine took it for while this one slept."""
+    try:
+        tags = tracking.tags(run_id)
+    except MissingInput:
+        return False
+    return "heartbeat" in tags and is_here(tags) and not is_dead(tags)
 
 
 def complete(replay: Replay, bar: Bar = silent, old: Replay | None = None) -> dict[str, str]:

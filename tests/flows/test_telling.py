@@ -245,7 +245,7 @@ for i in range(3):
 print("ready", flush=True)
 sys.stdin.readline()
 for i in range(3):
-    tracking.models.register("both", run_id, tracking.artifact(run_id, f"adapter{i}"), figures={"of": mine})
+    tracking.models.register("both", run_id, tracking.address(run_id, f"adapter{i}"), figures={"of": mine})
 """
 
 
@@ -272,7 +272,7 @@ def test_the_registry_is_that_of_the_project_whatever_the_environment_names(
     tracking = Tracking(workspace.tracking.root)
     run_id = tracking.start("distill", "d", {})
     tracking.write_json(run_id, "adapter/weights.json", 1)
-    tracking.models.register("mine", run_id, tracking.artifact(run_id, "adapter"), figures={})
+    tracking.models.register("mine", run_id, tracking.address(run_id, "adapter"), figures={})
     assert len(versions(workspace)) == 1
     assert not (tmp_path / "other.db").exists()
 

@@ -90,3 +90,12 @@ def test_without_procfs_a_process_is_told_by_its_start_time(tmp_path: Path, monk
     assert float(tags["process_start"]) == pytest.approx(psutil.Process().create_time())
     assert not machine.is_dead(tags)
     assert machine.is_dead(tags | {"process_start": "1000.0"})
+
+
+@linux
+def test_a_process_of_another_machine_with_the_same_name_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    tags = machine.process_tags()
+    assert machine.is_here(tags)
+    assert not machine.is_here(tags | {"host": "x"})
+    assert not machine.is_here(tags | {"process_start": "another-boot/1"})
+    assert machine.is_here(tags | {"process_start": "1000.0"})  # of a system that does not know its boots

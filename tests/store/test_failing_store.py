@@ -31,7 +31,7 @@ def test_two_processes_that_initialise_one_store_at_once_both_succeed(tmp_path: 
     assert [process.returncode for process in both] == [0, 0], errors
     tracking = Tracking(tmp_path / "mlflow")
     assert [info.status for info in tracking.runs("critic", 5)] == ["FINISHED", "FINISHED"]
-    with closing(sqlite3.connect(tracking.db)) as raw:
+    with closing(sqlite3.connect(tracking.root / "mlflow.db")) as raw:
         assert raw.execute("pragma journal_mode").fetchone() == ("wal",)
     assert not list(tracking.root.glob("*.part*"))
 
@@ -58,12 +58,12 @@ def test_a_creation_that_was_killed_halfway_is_begun_again(
 
 
 def test_a_store_of_a_newer_mlflow_is_one_sentence(tracking: Tracking) -> None:
-    with closing(sqlite3.connect(tracking.db)) as raw:
+    with closing(sqlite3.connect(tracking.root / "mlflow.db")) as raw:
         raw.execute("update alembic_version set version_num = 'ffffffffffff'")
         raw.commit()
     with pytest.raises(UsageError, match=r"newer MLflow than the one installed .*ffffffffffff.* Install the newer one"):
         tracking.initialise()
-    with closing(sqlite3.connect(tracking.db)) as raw:
+    with closing(sqlite3.connect(tracking.root / "mlflow.db")) as raw:
         assert raw.execute("select version_num from alembic_version").fetchone() == ("ffffffffffff",)
 
 

@@ -94,7 +94,7 @@ def test_a_search_finds_what_mlflow_finds(
 
 def test_a_run_by_its_id_is_what_mlflow_says_deleted_or_not(tracking: Tracking) -> None:
     client: Any = tracking._client
-    with closing(sqlite3.connect(tracking.db)) as raw:
+    with closing(sqlite3.connect(tracking.root / "mlflow.db")) as raw:
         ids = [run_id for (run_id,) in raw.execute("select run_uuid from runs")]
     assert len(ids) == 42
     infos = [run_info(client.get_run(one)) for one in ids]

@@ -19,10 +19,11 @@ from flows.datasets import check_splits, general_rows
 from flows.orchestration.server import is_free
 from flows.presets import RunConfig
 from flows.report import answer
-from flows.workspace import find_home
+from flows.workspace import find_home, stores
 from stages.frame.types import TurnwiseError, UsageError, printable
 from stages.llm.folder import FETCHED
 from stages.store.replay import Replay
+from stages.store.shared import FILE
 
 PACKAGES = ("torch", "transformers", "peft", "prefect", "mlflow", "duckdb")
 EXTRAS = {"vllm": "vllm", "openai": "openai", "math-verify": "math"}
@@ -82,16 +83,7 @@ def _stores(home: Path) -> Iterator[Line]:
     yield Line(
         "project folder", writable, f"{home}{'' if writable else ' cannot be written; name another one by --home'}"
     )
-    store = home / "mlflow" / "mlflow.db"
-    if not store.is_file():
-        yield Line("runs", None, "no store yet; the first run makes it, or: turnwise init")
-    else:
-        try:
-            with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as open_store:
-                ((n,),) = open_store.execute("select count(*) from runs").fetchall()
-            yield Line("runs", True, f"{n} in {store.relative_to(home)}, {_size(store)}")
-        except sqlite3.Error as error:
-            yield Line("runs", False, f"{store.relative_to(home)} cannot be read ({error})")
+    yield _shared_runs(home) if (home / FILE).is_file() else _runs(home)
     rows = home / "data" / "turnwise.duckdb"
     if not rows.is_file():
         yield Line("rows", None, "no file yet; the first run makes it")
@@ -101,6 +93,28 @@ def _stores(home: Path) -> Iterator[Line]:
         yield Line("rows", True, f"{rows.relative_to(home)}, {_size(rows)}")
     except TurnwiseError as error:
         yield Line("rows", False, str(error))
+
+
+def _runs(home: Path) -> Line:
+    store = home / "mlflow" / "mlflow.db"
+    if not store.is_file():
+        return Line("runs", None, "no store yet; the first run makes it, or: turnwise init")
+    try:
+        with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as open_store:
+            ((n,),) = open_store.execute("select count(*) from runs").fetchall()
+        return Line("runs", True, f"{n} in {store.relative_to(home)}, {_size(store)}")
+    except sqlite3.Error as error:
+        return Line("runs", False, f"{store.relative_to(home)} cannot be read ({error})")
+
+
+def _shared_runs(home: Path) -> Line:
+    """Of a store that machines share: whether both of its parts answer."""
+    try:
+        tracking = stores(home).tracking
+        tracking.check()
+        return Line("runs", True, f"{len(tracking.finished_runs())} finished in {tracking.db}, shared by {FILE}")
+    except TurnwiseError as error:
+        return Line("runs", False, str(error))
 
 
 def _size(file: Path) -> str:

@@ -78,7 +78,7 @@ def check_stage(workspace: Workspace, run_id: str) -> Checked:
         stage,
         _metrics(workspace, run_id),
         lambda table: workspace.replay.rows(table, [run_id]),
-        workspace.tracking.artifact(run_id, "outputs.json").parent,
+        workspace.tracking.artifact(run_id, ""),
         Path(call.run.model.path).is_dir(),
         workspace.tracking.is_dropped(run_id),
     )
