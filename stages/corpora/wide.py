@@ -261,8 +261,9 @@ def right(row: Mapping[str, Any], said: str) -> dict[str, bool]:
 
 def _does(row: Mapping[str, Any], said: str, slots: int, values: int) -> bool:
     """Whether a policy's or a refiner's reply is of the right step and size, and does as told."""
-    found, tool = _REPLY.fullmatch(said), row["reply"].partition("Action: ")[2].split()[0]
-    if not found or found[0].split(". ")[0] != row["reply"].split(". ")[0]:
+    wanted = str(row["reply"])
+    found, tool = _REPLY.fullmatch(said), wanted.partition("Action: ")[2].split()[0]
+    if not found or found[0].split(". ")[0] != wanted.split(". ")[0]:
         return False
     try:
         new = phrase_of(found[1], tool, slots, values)
@@ -273,7 +274,7 @@ def _does(row: Mapping[str, Any], said: str, slots: int, values: int) -> bool:
     except Malformed:
         return False
     if "need" in evaluation:
-        return said == row["reply"]
+        return said == wanted
     slot = evaluation.split(" may be wrong")[0].split()[-1]
     return wrong_slots(before, new) == [SLOTS.index(slot)] if slot in SLOTS else before != new
 

@@ -51,7 +51,7 @@ from stages.frame.contract import Config
 from stages.frame.react import parse_react
 from stages.frame.types import Ask, Env, Episode, Malformed, Message, Scenario, Step, UsageError
 
-__all__ = ["lessons", "n_wrong"]
+__all__ = ["CUSTOMERS", "ITEMS", "lessons", "n_wrong"]
 
 
 class Options(Config):
@@ -124,13 +124,15 @@ def rule_book(options: Options) -> Mapping[tuple[str, str, str, str], str]:
     for k, tool in enumerate(tools_of(options)):
         for j, slot in enumerate(SLOTS[: options.slots]):
             by = options.keyed if options.keyed == "pair" else ("request", "tier")[(j + k) % 2]
-            keys = {"pair": [*product(requests, tiers)], "request": [*requests], "tier": [*tiers]}[by]
+            keys: Sequence[Any] = (
+                [*product(requests, tiers)] if by == "pair" else requests if by == "request" else tiers
+            )
             choices = rng.sample(VALUES_OF[slot][: options.values], options.values)
             answers = [choices[i % len(choices)] for i in range(len(keys))]
             rng.shuffle(answers)
             right = dict(zip(keys, answers, strict=True))
             for r, t in product(requests, tiers):
-                book[tool, slot, r, t] = right[{"pair": (r, t), "request": r, "tier": t}[by]]  # type: ignore[index]
+                book[tool, slot, r, t] = right[(r, t) if by == "pair" else r if by == "request" else t]
     return MappingProxyType(book)
 
 

@@ -210,7 +210,7 @@ def test_the_parser_learns_a_won_visit_whole_and_nothing_of_a_bare_verdict() -> 
 def test_a_parser_that_is_told_values_wins_within_as_many_visits_as_slots(rung: Any) -> None:
     """Each visit tells the first wrong slot of each step; without the audit a win takes 3^10 tries."""
     options = {"audit": rung, "slots": 5}
-    chosen = [("cash", "mail", "march", "shop", "receipt")] * 2
+    chosen: list[Phrase] = [("cash", "mail", "march", "shop", "receipt")] * 2
     visits = 0
     while not (last := visit(options, chosen)).reward:
         visits += 1
