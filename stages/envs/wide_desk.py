@@ -104,7 +104,7 @@ class Truth:
     optimal: bool  # every slot of the action is right
     q: float  # exact Q*(s, a): 1 while nothing is wrong yet and the rest can still be done right, else 0
     cause: str  # what the audit would name of the action, "" if nothing
-    wrong: tuple[str, ...]  # every wrong slot of this action, with its right value
+    broken: tuple[str, ...]  # every wrong slot so far, with its right value
 
     def named_in(self, future: str) -> bool:
         """The future tells the cause, as a fact or as a possibility."""
@@ -209,7 +209,7 @@ class WideDesk:
             ({"role": "user", "content": f"done. {said}"},),
             float(self._chosen == self._needed),
             terminated=True,
-            info={"wrong": [one for step in steps for one in named(*step)]},
+            info={"broken": [one for step in steps for one in named(*step)]},
         )
 
 
@@ -237,8 +237,8 @@ def truth(options: Mapping[str, Any], scenario: Scenario, actions: Sequence[str]
     tools, right = tools_of(opts), needed(opts, scenario.data["request"], scenario.data["tier"])
     chosen = [phrase_of(a, tool, opts.slots, opts.values) for a, tool in zip(actions, tools, strict=False)]
     last = (tools[len(chosen) - 1], chosen[-1], right[len(chosen) - 1])
-    so_far = chosen == right[: len(chosen)]
-    return Truth(chosen[-1] == last[2], float(so_far), blame(*last, opts.audit), tuple(named(*last)))
+    broken = [one for step in zip(tools, chosen, right, strict=False) for one in named(*step)]
+    return Truth(chosen[-1] == last[2], float(not broken), blame(*last, opts.audit), tuple(broken))
 
 
 def describe(options: Mapping[str, Any], episodes: Sequence[Episode]) -> dict[str, float]:

@@ -153,11 +153,11 @@ def test_an_audit_names_each_wrong_step_once_and_pays_for_the_whole_visit_alone(
     named = [blame("give", other(one, 1, 2), one, rung), blame("bill", other(three, 0), three, rung)]
     assert words(last) == f"done. {audit(named, passed=False)}".strip()
     assert words(last).startswith("done. Audit: fail.") and (last.reward, last.terminated) == (0.0, True)
-    assert last.info["wrong"] == [
+    assert last.info["broken"] == [
         f"give channel needs {one[1]}.", f"give month needs {one[2]}.", f"bill thing needs {three[0]}.",
     ]  # fmt: skip
     won = visit(options, [one, two, three])
-    assert (words(won), won.reward, won.info["wrong"]) == ("done. Audit: pass.", 1.0, [])
+    assert (words(won), won.reward, won.info["broken"]) == ("done. Audit: pass.", 1.0, [])
 
 
 def left(rung: Any, chosen: Phrase, said: str, values: int) -> int:
@@ -235,7 +235,7 @@ def test_the_truth_is_that_of_a_search_over_all_that_can_still_be_done(rung: Any
             found = truth(options, ANA, [f"give {spoken(first)}", f"lend {spoken(second)}"])
             assert (found.q, found.optimal) == (visit(options, [first, second]).reward, second == two)
             assert found.cause == blame("lend", second, two, rung)
-            assert bool(found.wrong) == (second != two)
+            assert bool(found.broken) == (found.q == 0)
     with pytest.raises(Malformed):
         truth(options, ANA, ["give cash"])
 
