@@ -59,7 +59,7 @@ OF_TWENTY = {"batch": 48, "steps": 3600, "whole": 1.0, "general_rows": 0, "probe
 OF_MATHS = {"width": 96, "steps": 2000, "batch": 48, "whole": 1.0, "general_rows": 0, "probe_rows": 200}
 """Defaults where corpus = maths, in which earlier turns are arithmetic, too."""
 
-OF_WIDE = {"batch": 64, "steps": 3200, "general_rows": 0, "probe_rows": 60}
+OF_WIDE = {"batch": 48, "steps": 2800, "general_rows": 0, "probe_rows": 60}
 """Defaults where corpus = wide, whose examples are short."""
 
 OF_BASE = {"steps": 160, "batch": 64, "general_rows": 0, "probe_rows": 16}
@@ -100,11 +100,11 @@ class PretrainConfig(Config):
     vocabulary: int = Field(1000, ge=262)
     """Tokens of the byte-level tokenizer, for agents; the others have one a word. [ours]"""
     steps: int = Field(3200, ge=1)
-    """Optimiser steps; 1800 for agents, 3600 for twenty, 2000 for maths; 160 with base. [ours]"""
+    """Optimiser steps; 1800 for agents, 3600 for twenty, 2000 for maths, 2800 for wide; 160 with base. [ours]"""
     batch: int = Field(
         96,
         ge=1,
-        description="Examples a step; 32 for agents, 48 for twenty and maths; 64 for wide and with base. [ours]",
+        description="Examples a step; 32 for agents, 48 for twenty, maths and wide; 64 with base. [ours]",
     )
     parts: int = Field(4, ge=1, description="Passes of like length that a step is cut into, against padding. [ours]")
     muon_lr: float = Field(0.02, gt=0, description="Learning rate of the matrices. [ours]")

@@ -36,7 +36,7 @@ from stages.envs.wide_words import (
 from stages.frame.types import Malformed, Message
 from stages.llm.roles import Roles
 
-SHARE = {"policy": 0.09, "successor": 0.07, "combine": 0.23, "evaluator": 0.26, "refiner": 0.24, "corrector": 0.11}
+SHARE = {"policy": 0.06, "successor": 0.05, "combine": 0.22, "evaluator": 0.3, "refiner": 0.25, "corrector": 0.12}
 RUNGS: dict[Audit, float] = {"answer": 0.25, "value": 0.3, "slot": 0.2, "step": 0.15, "verdict": 0.1}
 SIZES = {1: 1.0, 2: 1.0, 3: 1.5, 4: 1.5, 5: 1.5}
 """Slots of a phrase, and how often there are so many."""
