@@ -10,7 +10,7 @@ A random policy wins 1 visit in v^(s steps): with the defaults 1 in 729. A bare 
 reason that names a slot leaves its v values.
 
 With `held_out_pairs` some pairs of values of the first two slots are needed by no training customer. Each of the two is
-needed with other values. Customers who need such a pair are all that `only_held_out` leaves.
+needed with other values (with `keyed` "word"). Customers who need such a pair are all that `only_held_out` leaves.
 """
 
 from __future__ import annotations
@@ -152,9 +152,9 @@ def held_out(options: Options) -> frozenset[tuple[str, str]]:
     together = sorted({phrase[:2] for phrase in phrases}) if options.held_out_pairs else []
     random.Random(f"wide_desk held out {options.rules_seed}").shuffle(together)
     found = _matching(together, options.held_out_pairs)
-    if len(found) < options.held_out_pairs:
+    if len(found) < options.held_out_pairs or len(found) == len(together) > 0:
         raise UsageError(
-            f"task.options.held_out_pairs of wide_desk: this rule book has only {len(found)} such pairs. Ask for fewer, or set another rules_seed."
+            "task.options.held_out_pairs of wide_desk: this rule book has not so many pairs that leave a customer for training. Ask for fewer, or set another rules_seed."
         )
     return frozenset(found)
 

@@ -322,6 +322,19 @@ def test_a_parser_of_single_slots_wins_with_pairs_that_it_never_saw_only_where_a
         assert sum(won) / len(won) == share
 
 
+def test_a_small_desk_whose_pairs_leave_nobody_is_refused_and_never_looked_through_for_ever() -> None:
+    told: Counter[str] = Counter()
+    for seed in range(60):
+        options = {"rules_seed": seed, "keyed": "pair", "requests": 2, "tiers": 2, "values": 2, "held_out_pairs": 2}
+        try:
+            assert len(envs.scenarios("wide_desk", options, "train", 3, 0)) == 3
+            told["played"] += 1
+        except UsageError as error:
+            told[str(error)] += 1
+    assert len(told) == 2 and told["played"] > 0
+    assert "pairs that leave a customer for training" in max(told)
+
+
 @pytest.mark.parametrize("options", [
     {"only_held_out": True}, {"held_out_pairs": 4}, {"held_out_pairs": 1, "slots": 1}, {"held_out_pairs": 1, "tiers": 1},
 ])  # fmt: skip
