@@ -98,8 +98,8 @@ def told(v: Visit, k: int) -> str:
     return future(v.tools[k:], passed=v.passed, said=said)
 
 
-def phrase(v_slots: int, values: int, rng: random.Random) -> Phrase:
-    return tuple(rng.choice(VALUES_OF[slot][:values]) for slot in SLOTS[:v_slots])
+def phrase(slots: int, values: int, rng: random.Random) -> Phrase:
+    return tuple(rng.choice(VALUES_OF[slot][:values]) for slot in SLOTS[:slots])
 
 
 def other(value: str, slot: str, values: int, rng: random.Random) -> str:
