@@ -1,8 +1,8 @@
 """wide_desk: a desk whose actions are phrases, so that a step has 3 to 3,125 of them.
 
-The agent serves one customer in `steps` steps. An action is a phrase with one of v values in each of s slots ("give cash
-by mail in march"): v^s actions. A hidden rule book fixes the right value of every slot, by the request or by the tier in
-turn, or by both (`keyed`). Nothing in the prompt tells the rules. Reward 1 at the end if every slot of every step was
+The agent serves one customer in `steps` steps. An action is a phrase with one of v values in each of s slots ("give the
+cash by mail in march"): v^s actions. A hidden rule book fixes the right value of every slot, by the request or by the
+tier in turn, or by both (`keyed`). Nothing in the prompt tells the rules. Reward 1 at the end if every slot of every step was
 right, else 0. How much the closing audit tells is a ladder (`audit`, stages/envs/wide_words.py). Turn limit: one turn a
 step. Return: {0, 1}. Source: the large action spaces of arXiv 2512.04601, sections 1 and 4.2, in miniature. [ours]
 
@@ -230,8 +230,8 @@ def readable(options: Mapping[str, Any], state: Sequence[Message], reply: str) -
 
 
 def truth(options: Mapping[str, Any], scenario: Scenario, actions: Sequence[str]) -> Truth:
-    """The truth about the last of `actions` (texts such as "give cash by mail"), given those before it. Raises Malformed
-    as the desk would.
+    """The truth about the last of `actions` (texts such as "give the cash by mail"), given those before it. Raises
+    Malformed as the desk would.
     """
     opts = Options(**options)
     tools, right = tools_of(opts), needed(opts, scenario.data["request"], scenario.data["tier"])

@@ -1,6 +1,6 @@
 """What is said at the wide desk: a phrase of slots for an action, and the rungs of what an audit tells of a wrong one.
 
-    answer    fail. give needs cash by mail in march.   the whole right phrase of each wrong step
+    answer    fail. give needs the cash by mail in march.   the whole right phrase of each wrong step
     value     fail. give channel needs mail.            of each wrong step its first wrong slot, and the right value
     slot      fail. give channel is wrong.              the first wrong slot alone
     step      fail. give is wrong.                      the wrong steps alone
@@ -30,8 +30,8 @@ VALUES_OF = {
 """Slot -> its values, both in the order in which a desk has them. No word stands in two slots."""
 SLOTS = tuple(VALUES_OF)
 MOST_VALUES = 5
-LEADS = {"thing": "", "channel": "by ", "month": "in ", "place": "at ", "paper": "with "}
-"""What stands before the value of a slot."""
+LEADS = {"thing": "the ", "channel": "by ", "month": "in ", "place": "at ", "paper": "with "}
+"""What stands before the value of a slot. Each has its own word: without one a small model copies that value late."""
 
 Audit = Literal["answer", "value", "slot", "step", "verdict"]
 Phrase = tuple[str, ...]
@@ -47,7 +47,7 @@ _LEAD_WORDS = frozenset(lead.strip() for lead in LEADS.values())
 
 
 def spoken(phrase: Sequence[str]) -> str:
-    """A phrase in words: "cash by mail in march"."""
+    """A phrase in words: "the cash by mail in march"."""
     return " ".join(f"{LEADS[slot]}{value}" for slot, value in zip(SLOTS, phrase, strict=False))
 
 

@@ -165,7 +165,7 @@ def test_right_actions_do_not_end_well_more_often_than_wrong_ones(examples: list
     for e in examples:
         if e.role == "successor" and size(e)[2] == 3:
             tier, request = CUSTOMER.findall(str(e.messages[1]["content"]))[0]
-            tool, value = last(e).rsplit("Action: ", 1)[1].split()[:2]
+            tool, _, value = last(e).rsplit("Action: ", 1)[1].split()[:3]
             ends[book[tool, "thing", request, tier] == value].append("then pass" in e.reply)
     share = {is_right: sum(found) / len(found) for is_right, found in ends.items()}
     p = sum(map(sum, ends.values())) / sum(map(len, ends.values()))

@@ -87,12 +87,12 @@ def test_a_step_has_v_to_the_s_actions_and_one_of_them_wins(actions: int, size: 
 
 
 @pytest.mark.parametrize("text", [
-    "give", "give cash", "give cash by mail", "give mail by cash in march", "lend cash by mail in march", "cash by mail in march",
-    "give cash mail march", "give cash by mail in march at shop", "give voucher by mail in march", "give cash by mail in march.", "give by cash in mail march",
+    "give", "give cash", "give the cash by mail", "give the mail by cash in march", "lend the cash by mail in march", "the cash by mail in march",
+    "give cash mail march", "give cash by mail in march", "give the cash by mail in march at shop", "give the voucher by mail in march", "give the cash by mail in march.", "give by cash in mail march",
 ])  # fmt: skip
 def test_what_is_no_phrase_of_the_step_and_the_size_is_malformed(text: str) -> None:
     assert not reads(WideDesk(Options()), text)
-    assert reads(WideDesk(Options()), "give cash by mail in march")
+    assert reads(WideDesk(Options()), "give the cash by mail in march")
 
 
 def test_values_and_phrases_are_the_same_in_words_and_back() -> None:
@@ -101,7 +101,7 @@ def test_values_and_phrases_are_the_same_in_words_and_back() -> None:
     assert len(set(every)) == len(every) == 25
     for phrase in rng.sample(phrases(5, 5), 200):
         assert values_in(spoken(phrase)) == phrase == phrase_of(f"give {spoken(phrase)}", "give", 5, 5)
-    assert spoken(phrases(5, 1)[0]) == "cash by mail in march at shop with receipt"
+    assert spoken(phrases(5, 1)[0]) == "the cash by mail in march at shop with receipt"
 
 
 def test_the_prompt_tells_the_size_and_no_rule() -> None:
@@ -111,7 +111,7 @@ def test_the_prompt_tells_the_size_and_no_rule() -> None:
     told = WideDesk(Options(slots=2, values=2, steps=1, describe=True)).system
     assert told == (
         "Wide desk. give. thing channel. 2 values. thing: cash or credit. channel: mail or phone. "
-        "An action names a value of each, in this order: give cash by mail"
+        "An action names a value of each, in this order: give the cash by mail"
     )
 
 
@@ -135,7 +135,7 @@ def test_the_rule_book_has_a_value_for_every_slot_and_depends_on_its_seed(keyed:
 def test_each_rung_says_less_of_the_same_step() -> None:
     said = [blame("give", WRONG, RIGHT, rung) for rung in RUNGS]  # type: ignore[arg-type]
     assert said == [
-        "give needs cash by mail in march.",
+        "give needs the cash by mail in march.",
         "give channel needs mail.",
         "give channel is wrong.",
         "give is wrong.",
@@ -181,10 +181,10 @@ def test_a_reason_narrows_what_can_be_right_and_a_verdict_takes_away_one_action(
     assert found == [1, 1, values - 1, values**slots - 1, values**slots - 1]
 
 
-TURNS = [f"Thought: gold refund. Action: {tool} cash by phone in june" for tool in ("give", "lend")]
+TURNS = [f"Thought: gold refund. Action: {tool} the cash by phone in june" for tool in ("give", "lend")]
 MENDED = {
-    "give needs credit by mail in march.": "give credit by mail in march",
-    "give channel needs mail.": "give cash by mail in june",
+    "give needs the credit by mail in march.": "give the credit by mail in march",
+    "give channel needs mail.": "give the cash by mail in june",
     "give channel is wrong.": None,
     "give is wrong.": None,
 }
@@ -202,7 +202,7 @@ def test_the_parser_mends_what_the_audit_tells_and_leaves_out_what_it_only_blame
 def test_the_parser_learns_a_won_visit_whole_and_nothing_of_a_bare_verdict() -> None:
     assert lessons([(one, "done. Audit: pass.") for one in TURNS], won=True) == TURNS
     assert lessons([(one, "done. Audit: fail.") for one in TURNS], won=False) == [None, None]
-    both = "done. Audit: fail. give paper needs photo. lend needs repair by truck in march."
+    both = "done. Audit: fail. give paper needs photo. lend needs the repair by truck in march."
     assert lessons([("unreadable", "not understood."), ("unreadable", both)], won=False) == ["unreadable"] * 2
 
 
