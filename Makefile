@@ -40,7 +40,7 @@ help:
 	@echo "make check        format, lint, types, import rules, fresh documents"
 	@echo "make ui           MLflow's page and a Prefect server on loopback"
 	@echo "make tiny         every stage once, in seconds"
-	@echo "make pretrain     make the base models in data/base, base_agents, base_maths and base_twenty again"
+	@echo "make pretrain     make the base models in data/base, base_agents, base_maths, base_twenty and base_wide again"
 	@echo "make gpu-check    packed rows, kernels, step times and memory on a GPU, in four minutes"
 	@echo "make docs         write the generated pages, tables and pictures of docs/ from code and rows"
 	@echo "make site         build the documents as a site; make site-serve shows it at 127.0.0.1:8000"
@@ -81,6 +81,7 @@ pretrain: $(STAMP)
 	$(BIN)/turnwise pretrain --set pretrain.corpus=agents --out data/base_agents --force
 	$(BIN)/turnwise pretrain --set pretrain.corpus=maths --set roles.prompts=maths --out data/base_maths --force
 	$(BIN)/turnwise pretrain --set pretrain.corpus=twenty --set roles.prompts=twenty --out data/base_twenty --force
+	$(BIN)/turnwise pretrain --set pretrain.corpus=wide --set roles.prompts=wide_desk --out data/base_wide --force
 
 # Two at once, file by file: fixtures of a file are made once. One thread each: the models are tiny.
 test: $(STAMP)

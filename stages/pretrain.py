@@ -1,11 +1,12 @@
 """Make a base model for a task's roles: a small one of words or bytes from scratch, or a real one warmed.
 
-Roles: on the desk, in 20 Questions, in arithmetic or in your own corpus (stages/corpora/own.py). Agents act in math,
-game24 and wiki_search.
+Roles: on the desk, on the wide desk, in 20 Questions, in arithmetic or in your own corpus (stages/corpora/own.py).
+Agents act in math, game24 and wiki_search.
 
     turnwise pretrain --set pretrain.steps=3200
     turnwise pretrain --set pretrain.corpus=twenty --set roles.prompts=twenty --out data/base_twenty
     turnwise pretrain --set pretrain.corpus=maths --set roles.prompts=maths --out data/base_maths
+    turnwise pretrain --set pretrain.corpus=wide --set roles.prompts=wide_desk --out data/base_wide
     turnwise pretrain --set pretrain.corpus=agents --out data/base_agents
     turnwise pretrain --set pretrain.base=data/models/smollm2 --set pretrain.lora_rank=16 --out data/models/mine
 
@@ -24,7 +25,7 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
-from stages.corpora import agents, desk, maths, own, scene, twenty, twenty_marks
+from stages.corpora import agents, desk, maths, own, scene, twenty, twenty_marks, wide
 from stages.corpora.held_out import (
     agents_card,
     desk_card,
@@ -34,6 +35,7 @@ from stages.corpora.held_out import (
     role_scores,
     twenty_card,
     warmed_card,
+    wide_card,
 )
 from stages.frame.contract import Config, Context, DataPath, ModuleName, Outputs, Stage
 from stages.frame.own import is_own
@@ -57,30 +59,34 @@ OF_TWENTY = {"batch": 48, "steps": 3600, "whole": 1.0, "general_rows": 0, "probe
 OF_MATHS = {"width": 96, "steps": 2000, "batch": 48, "whole": 1.0, "general_rows": 0, "probe_rows": 200}
 """Defaults where corpus = maths, in which earlier turns are arithmetic, too."""
 
+OF_WIDE = {"batch": 48, "steps": 4800, "general_rows": 0, "probe_rows": 60}
+"""Defaults where corpus = wide, whose examples are short."""
+
 OF_BASE = {"steps": 160, "batch": 64, "general_rows": 0, "probe_rows": 16}
 """Defaults where base is set: a real model knows the language already."""
 
-OTHERS: dict[str, dict[str, Any]] = {"agents": OF_AGENTS, "twenty": OF_TWENTY, "maths": OF_MATHS}
-ROLE_PLAY: dict[str, Any] = {"desk": desk, "twenty": twenty, "maths": maths}
+OTHERS: dict[str, dict[str, Any]] = {"agents": OF_AGENTS, "twenty": OF_TWENTY, "maths": OF_MATHS, "wide": OF_WIDE}
+ROLE_PLAY: dict[str, Any] = {"desk": desk, "twenty": twenty, "maths": maths, "wide": wide}
 """Corpora of all roles: modules with `SHARE`, `example` and `words`."""
 
 MARKS = {
     "desk": (desk.right, desk_card),
     "twenty": (twenty_marks.right, twenty_card),
     "maths": (maths.right, maths_card),
+    "wide": (wide.right, wide_card),
 }
 """Which replies of these are right, and the card that tells it."""
 
 
 class PretrainConfig(Config):
-    """Shape and schedule of the base model. Some defaults differ for agents, twenty and maths: see each.
+    """Shape and schedule of the base model. Some defaults differ for agents, twenty, maths and wide: see each.
 
     With base only corpus, lora_rank, steps, batch, adam_lr, flat, general_rows and probe_rows count.
     """
 
     corpus: ModuleName = Field(
         "desk",
-        description="What the model is taught. desk, twenty and maths: the roles on the desk, in 20 Questions (with roles.prompts = twenty) and in arithmetic. agents: to act in three environments. my.words: your own module, by a name with a dot. [ours]",
+        description="What the model is taught. desk, wide, twenty and maths: the roles on the desk, on the wide desk (with roles.prompts = wide_desk), in 20 Questions (twenty) and in arithmetic (maths). agents: to act in three environments. my.words: your own module, by a name with a dot. [ours]",
     )
     base: DataPath = ""
     """Folder or hub name of an instruct model that is warmed for the roles; empty = a small model is made. [ours]"""
@@ -94,9 +100,11 @@ class PretrainConfig(Config):
     vocabulary: int = Field(1000, ge=262)
     """Tokens of the byte-level tokenizer, for agents; the others have one a word. [ours]"""
     steps: int = Field(3200, ge=1)
-    """Optimiser steps; 1800 for agents, 3600 for twenty, 2000 for maths; 160 with base. [ours]"""
+    """Optimiser steps; 1800 for agents, 3600 for twenty, 2000 for maths, 4800 for wide; 160 with base. [ours]"""
     batch: int = Field(
-        96, ge=1, description="Examples a step; 32 for agents, 48 for twenty and maths; 64 with base. [ours]"
+        96,
+        ge=1,
+        description="Examples a step; 32 for agents, 48 for twenty, maths and wide; 64 with base. [ours]",
     )
     parts: int = Field(4, ge=1, description="Passes of like length that a step is cut into, against padding. [ours]")
     muon_lr: float = Field(0.02, gt=0, description="Learning rate of the matrices. [ours]")
@@ -108,7 +116,7 @@ class PretrainConfig(Config):
     general_rows: int = Field(3000, ge=0)
     """Role rows written to general.jsonl, for mixing into later training; 0 for all but the desk, and with base. [ours]"""
     probe_rows: int = Field(40, ge=1)
-    """Held-out rows a role in probe.jsonl, for scores and the forgetting probe. agents: 192 episodes a task; twenty: 100 rows; maths: 200; with base: 16. [ours]"""
+    """Held-out rows a role in probe.jsonl, for scores and the forgetting probe. agents: 192 episodes a task; twenty: 100 rows; maths: 200; wide: 60; with base: 16. [ours]"""
 
     @model_validator(mode="before")
     @classmethod

@@ -71,6 +71,7 @@ class Lengths:
 # the prompts' length.
 _BY_TASK = {
     "service_desk": (3, 20, 10, 8, 0.4, 0.0, 0),
+    "wide_desk": (2, 14, 9, 6, 0.6, 0.0, 0),
     "twenty_questions": (15, 260, 20, 8, 0.3, 1.0, 3),
     "sums": (1, 8, 9, 6, 0.8, 0.0, 0),
     "math": (1, 80, 120, 4, 0.9, 0.0, 0),
@@ -90,7 +91,7 @@ def assumed(run: Any, changes: Sequence[str] = ()) -> Lengths:
     action = roles.max_action_tokens / 2
     found = Lengths(
         turns=min(turns, run.task.max_turns), system=system, first=first, observation=observation, action=action, act=act * action,
-        thought=roles.max_thought_tokens / 2, future=roles.max_future_tokens / 2, template=20 if run.task.env in ("service_desk", "sums") else 250, critic=16, general=400,
+        thought=roles.max_thought_tokens / 2, future=roles.max_future_tokens / 2, template=20 if run.task.env in ("service_desk", "wide_desk", "sums") else 250, critic=16, general=400,
         yes=0.5, win=0.3, asked=asked if run.task.oracle != "rule" else 0.0, told=told,
         cache_bytes=2.0 if run.model.dtype == "bfloat16" else 4.0,
     )  # fmt: skip

@@ -159,6 +159,31 @@ the problem and whose results are all within one of the right ones. refiner: of 
 """
 
 
+def wide_card(made: str, n_probe: int, scores: Mapping[str, float]) -> str:
+    """made: model and schedule, in a line."""
+    return f"""# A base model for the wide desk
+
+A word-level Llama-shaped decoder, {made} examples of `stages/corpora/wide.py`:
+
+    turnwise pretrain --set pretrain.corpus=wide --set roles.prompts=wide_desk --out data/base_wide
+
+It knows the language of the roles on `wide_desk`, on every rung of its audit, with one to three steps, one to five slots and two to five values: 2 to 3,125
+actions a step. It knows no rule of any desk: every training example has right phrases of its own, drawn at random (`tests/corpora/test_wide.py`).
+What is given away, and so to every method that starts from it: slots and values in their order, and that a thought names tier and request.
+
+Made only to try the pipeline on a laptop. It can do nothing else.
+
+| on {n_probe} held-out prompts of each role | right |
+|---|---|
+{lines(scores)}
+
+combine, corrector, evaluator: share of replies equal to the one right answer. policy: of phrases that a desk of this size can read. refiner: of those that do what
+the evaluation says and nothing else. successor: of replies that have the form. slots, values: share of all roles' replies, by the size of the desk.
+
+`probe.jsonl`: held-out role rows, the forgetting probe of `evaluate`.
+"""
+
+
 def warmed_card(base: str, how: str, n_probe: int, before: Mapping[str, float], after: Mapping[str, float]) -> str:
     """how: corpus and schedule, in a line. before, after: scores of the model as it was, and warmed."""
     rows = "\n".join(

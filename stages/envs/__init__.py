@@ -22,6 +22,8 @@ Modules:
     service_desk      the embedded task: a desk with hidden rules that only the closing audit names
     desk_rules        its size, its steps, its rule book
     desk_words        what is said there, from the right option to a bare verdict, and what a parser makes of it
+    wide_desk         a desk whose actions are phrases, 3 to 3,125 of them a step
+    wide_words        its phrases, what an audit names of a wrong one, and what a parser makes of it
     twenty_questions  20 Questions
     objects           its objects, and names recognised in a question
     game24            Game of 24 as a search tree

@@ -34,6 +34,7 @@ REPLIES: Mapping[str, Sequence[str]] = {
     "sums": ("1 + 1 = 2",),
     "tau_bench": ('{"name": "get_user_details", "arguments": {"user_id": "ann_1"}}', "hello", "bye"),
     "twenty_questions": ("Is it alive?", "What is it?"),
+    "wide_desk": ("give the cash by mail in march", "lend the cash by mail in march", "bill the cash by mail in march"),
     "wiki_search": ("NAVIGATE nowhere", "FIND(born)", "SAVE_LINE_IDS 1", "BACK", "SUBMIT nothing"),
 }
 """Actions of the environments that ship, which bring any episode to its end. A module of one's own exports REPLIES."""

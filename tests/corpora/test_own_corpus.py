@@ -84,7 +84,7 @@ def test_its_code_is_part_of_the_fingerprint_of_pretrain(project: Path) -> None:
     [
         (
             "dsek",
-            "pretrain.corpus: value error, wanted desk, twenty, maths, agents, or a module of your own with a dot",
+            "pretrain.corpus: value error, wanted desk, twenty, maths, wide, agents, or a module of your own with a dot",
         ),
         ("teach.word", "pretrain.corpus: there is no module 'teach.word'"),
         ("teach.empty", "pretrain.corpus: teach/empty.py lacks SHARE, example; it has to export SHARE, example."),

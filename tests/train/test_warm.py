@@ -128,5 +128,7 @@ def test_without_a_rank_all_weights_are_trained(base: Path, tmp_path: Path) -> N
 
 
 def test_agents_have_no_roles_to_warm(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"pretrain.base: the corpus 'agents' has no roles; desk, twenty, maths have"):
+    with pytest.raises(
+        UsageError, match=r"pretrain.base: the corpus 'agents' has no roles; desk, twenty, maths, wide have"
+    ):
         made(base, tmp_path, corpus="agents")
