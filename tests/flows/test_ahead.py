@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from flows.pipeline import iterate
 from flows.registry import select_inputs
 from stages.frame.types import UsageError
 from stages.llm.hf import HfEngine
+from stages.store.tracking import Tracking
 from stages.store.workspace import StageRun
 
 HERE = Path(__file__).parents[2]
@@ -30,6 +30,8 @@ RUN = (
     "iterations=3",
     "--set",
     "collect.lag=1",
+    "--set",
+    "critic.epochs=40",
     "--set",
     "model.engine=openai",
 )
@@ -84,11 +86,10 @@ def summary_of(home: Path, url: str, *more: str) -> Any:
     return json.loads(done.stdout)
 
 
-def times(home: Path, stage: str) -> list[tuple[int, int]]:
-    """When each run of a stage began and ended, in iteration order."""
-    query = "select start_time, end_time from runs join experiments using (experiment_id) where experiments.name = ? order by start_time"
-    with sqlite3.connect(home / "mlflow" / "mlflow.db") as db:
-        return list(db.execute(query, [stage]))
+def processes(home: Path, stage: str) -> list[str]:
+    """Which process made each run of a stage, in iteration order."""
+    tracking = Tracking(home / "mlflow")
+    return [one.tags["pid"] for one in tracking.runs(stage, 100)][::-1]
 
 
 @pytest.mark.slow
@@ -97,12 +98,12 @@ def test_with_servers_the_next_episodes_are_played_while_this_iteration_trains(t
     base = str(HERE / "data" / "base")
     with served(HfEngine(base), "data/base", 512) as url:
         beside, after = (summary_of(tmp_path / name, url, *more) for name, more in (("a", ()), ("b", ("--force",))))
-    one, two = times(tmp_path / "a", "collect"), times(tmp_path / "b", "collect")
-    assert len(one) == len(two) == 3
-    trained, trained_after = times(tmp_path / "a", "distill"), times(tmp_path / "b", "distill")
-    for i in (1, 2):
-        assert one[i][0] < trained[i - 1][1]
-        assert two[i][0] >= trained_after[i - 1][1]
+    (own,) = set(processes(tmp_path / "a", "critic"))
+    played = processes(tmp_path / "a", "collect")
+    assert len(played) == 3 and played[0] == own
+    # On a busy machine the run may come first to one of them, and then plays it itself.
+    assert set(played[1:]) - {own}
+    assert len(set(processes(tmp_path / "b", "collect") + processes(tmp_path / "b", "critic"))) == 1
     for mine, its in zip(beside["iterations"], after["iterations"], strict=True):
         for name in ("collect/return", "evaluate/win_rate", "critic/nll/successor"):
             assert mine["metrics"].get(name) == its["metrics"].get(name), name

@@ -31,7 +31,11 @@ SAC = (
 def start(home: Path, argv: Sequence[str]) -> subprocess.Popen[str]:
     env = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "turnwise", *argv, "--home", str(home)]
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # Ctrl-C is ignored where the tests themselves run in the background.
+    return subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
 
 
 def ended(home: Path, *argv: str) -> tuple[int, str, str]:

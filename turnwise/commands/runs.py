@@ -92,9 +92,9 @@ def rerun(args: Namespace) -> int:
     home = find_home(args.home, to_write=not args.dry_run)
     if args.through is not None or args.downstream:
         return _rerun_on(args, home)
+    workspace = open_workspace(home)
+    again = prepare(args.stage, args.of, workspace, sets=args.set, iteration=args.iteration)
     with launch.launcher(home, plain=args.plain or args.dry_run) as launcher:
-        workspace = open_workspace(home)
-        again = prepare(args.stage, args.of, workspace, sets=args.set, iteration=args.iteration)
         # With nothing changed the old run itself has the fingerprint: to run it again is then all that was asked for.
         force = args.force or not args.set
         if args.dry_run:
@@ -118,9 +118,9 @@ def _rerun_on(args: Namespace, home: Path) -> int:
     """turnwise rerun STAGE --of RUN --through LAST, or --downstream"""
     from flows.branch import compare, prepare
 
+    workspace = open_workspace(home)
+    branch = prepare(args.stage, args.of, workspace, sets=args.set, iteration=args.iteration, through=args.through)
     with launch.launcher(home, plain=args.plain or args.dry_run) as launcher:
-        workspace = open_workspace(home)
-        branch = prepare(args.stage, args.of, workspace, sets=args.set, iteration=args.iteration, through=args.through)
         if args.dry_run:
             planned = plan(branch.run, workspace, force=args.force, branch=branch)
             return _print_plan(args, branch.run, planned, branch.changes, f"run {branch.of[:8]}")

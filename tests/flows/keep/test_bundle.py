@@ -231,7 +231,9 @@ def test_an_imported_run_is_as_if_it_had_been_made_here(
     done = json.loads(capsys.readouterr().out)
     assert stage_runs(done) == stage_runs(summary)  # all are reused, and so have their fingerprints
     assert cli.main(["verify", "--home", str(other), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"orphans": [], "changed": {}, "impossible": {}, "mended": False}
+    assert json.loads(capsys.readouterr().out) == {
+        "orphans": [], "changed": {}, "impossible": {}, "lost": {}, "mended": False,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("moment", ["replay.Replay.commit", "artifacts.save"])
