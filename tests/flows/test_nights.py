@@ -243,5 +243,6 @@ def test_a_run_that_takes_too_long_fails_as_one_that_goes_on_later_and_somebody_
     run = nights.run_of(timed)
     assert run is not None and run.status == "KILLED"
     assert "RUNNING" not in nights.stages_of(timed).values()
+    assert until(lambda: len(nights.alerts) > before, PATIENCE_S)
     (alert,) = nights.alerts[before:]
     assert alert["run"] == run.run_id and alert["error"] in state["message"]
