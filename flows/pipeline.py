@@ -114,7 +114,7 @@ def iterate(run: RunConfig, step: Step, through: str = LAST, ahead: Ahead = lamb
             stage = load_stage(name)
             done[name] = step(Call(stage, run, _inputs(stage, history, run), i))
             history[name] = [*history.pop(name, []), done[name].run_id]  # the newest last
-            if name == "collect" and _lag(run) and i + 1 < run.iterations and "collect" in stages_of(i + 1, run):
+            if name == "collect" and run.lag and i + 1 < run.iterations and "collect" in stages_of(i + 1, run):
                 soon = {stage: [*runs, "this iteration's"] for stage, runs in history.items() if stage != name}
                 ahead(Call(stage, run, _inputs(stage, soon, run), i + 1))
         yield Iteration(
@@ -159,13 +159,8 @@ def best_of(rows: Sequence[Iteration]) -> Iteration | None:
 
 
 def _inputs(stage: Stage, history: dict[str, list[str]], run: RunConfig) -> dict[str, list[str]]:
-    found = select_inputs(stage.name, history, _lag(run))
+    found = select_inputs(stage.name, history, run.lag)
     return {name: runs for name, runs in found.items() if name in stage.inputs}
-
-
-def _lag(run: RunConfig) -> int:
-    found: int = getattr(run, "collect").lag  # noqa: B009, a section of the made class
-    return found
 
 
 def run_pipeline(

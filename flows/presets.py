@@ -82,6 +82,12 @@ class RunConfig(Config):
     train: TrainConfig = Field(default_factory=TrainConfig)
 
     @property
+    def lag(self) -> int:
+        """That of collect, a section of the class that `run_config` returns."""
+        found: int = getattr(self, "collect").lag  # noqa: B009
+        return found
+
+    @property
     def first_iteration(self) -> int:
         """The first of its own iterations. Earlier ones belong to another run."""
         return int(self.goes_on_from.partition(":")[2]) + 1 if self.goes_on_from else 0
@@ -133,7 +139,7 @@ def load(preset: str, sets: Sequence[str] = ()) -> RunConfig:
             raise UsageError(
                 f"{key}: method {method} needs {wanted}, but found {found!r}. Set this value, or choose another method."
             )
-    if getattr(run, "collect").lag and run.method in ON_POLICY:  # noqa: B009
+    if run.lag and run.method in ON_POLICY:
         raise UsageError(f"collect.lag: method {run.method} is on-policy, so its newest policy must play. Set it to 0.")
     if run.episodes_of and run.method in ON_POLICY:
         raise UsageError(

@@ -15,26 +15,20 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import psutil
-
-from flows.leash import Leashed
 from stages.frame import types
 from stages.frame.contract import Context, Outputs, Progress, Stage
 from stages.frame.types import Request, Sleeper, TurnwiseError, UsageError
 
+if TYPE_CHECKING:
+    from flows.leash import Leashed
+
 POLL_S = 0.02
 SETTLE_S = 1.0  # after one rank has ended: the others fail of it at once, and the first to fall is to be named
 SIGNALLED = 192  # an exit status above is 256 less the number of a signal
-JOB, ASKED, ANSWERED, DONE, RESULT, ERROR = (
-    "job.json",
-    "asked.json",
-    "answered.json",
-    "done.json",
-    "result.json",
-    "error",
-)
+JOB, ASKED, ANSWERED, DONE, RESULT = "job.json", "asked.json", "answered.json", "done.json", "result.json"
+ERROR = "error"
 
 
 def in_processes(home: Path) -> Callable[[Stage, Context], Outputs]:
@@ -49,6 +43,8 @@ def in_processes(home: Path) -> Callable[[Stage, Context], Outputs]:
 
 def _shared_out(stage: Stage, context: Context, n: int, home: Path) -> Outputs:
     """Raises what a rank raised, and TurnwiseError for one that was killed."""
+    from flows.leash import Leashed  # every command opens a workspace, and few need it
+
     _check_devices(n)
     folder = context.workdir / "ranks"
     folder.mkdir()
@@ -93,6 +89,8 @@ def _check_devices(n: int) -> None:
 
 def _on_loopback() -> dict[str, str]:
     """Variables by which gloo and NCCL talk over this machine's own address alone."""
+    import psutil
+
     name = next(
         (name for name, held in psutil.net_if_addrs().items() if any(a.address == "127.0.0.1" for a in held)), "lo"
     )

@@ -78,7 +78,7 @@ class Told:
 
 def context_in(folder: Path, rank: int, job: Mapping[str, Any]) -> Context:
     """What the stage's function sees. Scratch files of other ranks than the first have a folder of their own."""
-    run = presets.run_config().model_validate(job["run"])
+    run = presets.resolve(job["run"])
     bars: dict[str, list[int]] = {}
     own = Path(job["workdir"]) if rank == 0 else folder / f"rank{rank}"
     own.mkdir(exist_ok=True)

@@ -58,7 +58,7 @@ def prepare(
         raise UsageError(f"There is no stage {stage!r}{nearest(stage, list(STAGES))} Stages: {', '.join(STAGES)}.")
     old = find_stage_run(stage, of, workspace, iteration)
     loaded = load_stage(stage)
-    read = {stage, *loaded.shared, "seed", *(["train"] if loaded.trains else [])}
+    read = {stage, *loaded.sections, "seed"}
     for item in sets:
         if (section := item.split("=")[0].split(".")[0]) not in read:
             raise UsageError(f"--set {item}: {stage} does not read {section!r}. It reads {', '.join(sorted(read))}.")

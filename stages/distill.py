@@ -129,7 +129,7 @@ def with_kl(config: DistillConfig, wanted: Wanted) -> Any:
         else:
             value, metrics, _ = mixed_nll(net, step, autocast=config.autocast)
         # Layers that are dealt out want as many passes of every rank, whatever rows it has.
-        if config.kl_coef and ("policy" in step.kinds or any(map(ranks.sharded, net.parameters()))):
+        if config.kl_coef and ("policy" in step.kinds or ranks.any_sharded(net.parameters())):
             with half(step.tree.ids.device, config.autocast):
                 kl = pass_kl(model_of(net), step, "policy")
             value = value + config.kl_coef * kl

@@ -87,14 +87,8 @@ def run(context: Context) -> Outputs:
     latest = context.inputs["collect"][-1:]
     episodes = trainable_episodes(context.replay, latest, ["episode_id", "scenario_id", "total_reward"])
     advantage = episode_advantages(episodes)
-    columns = [
-        "episode_id",
-        "turn",
-        "prompt_ids",
-        "action_ids",
-        "log_probs",
-        *(["reward"] if config.step_weight else []),
-    ]
+    columns = ["episode_id", "turn", "prompt_ids", "action_ids", "log_probs"]
+    columns += ["reward"] if config.step_weight else []
     used = {(name,) for name, value in advantage.items() if value != 0.0 or config.step_weight}
     turns = context.replay.read("turns", latest, columns, by=["episode_id"], among=used)
     steps, shared = step_advantages(episodes, turns, config) if config.step_weight else ({}, {})
@@ -210,12 +204,6 @@ def step_batches(
 
 
 STAGE = Stage(
-    "grpo",
-    3,
-    GrpoConfig,
-    inputs=("collect", "grpo"),
-    roles=(),
-    run=run,
-    trains=True,
+    "grpo", 3, GrpoConfig, inputs=("collect", "grpo"), roles=(), run=run, trains=True,
     outputs=("certificates", "adapter/"),
-)
+)  # fmt: skip

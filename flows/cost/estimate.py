@@ -106,7 +106,7 @@ def link_bytes(m: Machine, work: Work) -> float:
 
 def overlapped(m: Machine, costs: Sequence[Cost]) -> float:
     """Hours in which the next episodes are played while this iteration trains (`collect.lag`), and nothing generates."""
-    if not m.run.collect.lag or m.run.model.engine != "openai":
+    if not m.run.lag or m.run.model.engine != "openai":
         return 0.0
     played = sum(one.hours * (one.runs - 1) / one.runs for one in costs if one.stage == "collect")
     trained = sum(one.hours for one in costs if one.stage != "evaluate" and one.steps and not one.prompts)

@@ -176,6 +176,11 @@ class Stage:
     roles_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     roles_if_there: tuple[str, ...] = ()  # roles that it may prompt, and does without where a task has none
 
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """The sections of the RunConfig that it goes by: those that it reads, and how many processes train."""
+        return (*self.shared, "train") if self.trains else self.shared
+
 
 def check_roles(stage: Stage, inputs: Collection[str], prompts: Collection[str], *, where: str) -> None:
     """Raises UsageError where the stage would prompt a role that is none of `prompts`, those of the folder `where`."""

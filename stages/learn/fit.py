@@ -76,12 +76,13 @@ def fit(
         step = len(done)
         optimiser.zero_grad(set_to_none=True)
         parts = batch if isinstance(batch, list) else [batch]
-        values, found = _backward(model, parts, loss, parameters)
+        owners = _owners(parts)
+        values, found = _backward(model, parts, owners, loss, parameters)
         ranks.sum_gradients(parameters)
         norm = ranks.clip_norm(parameters, clip)
         upcoming = _made(source)
         *losses, size = read(found, [*values, norm])
-        losses, told = _of_all(parts, losses, found)
+        losses, told = _of_all(parts, owners, losses, found)
         total = _checked(losses, size, step)
         _step(optimiser, step)
         kept = [{name: x for name, x in metrics.items() if not name.startswith(EACH)} for metrics in told]
@@ -96,10 +97,9 @@ def fit(
 
 
 def _backward(
-    model: Any, parts: Sequence[B], loss: Loss[B], parameters: Sequence[Tensor]
+    model: Any, parts: Sequence[B], owners: Sequence[int], loss: Loss[B], parameters: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Mapping[str, Any]]]:
     """Losses and metrics of this rank's parts; their gradients are in the parameters."""
-    owners = _owners(parts)
     mine = [part for part, owner in zip(parts, owners, strict=True) if owner == ranks.own()]
     values, found = [], []
     for part in mine:
@@ -107,7 +107,7 @@ def _backward(
         value.backward()  # type: ignore[no-untyped-call]
         values.append(value.detach())
         found.append(metrics)
-    if any(map(ranks.sharded, parameters)):
+    if ranks.any_sharded(parameters):
         # A pass gathers weights from all ranks, so all must do as many.
         for _ in range(ranks.idle_passes(owners)):
             (0.0 * loss(model, parts[0])[0]).backward()  # type: ignore[no-untyped-call]
@@ -121,7 +121,7 @@ def _owners(parts: Sequence[Any]) -> list[int]:
 
 
 def _of_all(
-    parts: Sequence[Any], losses: Sequence[float], found: Sequence[Mapping[str, Any]]
+    parts: Sequence[Any], owners: Sequence[int], losses: Sequence[float], found: Sequence[Mapping[str, Any]]
 ) -> tuple[list[float], list[Mapping[str, Any]]]:
     """Losses and metrics of all parts, in their order, from those of this rank's."""
     if ranks.count() == 1:
@@ -132,7 +132,7 @@ def _of_all(
     if any(theirs != sizes for theirs, _ in told):
         raise ranks.not_alike()
     each = [iter(values) for _, values in told]
-    whole = [next(each[owner]) for owner in _owners(parts)]
+    whole = [next(each[owner]) for owner in owners]
     return [value for value, _ in whole], [metrics for _, metrics in whole]
 
 

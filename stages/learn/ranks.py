@@ -63,7 +63,7 @@ def each_of(parts: Sequence[Any], work: Callable[[Any], Any], model: Any) -> lis
         return list(map(work, parts))
     owners = dealt([part.n_tokens for part in parts], count())
     mine = [work(part) for part, owner in zip(parts, owners, strict=True) if owner == own()]
-    for _ in range(idle_passes(owners) if any(map(sharded, model.parameters())) else 0):
+    for _ in range(idle_passes(owners) if any_sharded(model.parameters()) else 0):
         work(parts[0])
     found = list(map(iter, gathered(mine)))
     return [next(found[owner]) for owner in owners]
@@ -84,6 +84,11 @@ def not_alike() -> TurnwiseError:
 def sharded(tensor: Tensor) -> bool:
     """Whether each rank holds a part of it (`train.shard`)."""
     return hasattr(tensor, "full_tensor")
+
+
+def any_sharded(tensors: Iterable[Tensor]) -> bool:
+    """Whether some of them are. One rank does not look."""
+    return count() > 1 and any(map(sharded, tensors))
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -124,9 +129,9 @@ def sum_gradients(parameters: Iterable[Tensor]) -> None:
 
 def clip_norm(parameters: Sequence[Tensor], largest: float) -> Tensor:
     """torch's clip_grad_norm_, over parameters of which some are dealt out: the norm of the whole gradient."""
-    parts = [p for p in parameters if sharded(p)]
-    if not parts:
+    if not any_sharded(parameters):
         return torch.nn.utils.clip_grad_norm_(parameters, largest)
+    parts = [p for p in parameters if sharded(p)]
     rest = [p for p in parameters if not sharded(p)]
     norms = [
         whole(torch.nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])) for group in (parts, rest)

@@ -139,10 +139,7 @@ def _run(
     tracking, workdir = workspace.tracking, workspace.workdir(run_id)
     workdir.mkdir(parents=True)
     config = getattr(run, stage.name)
-    shared = {
-        name: getattr(run, name).model_dump(mode="json")
-        for name in (*stage.shared, *(["train"] if stage.trains else []))
-    }
+    shared = {name: getattr(run, name).model_dump(mode="json") for name in stage.sections}
     resolved = {stage.name: config.model_dump(mode="json"), **shared}
     whole = {
         "stage": stage.name,

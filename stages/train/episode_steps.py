@@ -157,9 +157,9 @@ def parts(
     n_states = float(sum(e.n_turns + (not e.truncated) for e in chosen))
     normaliser = loss_normaliser(config.per, torch.tensor([sum(row.n_turns for row in rows) for rows in episodes]))
     made, critic_len = [], len(critic_ids) or config.soft_prompt
-    # A row a rank at least.
-    share = -(-n_tokens(chosen, range(len(chosen)), critic_len) // ranks.count())
-    budget = config.row_tokens if ranks.count() == 1 else min(config.row_tokens, share)
+    budget = config.row_tokens
+    if (n := ranks.count()) > 1:  # a row a rank at least
+        budget = min(budget, -(-n_tokens(chosen, range(len(chosen)), critic_len) // n))
     for members in bins(chosen, critic_len, token_budget=budget):
         mine = tuple(chosen[i] for i in members)
         row = pack(mine, critic_ids, max_positions=None, soft_len=config.soft_prompt)
