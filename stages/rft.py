@@ -31,7 +31,7 @@ from stages.train.history import fit_metrics
 from stages.train.model import PassConfig, deal_out, trainable_policy
 from stages.train.network import batches_of, trained
 from stages.train.passes import Pass, mixed_nll
-from stages.train.rows import TrainRow, reply_ids
+from stages.train.rows import TrainRow
 
 
 class RftConfig(PassConfig):
@@ -109,7 +109,7 @@ def told_rows(
     drawn = draw(pool[: config.rows], config.rows, rng, refill=config.refill)
     chats = ChatTokenizer(context.run.model.path)
     rows = [
-        TrainRow(read[t.key][0], read[t.key][1] if before == after else reply_ids(chats, after), key=t.key)
+        TrainRow(read[t.key][0], read[t.key][1] if before == after else chats.reply_ids(after), key=t.key)
         for t in drawn
         for before, after in [useful[t.key]]
     ]

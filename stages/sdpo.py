@@ -30,6 +30,7 @@ from stages.learn.divergences import Divergence, chunked_divergence
 from stages.learn.later import Later
 from stages.learn.moving import moved
 from stages.learn.tree_attention import body_pass
+from stages.llm.feedback import FEEDBACK, REQUEST, WIN, message
 from stages.llm.last_message import check_last_message
 from stages.llm.roles import Roles, roles_of
 from stages.llm.tokens import nothing_fits
@@ -64,13 +65,11 @@ class SdpoConfig(PassConfig):
     """Whether the teacher reads the replies of another won episode of the group. skip: never; then a won episode teaches nothing. [paper: context]"""
     teacher: Literal["message", "refiner"] = "message"
     """How the teacher reads it. message: as one behind the policy's own prompt. refiner: as the evaluation in the prompt of that role, for models that know no prompts but their roles'. [paper: message; refiner ours]"""
-    feedback_intro: str = "An earlier attempt failed. This is what was said of it:"
+    feedback_intro: str = FEEDBACK
     """Words before the feedback. [ours, after the paper's]"""
-    win_intro: str = "These replies of another attempt at the same task were right:"
+    win_intro: str = WIN
     """Words before the replies of a won episode. [ours, after the paper's]"""
-    request: str = Field(
-        "Now give the right reply.", description="Words at the end of the message. [ours, after the paper's]"
-    )
+    request: str = Field(REQUEST, description="Words at the end of the message. [ours, after the paper's]")
     ema_rate: float = Field(0.05, ge=0, le=1)
     """EMA rate of the teacher's weights, a step. 1 = the policy itself, and both are read in one pass. 0 = they stand still. [paper: an EMA; its code: 0.05, and 0.01 for feedback]"""
 
@@ -166,29 +165,23 @@ def told(episodes: Sequence[Row], turns: Sequence[Row], config: SdpoConfig) -> d
             others = (other for other in members if other is not e and other["total_reward"] >= 1)
             right[e["episode_id"]] = next(map(replies_of, others), "")
     lost = {e["episode_id"] for e in episodes if e["total_reward"] < 1}
+    intros = {name: getattr(config, name) for name in ("feedback_intro", "win_intro", "request")}
     found = {}
     for t in (turn for turn in turns if turn["episode_id"] in right):
         said = {"end": ends.get(t["episode_id"], ""), "turn": t["observation"], "none": ""}[config.feedback]
         win, feedback = right[t["episode_id"]], said if t["episode_id"] in lost else ""
         if win.strip() or feedback.strip():
-            found[key_of(t)] = words(win, feedback, config)
+            found[key_of(t)] = message(win, feedback, **intros)
     return found
-
-
-def words(win: str, feedback: str, config: SdpoConfig) -> str:
-    """The message to the teacher. What the environment said is put in as it is, and never read as a template."""
-    parts = [(config.win_intro, win), (config.feedback_intro, feedback)]
-    found = ["\n".join(filter(None, [intro, text.strip()])) for intro, text in parts if text.strip()]
-    return "\n\n".join(filter(None, [*found, config.request]))
 
 
 def replies_of(episode: Row) -> str:
     """What the agent said in an episode, without the private part of its thoughts."""
     found = []
-    for message in episode["messages"]:
-        if message["role"] == "assistant":
+    for said in episode["messages"]:
+        if said["role"] == "assistant":
             try:
-                found.append(without_thought(str(message["content"])))
+                found.append(without_thought(str(said["content"])))
             except Malformed:
                 continue  # a thought without an end, and nothing said
     return "\n".join(found)

@@ -34,9 +34,13 @@ from stages.envs.wide_words import (
     wrong_slots,
 )
 from stages.frame.types import Malformed, Message
+from stages.llm.feedback import WIN, message
 from stages.llm.roles import Roles
 
-SHARE = {"policy": 0.06, "successor": 0.05, "combine": 0.22, "evaluator": 0.3, "refiner": 0.25, "corrector": 0.12}
+SHARE = {
+    "policy": 0.05, "successor": 0.04, "combine": 0.2, "evaluator": 0.27, "refiner": 0.24, "corrector": 0.1, "told": 0.1,
+}  # fmt: skip
+"""told is no role of a critic: the policy, or the refiner, reads what came of an earlier attempt (stages/sdpo.py)."""
 RUNGS: dict[Audit, float] = {"answer": 0.25, "value": 0.3, "slot": 0.2, "step": 0.15, "verdict": 0.1}
 SIZES = {1: 1.0, 2: 1.0, 3: 1.5, 4: 1.5, 5: 1.5}
 """Slots of a phrase, and how often there are so many."""
@@ -204,17 +208,24 @@ def evaluator(v: Visit, rng: random.Random, roles: Roles) -> Example:
     return Example("evaluator", tuple(prompt), judge(v.tools[k], futures))
 
 
+def mended(before: Phrase, right: Phrase, kind: Audit) -> Phrase:
+    """What an audit of this rung makes of a phrase: itself where nothing is wrong, or no slot is named.
+
+    Told the slot alone, the right value stands for any other: it is drawn at random.
+    """
+    if before == right or kind in ("step", "verdict"):
+        return before
+    j = wrong_slots(before, right)[0]
+    return right if kind == "answer" else (*before[:j], right[j], *before[j + 1 :])
+
+
 def refiner(v: Visit, rng: random.Random, roles: Roles) -> Example:
     k, kind = rng.randrange(len(v.tools)), by_share(rng, RUNGS)
     before = v.chosen[k]
     right = wrong_from(before, v.values, rng)
-    new = right
-    if kind in ("value", "slot"):
-        j = wrong_slots(before, right)[0]
-        new = (*before[:j], right[j], *before[j + 1 :])
-    elif kind in ("step", "verdict"):  # nothing tells the others apart
-        while (new := phrase(v.slots, v.values, rng)) == before:
-            pass
+    new = mended(before, right, kind)
+    while new == before:  # nothing tells the others apart
+        new = phrase(v.slots, v.values, rng)
     reason = may(blame(v.tools[k], before, right, kind))
     evaluation = f"Optimality: No. {reason}".strip()
     prompt = roles.prompt("refiner", state(v, k), action=v.action(k), thought="", evaluation=evaluation)
@@ -231,8 +242,36 @@ def corrector(v: Visit, rng: random.Random, roles: Roles) -> Example:
     return Example("corrector", tuple(roles.prompt("corrector", state(v, k), text=text)), may(text).replace(TOLD, ""))
 
 
+def told_policy(v: Visit, rng: random.Random, roles: Roles) -> Example:
+    """The words of an earlier attempt behind the policy's prompt, or in the refiner's with the action that was taken.
+
+    Of what they leave open the policy says anything; the refiner keeps its action if another step alone is blamed.
+    """
+    k, shown = rng.randrange(len(v.tools)), rng.random() < 0.4
+    before, right = v.chosen[k], v.needed[k]
+    won = "\n".join(act(v, j, one) for j, one in enumerate(v.needed)) if v.passed or rng.random() < 0.3 else ""
+    said = message(won, "" if v.passed or (won and rng.random() < 0.5) else f"done. {v.end()}")
+    if won or (before != right and v.rung == "answer"):
+        new = right
+    elif shown:
+        new = mended(before, right, v.rung)
+        while new == before and (before != right or v.rung == "verdict"):
+            new = phrase(v.slots, v.values, rng)
+    else:
+        new = phrase(v.slots, v.values, rng)
+        if before != right and v.rung == "value":
+            j = wrong_slots(before, right)[0]
+            new = (*new[:j], right[j], *new[j + 1 :])
+    if shown:
+        prompt = roles.prompt("refiner", state(v, k), action=v.action(k), thought="", evaluation=said)
+    else:
+        prompt = [*roles.policy(state(v, k)), {"role": "user", "content": said}]
+    return Example("told", tuple(prompt), act(v, k, new))
+
+
 MAKERS: dict[str, Callable[[Visit, random.Random, Roles], Example]] = {
-    "policy": policy, "successor": successor, "combine": combine, "evaluator": evaluator, "refiner": refiner, "corrector": corrector,
+    "policy": policy, "successor": successor, "combine": combine, "evaluator": evaluator, "refiner": refiner,
+    "corrector": corrector, "told": told_policy,
 }  # fmt: skip
 
 
@@ -246,7 +285,7 @@ def right(row: Mapping[str, Any], said: str) -> dict[str, bool]:
     """Whether a reply to a row of the probe is right, by role and by the number of slots and of values.
 
     combine, corrector, evaluator: the one right answer. successor: it has the form. policy: the desk of this size can
-    read it. refiner: that, and it does what the evaluation says and nothing else.
+    read it. refiner: that, and it does what the evaluation says and nothing else. told: that, and it says what it was told.
     """
     size = _SYSTEM.match(str(row["messages"][0]["content"]))
     assert size is not None
@@ -254,29 +293,36 @@ def right(row: Mapping[str, Any], said: str) -> dict[str, bool]:
     good = said == row["reply"]
     if role == "successor":
         good = bool(_FUTURE.fullmatch(said))
-    elif role in ("policy", "refiner"):
+    elif role in ("policy", "refiner", "told"):
         good = _does(row, said, slots, values)
     return {role: good, f"slots_{slots}": good, f"values_{values}": good}
 
 
 def _does(row: Mapping[str, Any], said: str, slots: int, values: int) -> bool:
-    """Whether a policy's or a refiner's reply is of the right step and size, and does as told."""
-    wanted = str(row["reply"])
+    """Whether an action is of the right step and size, and does as it was told."""
+    wanted, last = str(row["reply"]), may(str(row["messages"][-1]["content"]))
     found, tool = _REPLY.fullmatch(said), wanted.partition("Action: ")[2].split()[0]
     if not found or found[0].split(". ")[0] != wanted.split(". ")[0]:
         return False
+    shown = re.search(r"^Action: (.+)", last, re.MULTILINE)
     try:
         new = phrase_of(found[1], tool, slots, values)
-        if row["role"] == "policy":
-            return True
-        _, action, evaluation = str(row["messages"][-1]["content"]).split("\n")
-        before = phrase_of(action.removeprefix("Action: "), tool, slots, values)
+        before = phrase_of(shown[1], tool, slots, values) if shown else None
     except Malformed:
         return False
-    if "need" in evaluation:
+    if row["role"] == "policy":
+        return True
+    if WIN in last:
         return said == wanted
-    slot = evaluation.split(" may be wrong")[0].split()[-1]
-    return wrong_slots(before, new) == [SLOTS.index(slot)] if slot in SLOTS else before != new
+    named = re.search(rf"\b{tool} (?:({'|'.join(SLOTS)}) )?may (?:need ([a-z ]+)|be wrong)\.", last)
+    slot, needs = named.groups() if named else (None, None)
+    if needs:
+        return said == wanted if before or not slot else new[SLOTS.index(slot)] == needs
+    if before and slot:
+        return wrong_slots(before, new) == [SLOTS.index(slot)]
+    if before and (named or row["role"] == "refiner" or " may " not in last):
+        return before != new
+    return said == wanted if before else True
 
 
 def words(roles: Roles, n: int = 4000) -> list[str]:

@@ -9,6 +9,7 @@ and, where it can tell more of episodes than their rewards,
     describe(options, episodes)        -> numbers by name, which evaluate reports
     lessons(turns, won)                -> what a parser of the words makes of an episode: each action's text, mended, or None
     n_wrong(observation)               -> how many turns the last observation says were wrong
+    perfect(options, role, messages)   -> what a perfect critic's role says to this prompt, where the optimum is known
 and, where it reads less than any action of ReAct's form,
     readable(options, state, reply)    -> raises Malformed where `step` would not read the reply in this state, or
         nobody should learn it
@@ -23,6 +24,7 @@ Modules:
     desk_rules        its size, its steps, its rule book
     desk_words        what is said there, from the right option to a bare verdict, and what a parser makes of it
     wide_desk         a desk whose actions are phrases, 3 to 3,125 of them a step
+    wide_rules        its size, its rule book, pairs of values that are held out
     wide_words        its phrases, what an audit names of a wrong one, and what a parser makes of it
     twenty_questions  20 Questions
     objects           its objects, and names recognised in a question
@@ -173,6 +175,18 @@ def n_wrong(name: str, observation: str) -> float:
     with telling("task.env", name, "n_wrong"):
         found = cast(Any, _module(name)).n_wrong(observation)
     return number_of(_at(name, "n_wrong"), "number of wrong turns", found)
+
+
+def perfect(name: str, options: Mapping[str, Any], role: str, messages: Sequence[Message]) -> str:
+    """What a perfect role says to this prompt. Raises UsageError where the environment exports no `perfect`, and as above."""
+    if not has(name, "perfect"):
+        raise UsageError(
+            f'roles.oracle: {name} has no function `perfect`, so no role can be replaced; set it to "none"'
+        )
+    _check(name, _module(name).OPTIONS, options)
+    with telling("task.env", name, "perfect"):
+        found = cast(Any, _module(name)).perfect(options, role, messages)
+    return text_of(_at(name, "perfect"), "reply", found)
 
 
 def check_readable(name: str, options: Mapping[str, Any], state: Sequence[Message], reply: str) -> None:

@@ -48,6 +48,11 @@ class Config(BaseModel):
     RETIRED: ClassVar[Mapping[str, Retired]] = {}
     ADDED: ClassVar[Mapping[str, Any]] = {}
 
+    def counted(self, exclude: set[str] = frozenset()) -> dict[str, Any]:  # type: ignore[assignment]
+        """The values that a fingerprint holds, as plain JSON: not those of `exclude`, nor an added key that changes nothing."""
+        values = self.model_dump(mode="json", exclude=exclude)
+        return {key: value for key, value in values.items() if key not in self.ADDED or value != self.ADDED[key]}
+
     @model_validator(mode="before")
     @classmethod
     def _without_retired(cls, values: Any) -> Any:
@@ -211,17 +216,12 @@ def ingredients(
     there (`stages.store.contents`). A retired key of the config counts with its old default, and an added one not at all
     where it changes nothing, so that stored runs keep their fingerprints. Source: docs/explanation/architecture.md.
     """
-    values = {
-        key: value
-        for key, value in config.model_dump(mode="json").items()
-        if key not in config.ADDED or value != config.ADDED[key]
-    }
     retired = {key: old.value for key, old in config.RETIRED.items()}
     prompted = (*stage.roles, *stage.roles_if_there)
     content: dict[str, Any] = {
         "stage": stage.name,
         "version": stage.version,
-        "config": values | retired,
+        "config": config.counted() | retired,
         "shared": {name: shared[name] for name in stage.shared},
         "seed": seed,
         "iteration": iteration,

@@ -6,7 +6,8 @@ A stage declares in `Stage.shared` which sections it reads. Only those enter its
 from __future__ import annotations
 
 import ipaddress
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
@@ -183,10 +184,16 @@ class RolesConfig(Config):
         ge=0,
         description="Sampling temperature of the refiner alone. Above 0 it tries different actions; none = judge_temperature. [ours]",
     )
+    oracle: Literal["none", "successor", "evaluator", "refiner"] = Field(
+        "none",
+        description="A role that is played by code which knows the optimum, where the environment has it: to see what the model's own costs. For measuring alone. [ours]",
+    )
     max_action_tokens: int = Field(256, ge=1, description="Longest thought and action. [ours]")
     max_future_tokens: int = Field(256, ge=1, description="Longest future, critique or correction. [ours]")
     max_thought_tokens: int = Field(0, ge=0)
     """Extra tokens in every role for a reasoning model's <think> part; 0 = none. [ours]"""
+
+    ADDED: ClassVar[Mapping[str, Any]] = {"oracle": "none"}
 
     @property
     def rewriting_temperature(self) -> float:

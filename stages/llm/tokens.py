@@ -74,6 +74,10 @@ class ChatTokenizer:
         ids = self._controls.reply_ids(text)
         return tuple(self.tokenizer(text, add_special_tokens=False).input_ids if ids is None else ids)
 
+    def reply_ids(self, text: str) -> tuple[int, ...]:
+        """The same with the end token, as an engine would have ended it."""
+        return (*self.encode_reply(text), self.tokenizer.eos_token_id)
+
     def count_controls(self, messages: Sequence[Message]) -> int:
         """How many control tokens stand in the messages' texts, which `encode` reads as text."""
         return 0 if self._is_harmless(messages) else self._controls.count(messages)

@@ -109,7 +109,7 @@ def stage_ingredients(
     inputs = {name: runs for name, runs in inputs.items() if runs}
     hashes = workspace.prompt_hashes(run) if stage.roles else {}
     check_roles(stage, inputs, hashes, where=run.roles.prompts if stage.roles else "")
-    shared = {name: getattr(run, name).model_dump(mode="json", exclude=WAYS) for name in stage.shared}
+    shared = {name: getattr(run, name).counted(exclude=WAYS) for name in stage.shared}
     return ingredients(
         stage, getattr(run, stage.name), shared=shared, seed=run.seed, iteration=iteration, prompt_hashes=hashes,
         model_hash=workspace.model_hash(run), inputs=inputs, contents=contents(stage, run),

@@ -73,14 +73,9 @@ def general_rows(model_path: str, path: str) -> list[TrainRow]:
     """Rows of a JSONL file of {"role", "messages", "reply"}, with end tokens. Raises UsageError for a broken line."""
     chats = ChatTokenizer(model_path)
     return [
-        TrainRow(chats.encode(row["messages"]), reply_ids(chats, row["reply"]), key=("general", row["role"]))
+        TrainRow(chats.encode(row["messages"]), chats.reply_ids(row["reply"]), key=("general", row["role"]))
         for row in read_jsonl(path)
     ]
-
-
-def reply_ids(chats: ChatTokenizer, text: str) -> tuple[int, ...]:
-    """Ids of a reply that no engine produced, with the end token."""
-    return (*chats.encode_reply(text), chats.tokenizer.eos_token_id)
 
 
 class _Message(BaseModel):

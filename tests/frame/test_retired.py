@@ -10,7 +10,7 @@ import pytest
 from flows import presets
 from flows.registry import STAGES, load_stage
 from stages.frame.contract import Config, Outputs, Retired, Stage, fingerprint, ingredients
-from stages.frame.sections import WAYS
+from stages.frame.sections import WAYS, RolesConfig
 from stages.frame.types import UsageError
 
 
@@ -43,7 +43,7 @@ def toy(config: Config) -> str:
 def of(preset: str, stage: str, *sets: str) -> str:
     """Fingerprint of a stage of a preset, as `execute` makes it, apart from prompts and files."""
     run, found = presets.load(preset, sets), load_stage(stage)
-    shared = {name: getattr(run, name).model_dump(mode="json", exclude=WAYS) for name in found.shared}
+    shared = {name: getattr(run, name).counted(exclude=WAYS) for name in found.shared}
     parts: dict[str, Any] = {"prompt_hashes": {}, "model_hash": "m", "inputs": {"collect": ["a"]}}
     return fingerprint(ingredients(found, getattr(run, stage), shared=shared, seed=0, iteration=1, **parts))
 
@@ -60,12 +60,13 @@ def test_an_added_key_counts_only_where_it_has_another_value_than_the_one_of_bef
     assert len({toy(Longer()), toy(Longer(size=4)), toy(Before())}) == 3
     assert of("desk+gigpo", "grpo") != of("desk+grpo", "grpo")
     assert of("desk+grpo", "grpo", "grpo.gamma=0.5") != of("desk+grpo", "grpo")
+    assert of("desk", "critic", "roles.oracle=evaluator") != of("desk", "critic")
 
 
 def test_every_added_key_is_one_of_its_section_and_its_value_is_valid() -> None:
     added = {}
-    for name in STAGES:
-        config = load_stage(name).config
+    configs = {name: load_stage(name).config for name in STAGES} | {"roles": RolesConfig}
+    for name, config in configs.items():
         for key, value in config.ADDED.items():
             added[name, key] = config(**{key: value}).model_dump(mode="json")[key] == value
     assert added and all(added.values())
