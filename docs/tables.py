@@ -189,7 +189,11 @@ SHOWN: dict[str, Callable[[list[Row], Spec], str]] = {
 
 
 def picture(one: Spec) -> str:
-    """The curves of a study's task, as an SVG that stands alone."""
+    """The curves of a study's task, or what hangs on the number of actions, as an SVG that stands alone."""
+    if "sizes" in one:
+        from widths import widths
+
+        return widths(one, stored(one["data"]))
     inside = draw(read_study(STUDIES / f"{one['study']}.toml"), one["task"], stored(one["data"]))
     head = f'<?xml version="1.0" encoding="utf-8"?>\n<svg xmlns="{SVG}" xmlns:xlink="{XLINK}" '
     return head + inside.removeprefix("<svg ")

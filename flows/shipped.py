@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "shipped"
-MODELS = ("base", "base_agents", "base_maths", "base_twenty", "smollm2_desk")
+MODELS = ("base", "base_agents", "base_maths", "base_twenty", "base_wide", "smollm2_desk")
 
 
 def bring(path: str) -> None:

@@ -94,6 +94,23 @@ def test_the_pictures_are_there_and_can_be_drawn_again(tables: ModuleType) -> No
     assert "parser (3)" in drawn
 
 
+def test_the_figure_of_the_width_study_has_a_point_a_size_and_its_interval(
+    tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The differences are .6 and .4 on 3 actions, and on 9 there is one pair, which has no interval."""
+    finals = [("3", "why", 1, 0.9), ("3", "why", 2, 0.7), ("3", "no", 1, 0.3), ("3", "no", 2, 0.3)]
+    finals += [("9", "why", 1, 0.8), ("9", "no", 1, 0.1)]
+    rows = tuple(_row(method, seed, final) | {"task": task} for task, method, seed, final in finals)
+    monkeypatch.setattr(tables, "stored", lambda name: rows)
+    sizes, arms = {"3": 3, "9": 9, "27": 27}, {"why": "told why", "no": "told No", "other": "not run yet"}
+    drawn = tables.picture({"data": "toy", "sizes": sizes, "arms": arms, "minus": {"value of why": ["why", "no"]}})
+    texts = re.findall(r">([^<>\n]+)</text>", drawn)
+    assert drawn.startswith("<?xml") and {*arms.values(), "value of why", "27", "actions a step"} <= set(texts)
+    found = load_file(DOCS / "widths.py", "docs_widths").means({"3": [0.6, 0.4], "9": [0.7]}, sizes)
+    assert [(n, round(one.value, 2)) for n, one in found.items()] == [(3, 0.5), (9, 0.7)]
+    assert found[3].low < 0.4 and found[9].low != found[9].low  # NaN
+
+
 @pytest.mark.parametrize("page", sorted((DOCS / "results").glob("*.md")), ids=lambda page: page.stem)
 def test_a_study_s_page_has_question_answer_and_limits(page: Path) -> None:
     text = page.read_text("utf-8")
