@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 from prefect.deployments.runner import RunnerDeployment
 
 from flows.orchestration.deployments import deployments
@@ -148,7 +148,8 @@ def _text(made: Iterable[RunnerDeployment], args: Namespace, home: Path) -> str:
     # A flow that only work pools run is one more line here: RunnerDeployment.from_flow(...)
     written = [_entry(one, pool, home) for one in made]
     value = {"pull": [here], "definitions": {"work_pool": pool}, "deployments": written}
-    return SAYS.format(secrets=WHERE[args.type]) + yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=120)
+    text = str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=120))
+    return SAYS.format(secrets=WHERE[args.type]) + text
 
 
 def _entry(made: RunnerDeployment, pool: Mapping[str, Any], home: Path) -> dict[str, Any]:
@@ -183,7 +184,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
     def generate_anchor(self, node: yaml.Node) -> str:
         """The only thing that is named twice is the pool."""
         return "pool"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 from commands import make_home
 from serving import ROOT, Api, prefect_server, until, write_presets
 
@@ -82,9 +82,8 @@ def test_containers_get_secrets_by_the_name_of_the_workers_variable(
     template = json.loads((project / "work-pool.json").read_text())
     monkeypatch.setenv("PGPASSWORD", SECRET)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    how = asyncio.run(
-        BaseJobConfiguration.from_template_and_values(template, pool["job_variables"], client=cast(Any, object()))
-    )
+    made = BaseJobConfiguration.from_template_and_values(template, pool["job_variables"], client=cast(Any, object()))
+    how: Any = asyncio.run(made)
     assert (how.env["PGPASSWORD"], how.env["OPENAI_API_KEY"]) == (SECRET, "")
 
 
@@ -183,7 +182,8 @@ def test_a_worker_runs_a_pipeline_and_one_that_is_cancelled_ends(served: tuple[P
         assert until(lambda: len(tracking.runs("pipeline", 10)) == 2, 120)
         api.cancel(endless)
         assert api.reaches(endless)["state"]["type"] == "CANCELLED"
-    assert until(lambda: {one.status for one in tracking.runs("pipeline", 10)} == {"FINISHED", "KILLED"}, 30)
+    run(home, api, "turnwise", "runs")  # a busy machine's run may have needed longer to end than Prefect gives it
+    assert {one.status for one in tracking.runs("pipeline", 10)} == {"FINISHED", "KILLED"}, api.said(endless)
     assert api.slots_taken("turnwise/desk.endless") == 0
 
 
