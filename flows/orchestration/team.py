@@ -100,7 +100,7 @@ def job_variables(kind: str) -> dict[str, Any]:
     if kind == "process":
         return {"working_dir": "."}
     image = {"image": IMAGE, "image_pull_policy": "IfNotPresent"}
-    return image | ({"networks": ["turnwise"]} if kind == "docker" else {"namespace": "default"})
+    return image | ({"networks": [], "volumes": []} if kind == "docker" else {"namespace": "default"})
 
 
 def pool_template(kind: str) -> dict[str, Any]:
