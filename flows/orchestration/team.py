@@ -99,8 +99,8 @@ def job_variables(kind: str) -> dict[str, Any]:
     """What a work pool of this type needs to know. Nothing is mounted: the store is elsewhere."""
     if kind == "process":
         return {"working_dir": "."}
-    image = {"image": IMAGE, "image_pull_policy": "IfNotPresent"}
-    return image | ({"networks": [], "volumes": []} if kind == "docker" else {"namespace": "default"})
+    more: dict[str, Any] = {"networks": [], "volumes": []} if kind == "docker" else {"namespace": "default"}
+    return {"image": IMAGE, "image_pull_policy": "IfNotPresent", **more}
 
 
 def pool_template(kind: str) -> dict[str, Any]:
