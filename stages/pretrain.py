@@ -59,7 +59,7 @@ OF_TWENTY = {"batch": 48, "steps": 3600, "whole": 1.0, "general_rows": 0, "probe
 OF_MATHS = {"width": 96, "steps": 2000, "batch": 48, "whole": 1.0, "general_rows": 0, "probe_rows": 200}
 """Defaults where corpus = maths, in which earlier turns are arithmetic, too."""
 
-OF_WIDE = {"batch": 48, "steps": 6400, "general_rows": 0, "probe_rows": 60}
+OF_WIDE = {"batch": 48, "steps": 9000, "general_rows": 0, "probe_rows": 60}
 """Defaults where corpus = wide, whose examples are short."""
 
 OF_BASE = {"steps": 160, "batch": 64, "general_rows": 0, "probe_rows": 16}
@@ -100,7 +100,7 @@ class PretrainConfig(Config):
     vocabulary: int = Field(1000, ge=262)
     """Tokens of the byte-level tokenizer, for agents; the others have one a word. [ours]"""
     steps: int = Field(3200, ge=1)
-    """Optimiser steps; 1800 for agents, 3600 for twenty, 2000 for maths, 6400 for wide; 160 with base. [ours]"""
+    """Optimiser steps; 1800 for agents, 3600 for twenty, 2000 for maths, 9000 for wide; 160 with base. [ours]"""
     batch: int = Field(
         96,
         ge=1,

@@ -72,7 +72,7 @@ def serve(args: Namespace) -> int:
     home = find_home(args.home, to_write=True)
     if args.limit < 1:
         raise UsageError(f"serve: --limit: wanted at least 1 run at once, found {args.limit}.")
-    chosen = _by_name(args.preset or [*presets.names(), *parts.SHORT])
+    chosen = by_name(args.preset or [*presets.names(), *parts.SHORT], "serve")
     configs = {name: presets.load(preset) for name, preset in chosen.items()}
     workspace, project = open_workspace(home), project_name(home)
     workspace.tracking.initialise()
@@ -112,7 +112,7 @@ def serve(args: Namespace) -> int:
     return 0
 
 
-def _by_name(given: Sequence[str]) -> dict[str, str]:
+def by_name(given: Sequence[str], command: str) -> dict[str, str]:
     """Name of a deployment -> its preset. A file has its absolute path, because runs work elsewhere. Raises UsageError
     where a preset cannot be served.
     """
@@ -123,10 +123,10 @@ def _by_name(given: Sequence[str]) -> dict[str, str]:
         taken = found | {"rerun": "the deployment that reruns a stage"}
         if name in taken:
             raise UsageError(
-                f"serve: --preset {one}: the deployment name {name!r} already belongs to {taken[name]}. Rename the file."
+                f"{command}: --preset {one}: the deployment name {name!r} already belongs to {taken[name]}. Rename the file."
             )
         if not name:
-            raise UsageError(f"serve: --preset {one}: no deployment can have that name. Rename the file to serve it.")
+            raise UsageError(f"{command}: --preset {one}: no deployment can have that name. Rename the file.")
         found[name] = str(Path(one).resolve()) if one.endswith(".toml") else called
     return found
 

@@ -49,7 +49,7 @@ class Bucket:
         except ImportError:
             wanted = "turnwise.toml names a bucket of S3, but boto3 is not installed"
             raise UsageError(f"{wanted}. Run: pip install 'turnwise[team]'") from None
-        return boto3.client("s3", endpoint_url=os.environ.get("MLFLOW_S3_ENDPOINT_URL"))
+        return boto3.client("s3", endpoint_url=os.environ.get("MLFLOW_S3_ENDPOINT_URL") or None)
 
     def check(self) -> None:
         with self._told():

@@ -180,7 +180,7 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(
 def test_a_file_is_served_by_its_name_and_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my own.v2.toml").write_text("iterations = 1\n")
-    assert services._by_name(["tiny", "my own.v2.toml"]) == {
+    assert services.by_name(["tiny", "my own.v2.toml"], "serve") == {
         "tiny": "tiny",
         "my-own.v2": str(tmp_path / "my own.v2.toml"),
     }

@@ -1,12 +1,13 @@
-"""The commands that serve: ui, serve; and those that set up: completion, doctor, init."""
+"""The commands that serve: ui, serve, deploy; and those that set up: completion, doctor, init."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from turnwise.arguments.command import RUNS, add_set, command, number
+from turnwise.arguments.command import RUNS, add_set, command, flag, number
 
 SERVICES = "flows.orchestration.services"
+TEAM = "flows.orchestration.team"
 
 
 def add(commands: Any) -> None:
@@ -20,6 +21,16 @@ def add(commands: Any) -> None:
     which = "serve only these (repeatable; default: all); their keys `cron` and `each_run` say when they run and what each run is"
     serve.add_argument("--preset", action="append", metavar="PRESET", help=which)
     number(serve, "--limit", "how many runs go on at once on this machine; others wait (default: 1)", 1)
+
+    what = "Write prefect.yaml: presets as deployments for a work pool, whose workers stand on several machines."
+    example = "turnwise deploy --pool lab --preset my/nightly.toml"
+    deploy = command(commands, "deploy", what, example, module=TEAM)
+    deploy.add_argument("--pool", metavar="NAME", required=True, help="name of the work pool")
+    which = "how its workers run a flow: as a process, a container or a job (default: process)"
+    deploy.add_argument("--type", choices=("process", "docker", "kubernetes"), default="process", help=which)
+    which = "deploy only these (repeatable; default: demo); a file has to be in the project folder"
+    deploy.add_argument("--preset", action="append", metavar="PRESET", help=which)
+    flag(deploy, "--force", "write over a file that was edited")
 
     what = 'Print the completion script of a shell. To use it now: eval "$(turnwise completion bash)".'
     completion = command(commands, "completion", what, "turnwise completion bash", module="turnwise.completion")
