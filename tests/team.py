@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toys import toy_workspace
 
 from flows.orchestration.server import free_port
-from stages.store.shared import FILE
+from stages.store.shared import FILE, shared_store
+from stages.store.tracking import Tracking
 
 USER, PASSWORD, BUCKET = "turnwise", "no-secret-of-anybody", "runs"
 KEYS = {"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "nothing", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -196,5 +196,6 @@ def servers(folder: Path) -> Iterator[Team]:
             patch.setenv(key, value)
         team.client.create_bucket(Bucket=BUCKET)
         server.ask("create database empty")
-        toy_workspace(team.home(folder)).tracking.initialise()
+        home = team.home(folder)
+        Tracking(home / "mlflow", shared_store(home)).initialise()
         yield team
