@@ -108,9 +108,13 @@ def test_a_killed_move_goes_on_and_another_folder_reuses_all(
 
 
 @pytest.mark.slow
-def test_rows_and_files_are_read_as_at_home(own: Workspace, team: Team, homes: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("bucket", [True, False])
+def test_rows_and_files_are_read_as_at_home(own: Workspace, team: Team, homes: tuple[Path, Path], bucket: bool) -> None:
     made = run_chain(own)
-    done = moved(team.join(own.home))
+    for home in () if bucket else (team.join(own.home), homes[1]):
+        text = (home / "turnwise.toml").read_text().partition("artifacts")[0]
+        (home / "turnwise.toml").write_text(f'{text}artifacts = "{homes[0] / "all"}"\n')
+    done = moved(team.join(own.home) if bucket else own.home)
     assert set(done.new) == {one.run_id for one in made}
     two = toy_workspace(homes[1])
     assert visible(two, run_chain(two)) == visible(own, made)
