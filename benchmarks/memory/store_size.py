@@ -1,6 +1,7 @@
 """What a store holds after a year of nights: rows and bytes of a stage run, and how long PostgreSQL then searches.
 
-    mkdir NIGHT; turnwise run tiny --plain --set iterations=10 --home NIGHT       # a night
+    mkdir -p NIGHT/data && cp -r data/base NIGHT/data/
+    turnwise run tiny --plain --set iterations=10 --home NIGHT       # a night
     python -m benchmarks.memory.store_size --home NIGHT              # its newest pipeline run, by kind
     python -m benchmarks.memory.store_size --home NIGHT --nights 365 # and PostgreSQL with as many of them (extra team, moto)
 
