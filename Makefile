@@ -126,7 +126,7 @@ $(TEAM_VENV)/.ready: $(STAMP)
 	@touch $@
 
 test-team: $(TEAM_VENV)/.ready
-	env OMP_NUM_THREADS=1 PATH="$(CURDIR)/$(TEAM_VENV)/bin:$$PATH" $(TEAM_VENV)/bin/python -m pytest tests/deploy tests/flows/test_team.py tests/store/test_shared_file.py tests/store/test_shared_store.py -rs --durations=10
+	env OMP_NUM_THREADS=1 PATH="$(CURDIR)/$(TEAM_VENV)/bin:$$PATH" $(TEAM_VENV)/bin/python -m pytest tests/deploy tests/flows/test_team.py tests/store/test_shared_*.py -rs --durations=10
 
 $(ADAPTERS_VENV)/%/.ready: $(STAMP)
 	$(PYTHON) -m venv --without-pip $(ADAPTERS_VENV)/$*

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fakes import Stages
     from models import Bench
     from openai_stub import Stub
+    from team import Team
 
 
 @pytest.fixture(autouse=True)
@@ -164,3 +165,39 @@ def undisturbed(empty_store: Path, base: Path, tmp_path_factory: pytest.TempPath
 def finished(undisturbed: Ended, tmp_path: Path) -> Ended:
     """A copy of that run's folder, to go on in."""
     return replace(undisturbed, home=Path(shutil.copytree(undisturbed.home, tmp_path / "home")))
+
+
+@pytest.fixture(scope="module")
+def team_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
+    """PostgreSQL and S3 with an empty store, which `team` copies. The tests are skipped where one of them is missing."""
+    from team import servers
+
+    with servers(tmp_path_factory.mktemp("empty")) as found:
+        yield found
+
+
+@pytest.fixture
+def team(team_servers: Team) -> Team:
+    """An empty store that project folders share."""
+    return team_servers.new("empty")
+
+
+@pytest.fixture
+def homes(team: Team, tmp_path: Path) -> tuple[Path, Path]:
+    """Two project folders on that store."""
+    return team.home(tmp_path / "one"), team.home(tmp_path / "two")
+
+
+@pytest.fixture
+def projects(homes: tuple[Path, Path], base: Path) -> tuple[Path, Path]:
+    """The same, with the tiny model."""
+    for home in homes:
+        shutil.copytree(base, home / "data" / "base")
+    return homes
+
+
+@pytest.fixture(scope="module")
+def team_command(team_servers: Team) -> Iterator[Commands]:
+    """As `command`, with the servers' secrets in the environment."""
+    with commands() as run:
+        yield run

@@ -134,12 +134,12 @@ def side_by_side(m: Machine, p: Prompts) -> float:
 
 
 def generate_seconds(m: Machine, p: Prompts) -> float:
-    """Prompts of one stage come together, so the batch is full until the last ones. A decoding step reads the weights
-    once for all requests, and each request's own context, what it shares included.
+    """Prompts of one stage come together, so the batch is full until the last ones. A decoding step reads each
+    copy of the weights once for all its requests, and each request's own context, what it shares included.
     """
     peak, bandwidth = m.device.peak(m.run.model.dtype) * m.servers, 1e12 * m.device.bandwidth * m.servers
     read, batch = m.rate("read"), side_by_side(m, p)
-    bytes_a_step = m.weights + batch * (p.read + p.written / 2) * m.kv_bytes
+    bytes_a_step = m.weights * m.copies + batch * (p.read + p.written / 2) * m.kv_bytes
     step = max(bytes_a_step / (bandwidth * m.rate("decode")), m.shape.layers * m.rate("step"))
     return read_flops(m, p) / (peak * read) + max(decode_flops(m, p) / (peak * read), p.n * p.written / batch * step)
 

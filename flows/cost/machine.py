@@ -59,12 +59,18 @@ class Machine:
         return max(1, self.n - self.trainers) if self.run.model.engine == "openai" else 1
 
     @property
+    def copies(self) -> int:
+        """Copies of the model on them: one behind each address."""
+        url = self.run.model.url
+        apart = self.run.model.engine == "openai" and not isinstance(url, str)
+        return min(len(url), self.servers) if apart else 1
+
+    @property
     def requests(self) -> float:
         """Most requests that the engine decodes at once, as far as its cache goes."""
         model, most = self.run.model, self.rate("requests")
         if model.engine == "openai":
-            servers = 1 if isinstance(model.url, str) else len(model.url)
-            return min(most, float(model.concurrency)) * servers
+            return min(most, float(model.concurrency)) * (1 if isinstance(model.url, str) else len(model.url))
         return float(model.gen_batch) if model.engine == "hf" else most
 
     def named(self, rate: str) -> str:

@@ -20,7 +20,7 @@ def engine_memory(m: Machine) -> dict[str, float]:
     """GiB on each device that generates. The KV cache is what is left of the engine's share."""
     total = m.device.memory
     if m.run.model.engine == "openai":
-        weights, share = m.weights / GIB / m.servers, 0.9
+        weights, share = m.weights * m.copies / GIB / m.servers, 0.9
     else:
         weights, share = m.weights / GIB, m.run.model.gpu_memory if m.run.model.engine == "vllm" else 0.5
     adapters = 4.0 * m.lora * m.itemsize / GIB

@@ -7,7 +7,7 @@ register it again.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,12 +87,42 @@ def decide(
 
 def sources(client: Any) -> set[str]:
     """Ids of the runs that the versions' adapters are artifacts of."""
-    found, token = set(), None
+    return {Path(one.source).parts[-3] for one in _all(client.search_model_versions)}
+
+
+def take(client: Any, other: Any, there: Collection[str], address: Callable[[str, str], str]) -> list[str]:
+    """Copy the versions of another store, with their verdicts and aliases. By one process at a time.
+
+    there: runs whose adapters are here; other versions are left out. address: of a run's artifact, here. An alias that a
+    model has here stays where it is. Returns what is new, as "name version".
+    """
+    known = {one.source for one in _all(client.search_model_versions)}
+    numbers, new = dict[tuple[str, int], int](), list[str]()
+    for one in sorted(_all(other.search_model_versions), key=lambda one: (one.name, int(one.version))):
+        run_id, path = Path(one.source).parts[-3], Path(one.source).name
+        if run_id not in there:
+            continue
+        tags, source = dict(one.tags), address(run_id, path)
+        if VERDICT in tags:  # it names the champion of then by its number
+            verdict = json.loads(tags[VERDICT])
+            tags[VERDICT] = json.dumps({**verdict, "against": numbers.get((one.name, verdict["against"]))})
+        made = register(client, one.name, source, one.run_id, tags, one.description)
+        numbers[one.name, int(one.version)] = made.number
+        new += [] if source in known else [f"{one.name} {made.number}"]
+    for model in _all(other.search_registered_models):
+        for alias, number in model.aliases.items():
+            if (mine := numbers.get((model.name, int(number)))) and aliased(client, model.name, alias) is None:
+                name_alias(client, Version(model.name, mine), alias)
+    return new
+
+
+def _all(search: Callable[..., Any]) -> Iterator[Any]:
+    token = None
     while True:
-        page = client.search_model_versions("", page_token=token)
-        found |= {Path(one.source).parts[-3] for one in page}
+        page = search("", page_token=token)
+        yield from page
         if not (token := page.token):
-            return found
+            return
 
 
 def _safe(name: str) -> str:
@@ -140,6 +170,14 @@ class RegisteredModels:
         client = self.client()
         with self.db.told(), self.db.exclusive(), signals_held():
             return decide(client, candidate, against, verdict)
+
+    def take(self, other: RegisteredModels, there: Collection[str], address: Callable[[str, str], str]) -> list[str]:
+        """Copy the versions of another store: `take`."""
+        if not other.db.exists():
+            return []
+        client, theirs = self.client(), other.client()
+        with self.db.told(), self.db.exclusive(), signals_held():
+            return take(client, theirs, there, address)
 
     def sources(self) -> set[str]:
         """Ids of the runs whose adapter is a version of a model."""

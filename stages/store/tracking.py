@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stages.frame.signals import signals_held
-from stages.frame.types import Dropped, MissingInput, UsageError
+from stages.frame.types import MissingInput, UsageError
 from stages.store import artifacts, mlflow_traces, search
 from stages.store.database import Database
 from stages.store.machine import process_tags
 from stages.store.mlflow_db import connect, experiment_of
 from stages.store.mlflow_run import ReadSet, Record, put_record, put_row, put_sets, put_values, read_record
 from stages.store.models import RegisteredModels
-from stages.store.places import Folder, Place
+from stages.store.run_files import RunFiles, place_of
 from stages.store.runs import NOTE, STANDS_FOR, RunInfo, ScenarioSet, clip, clipped, hidden, run_info
 from stages.store.shared import Shared
 from stages.store.sqlite import SqliteFile
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
-class Tracking:
+class Tracking(RunFiles):
     """The MLflow store in `root`, or the shared one, opened, imported and created late: a reader of none finds no runs.
 
     cache: where files of a shared bucket lie.
@@ -48,9 +48,9 @@ class Tracking:
 
     def __init__(self, root: Path, shared: Shared | None = None, cache: Path | None = None) -> None:
         self.root = Path(root).absolute()
+        super().__init__(place_of(self.root, shared, cache or self.root / "cache"))
         self._shared = shared
         self.db: Database = _database(shared) if shared else SqliteFile(self.root / "mlflow.db")
-        self._place = _place(shared, cache or self.root / "cache") if shared else Folder(self.root / "artifacts")
         self._experiments: dict[str, str] = {}  # name -> id
         self._folders: dict[str, Path] = {}  # run id -> artifact folder
         self._finished: set[str] = set()  # a finished run stays finished
@@ -183,44 +183,6 @@ class Tracking:
         with self._writing() as client:
             put_sets(client, run_id, read)
 
-    def save(self, run_id: str, local: Path, artifact_path: str) -> None:
-        """Copy a file or folder to be the run's artifact of that name."""
-        artifacts.save(self._folder(run_id), local, artifact_path)
-        self._place.send(self._folder(run_id), artifact_path)
-
-    def write_text(self, run_id: str, artifact_path: str, text: str) -> None:
-        """Write a text as an artifact."""
-        artifacts.write_text(self._folder(run_id), artifact_path, text)
-        self._place.send(self._folder(run_id), artifact_path)
-
-    def write_json(self, run_id: str, artifact_path: str, value: Any) -> None:
-        """Write a value as a JSON artifact."""
-        artifacts.write_json(self._folder(run_id), artifact_path, value)
-        self._place.send(self._folder(run_id), artifact_path)
-
-    def artifact(self, run_id: str, path: str) -> Path:
-        """Where the artifact lies, of the run or of one that stands in for it. Raises MissingInput, Dropped."""
-        try:
-            return artifacts.existing(self._brought(run_id, path), path)
-        except Dropped:
-            for stand_in in self.stand_ins(run_id):
-                if not self.is_dropped(stand_in):
-                    return artifacts.existing(self._brought(stand_in, path), path)
-            raise
-
-    def address(self, run_id: str, path: str) -> str:
-        """Where MLflow finds the artifact. Raises as `artifact`."""
-        file = self.artifact(run_id, path)
-        return self._place.address(file.parents[len(Path(path).parts) - 1], path)
-
-    def rows_of(self, run_id: str) -> list[str]:
-        """Artifact paths of the run's rows, as sealed."""
-        return artifacts.rows_of(self._brought(run_id, "rows"))
-
-    def read_json(self, run_id: str, path: str) -> Any:
-        """The value of a JSON artifact. Raises as `artifact`, and Changed where it is no JSON."""
-        return artifacts.read_json(self.artifact(run_id, path))
-
     def record_of(self, run_id: str) -> Record:
         """A run that has ended, to be put into another store. Raises UsageError for one that has not."""
         if self.status(run_id) == "RUNNING":
@@ -230,9 +192,10 @@ class Tracking:
         with self.db.told():
             return read_record(self._client, run_id, self.experiment(run_id))
 
-    def adopt(self, record: Record, fill: Callable[[], None]) -> bool:
+    def adopt(self, record: Record, fill: Callable[[], None], *, older: bool = False) -> bool:
         """Copy a run of another store here, under its own id; False if it is here already. fill: brings its artifacts
-        and rows before the run gets its end state. A kill in between leaves a run that nobody reads.
+        and rows before the run gets its end state. A kill in between leaves a run that nobody reads. older: it counts
+        as older than the runs of this store, so none of these is passed over for it.
         """
         try:
             if self.status(record.run_id) == record.status != "KILLED":
@@ -242,7 +205,7 @@ class Tracking:
         place = f"{self._place.location(record.experiment)}/{record.run_id}/artifacts"
         with self._writing() as client:
             put_row(client, record, self.experiment_id(record.experiment), place)
-            put_record(client, record, self._own())
+            put_record(client, record, {**self._own(), **({"sequence": "0" * 12} if older else {})})
             self.db.begun(record.run_id)
         with self.db.told():
             fill()
@@ -264,34 +227,13 @@ class Tracking:
                 self._client, self.uri, self.experiment_id(self.experiment(run_id)), run_id, episodes
             )
 
-    def seal(self, run_id: str) -> None:
-        """Keep the hash of each of the run's artifacts: what is read later is held against it."""
-        artifacts.seal(self._brought(run_id))
-        self._place.send(self._folder(run_id), artifacts.SEAL)
-
-    def changed(self, run_id: str) -> list[str]:
-        """The run's artifacts that are not what was written."""
-        return artifacts.changed(self._brought(run_id))
-
-    def weights(self, run_id: str) -> dict[str, int]:
-        """Bytes of each file of weights that the run has, by its artifact path."""
-        return self._place.weights(self._folder(run_id))
-
-    def is_dropped(self, run_id: str) -> bool:
-        return bool(artifacts.dropped(self._brought(run_id, artifacts.DROPPED)))
-
     def drop(self, run_id: str, wanted: Callable[[], bool]) -> bool:
         """Delete the run's weights, and mark the run; False where it is `wanted` after all (`artifacts.drop`)."""
         with self.db.told():
-            folder, place = self._brought(run_id, artifacts.DROPPED), self._place
-            done = artifacts.drop(folder, self.weights(run_id), wanted, place.send, place.remove)
+            done = super().drop(run_id, wanted)
         if done:
             self.tag(run_id, "dropped", "weights")  # for MLflow's page: the file beside them decides
         return done
-
-    def discard(self, run_id: str, name: str) -> None:
-        """Delete an artifact that nobody needs."""
-        self._place.remove(self._folder(run_id), [name])
 
     def tags(self, run_id: str) -> Mapping[str, str]:
         return self._run(run_id).tags
@@ -380,12 +322,6 @@ class Tracking:
             self._run(run_id)
         return self._folders[run_id]
 
-    def _brought(self, run_id: str, path: str = "") -> Path:
-        """The run's folder, in which what is at or below `path` lies as it is now."""
-        folder = self._folder(run_id)
-        self._place.bring(folder, path)
-        return folder
-
     def _noted(self, info: RunInfo, uri: str) -> RunInfo:
         """Remember what never changes of a run."""
         self._folders[info.run_id] = artifacts.folder_of(self._place.root, uri)
@@ -398,11 +334,3 @@ def _database(shared: Shared) -> Database:
     from stages.store.postgres import Postgres
 
     return Postgres(shared.uri)
-
-
-def _place(shared: Shared, cache: Path) -> Place:
-    if not shared.artifacts.startswith("s3://"):
-        return Folder(Path(shared.artifacts))
-    from stages.store.bucket import Bucket
-
-    return Bucket(shared.artifacts, cache)

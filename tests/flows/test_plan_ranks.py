@@ -63,3 +63,11 @@ def test_more_trainers_than_devices_are_told() -> None:
     )
     told = planned("tau_retail+qwq32b", 4, "train.processes=4")["verdict"]
     assert any("4 of the devices train and others serve" in said for said in told)
+
+
+def test_each_address_has_a_copy_of_the_model_in_memory_and_in_each_decoding_step() -> None:
+    one, two = (planned("tau_retail+qwq32b", 5, *sets) for sets in ((), (SERVERS,)))
+    assert one["memory_gib"]["engine"]["weights"] == pytest.approx(61 / 4, abs=0.5)
+    assert two["memory_gib"]["engine"]["weights"] == pytest.approx(61 / 2, abs=0.5)
+    # Both decode as much; of two copies each has half of the requests, and every step reads both.
+    assert hours(two, "targets") > hours(one, "targets")

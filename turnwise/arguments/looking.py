@@ -1,4 +1,4 @@
-"""The commands that show runs or keep them in order: stages, presets, compare, runs, show, view, lineage, sql, export, import, replay, data, gc, check, verify."""
+"""The commands that show runs or keep them in order: stages, presets, compare, runs, show, view, lineage, sql, export, import, share, replay, data, gc, check, verify."""
 
 from __future__ import annotations
 
@@ -87,6 +87,9 @@ def _add_kept(commands: Any) -> None:
     take_in.add_argument("folder", metavar="BUNDLE", type=Path, help="a folder that export --what bundle wrote")
     own = "allow the runs to use this environment module of your project (repeatable)"
     several(take_in, "--module", "NAME", own)
+
+    what = "Move a project into the store that its turnwise.toml names: copy its finished runs. The same command goes on after a kill."
+    command(commands, "share", what, "turnwise share")
 
     what = "Recompute what a run stored, without engine or environment, and name the first stage that differs."
     replay = command(commands, "replay", what, "turnwise replay 3f9c:critic:0", module="turnwise.commands.bundle")
