@@ -7,6 +7,7 @@ found by their fingerprints, so after a kill only those that lack are made.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
@@ -14,9 +15,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -48,11 +50,20 @@ Make = Callable[[Shard], None]
 def in_shards(workspace: Workspace) -> Callable[[Stage, Context], Outputs]:
     """What does a stage's work: by its run's `run.shards`, and for other stages as the workspace does it."""
 
+    workers = Workers(workspace.home)
+
+    def where(run: Any, stopping: Event) -> AbstractContextManager[Make]:
+        if run.run.workers == "ray":
+            return on_ray(run.run.address, workspace.home, stopping)
+        if run.run.workers == "pool":
+            return in_pool(run.run.pool, workspace.home, stopping)
+        return workers(run, stopping)
+
     def work(stage: Stage, context: Context) -> Outputs:
         if not stage.shares or context.run.run.shards == 1:
             return workspace.work(stage, context)
         stopping = Event()
-        with _where(context, workspace.home, stopping) as make:
+        with where(context.run, stopping) as make:
             joined = _Joined(stage, context, workspace, make, stopping)
             return stage.run(replace(context, engine=Dealt(context.engine, joined.replies), share=joined.share))
 
@@ -135,43 +146,63 @@ class _Joined:
             ended.result()
 
 
-def _where(context: Context, home: Path, stopping: Event) -> AbstractContextManager[Make]:
-    run = context.run.run
-    if run.workers == "ray":
-        return on_ray(run.address, home, stopping)
-    if run.workers == "pool":
-        return in_pool(run.pool, home, stopping)
-    return on_this_machine(context.run, home, context.workdir / "shards", stopping)
+class Workers:
+    """A process for each number of a shard, started when it is first wanted, and kept for the next stage.
 
+    One whose engine may hold a GPU ends with its stage: other stages want the memory.
+    """
 
-@contextmanager
-def on_this_machine(run: Any, home: Path, folder: Path, stopping: Event) -> Iterator[Make]:
-    """A process for each number of a shard, which is started when it is first wanted and stopped with the stage."""
-    from flows.leash import Leashed  # few commands need it
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._folder: TemporaryDirectory[str] | None = None
+        self._started: dict[int, Leashed] = {}
+        self._environments: list[Mapping[str, str]] = []
 
-    environments = _environments(run)
-    with ExitStack() as stack:
-        workers: dict[int, Leashed] = {}
+    @contextmanager
+    def __call__(self, run: Any, stopping: Event) -> Iterator[Make]:
+        if self._folder is None:
+            self._folder = TemporaryDirectory(prefix="turnwise-shards-")
+            atexit.register(self.stop)
+        self._environments = _environments(run)
+        try:
+            yield lambda shard: self._make(shard, stopping)
+        finally:
+            if stopping.is_set() or run.model.engine in ("hf", "vllm"):
+                self.stop()
 
-        def make(shard: Shard) -> None:
-            own = folder / str(shard.number)
-            if shard.number not in workers:
-                own.mkdir(parents=True)
-                command = [sys.executable, "-m", WORKER, str(home), str(own)]
-                env = environments[shard.number]
-                workers[shard.number] = Leashed(command, log=own / "worker.log", env=env, cwd=home)
-                stack.callback(workers[shard.number].stop)
-            write(own / f"{shard.key}{JOB}", asdict(shard))
-            answer = own / f"{shard.key}{ANSWER}"
-            while not answer.exists():
-                if stopping.is_set():
-                    return
-                if not workers[shard.number].running():
-                    raise _lost(shard, workers[shard.number])
-                time.sleep(POLL_S)
-            told(json.loads(answer.read_text()))
+    def stop(self) -> None:
+        for one in self._started.values():
+            one.stop()
+        self._started.clear()
 
-        yield make
+    def _make(self, shard: Shard, stopping: Event) -> None:
+        assert self._folder is not None
+        own = Path(self._folder.name, str(shard.number))
+        worker = self._worker(shard.number, own)
+        write(own / f"{shard.key}{JOB}", asdict(shard))
+        answer = own / f"{shard.key}{ANSWER}"
+        while not answer.exists():
+            if stopping.is_set():
+                return
+            if not worker.running():
+                raise _lost(shard, worker)
+            time.sleep(POLL_S)
+        said = json.loads(answer.read_text())
+        answer.unlink()
+        told(said)
+
+    def _worker(self, number: int, own: Path) -> Leashed:
+        from flows.leash import Leashed  # few commands need it
+
+        known = self._started.get(number)
+        if known is None or not known.running():
+            own.mkdir(exist_ok=True)
+            for left in own.glob(f"*{JOB}"):  # of one that died
+                left.unlink()
+            command = [sys.executable, "-m", WORKER, str(self._home), str(own)]
+            env = self._environments[number]
+            self._started[number] = Leashed(command, log=own / "worker.log", env=env, cwd=self._home)
+        return self._started[number]
 
 
 @contextmanager

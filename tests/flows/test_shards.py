@@ -33,14 +33,14 @@ class Maker:
         self._one = Lock()
 
     @contextmanager
-    def __call__(self, run: Any, home: Path, folder: Path, stopping: Event) -> Iterator[Make]:
+    def __call__(self, run: Any, stopping: Event) -> Iterator[Make]:
         def make(shard: Shard) -> None:
             with self._one:
                 if self.fails(shard):
                     raise TurnwiseError(f"{shard.title} was lost")
                 self.made.append(shard.title)
                 job = json.loads(json.dumps(asdict(shard)))
-                shards.told(shard_worker.make(home, job))
+                shards.told(shard_worker.make(Path.cwd(), job))
 
         yield make
 
@@ -48,7 +48,7 @@ class Maker:
 @pytest.fixture
 def maker(monkeypatch: pytest.MonkeyPatch) -> Maker:
     made = Maker()
-    monkeypatch.setattr(shards, "on_this_machine", made)
+    monkeypatch.setattr(shards, "Workers", lambda home: made)
     monkeypatch.setattr(shard_worker, "_kept", {})
     return made
 
