@@ -11,6 +11,7 @@ import atexit
 import importlib
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ POLL_S = 0.05
 JOB, ANSWER = ".job.json", ".answer.json"
 WORKER = "flows.shard_worker"
 WAIT_S = 0.5  # between two looks at what works elsewhere
+GREETED_S = 5.0
 RETRIES = 3  # of a shard whose node died
 FLOW, DEPLOYMENT = "turnwise-shard", "shard"
 
@@ -214,11 +216,13 @@ def on_ray(address: str, home: Path, stopping: Event) -> Iterator[Make]:
         raise UsageError(
             'run.workers: "ray" needs Ray, which is not installed. Run: pip install -c constraints.txt -e ".[ray]"'
         ) from None
+    host, _, port = address.rpartition(":")
     try:
+        socket.create_connection((host, int(port)), GREETED_S).close()  # Ray itself looks for minutes
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except Exception as error:  # of several kinds, none of them Ray's own
-        raise TurnwiseError(
-            f"run.address: wanted the head of a Ray cluster at {address}, but none answers ({type(error).__name__}). Start it: ray start --head"
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"run.address: wanted the head of a Ray cluster at {address}, but none answers ({error}). Start it by ray start --head, or mend the address"
         ) from None
     task = ray.remote(max_retries=RETRIES, scheduling_strategy="SPREAD")(_on_a_node)
 

@@ -16,14 +16,14 @@ from pathlib import Path
 import psutil
 import pytest
 from commands import make_home
-from slow_desk import SETS, open_shop
 
+from benchmarks.speed.shards import SETS, open_shop
 from flows import presets
 from flows.orchestration.server import free_port
 from flows.pipeline import Call, plain_step
 from flows.registry import load_stage
 from flows.workspace import open_workspace
-from stages.frame.types import TurnwiseError, UsageError
+from stages.frame.types import UsageError
 from stages.store.replay import Replay
 from stages.store.shards import EXPERIMENT
 from stages.store.tracking import Tracking
@@ -141,9 +141,7 @@ def waited_for_head(port: int) -> None:
 
 def test_an_address_without_a_cluster_is_told(home: Path) -> None:
     pytest.importorskip("ray", reason="the extra `ray` is not installed")
-    with pytest.raises(
-        TurnwiseError, match=r"run\.address: wanted the head of a Ray cluster at 127\.0\.0\.1:1, but none"
-    ):
+    with pytest.raises(UsageError, match=r"run\.address: wanted the head of a Ray cluster at 127\.0\.0\.1:1, but none"):
         collected(home, "task.env=service_desk", "run.shards=2", "run.workers=ray", "run.address=127.0.0.1:1")
 
 
