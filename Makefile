@@ -166,7 +166,7 @@ site-serve: $(STAMP)
 
 # Resolved together with vLLM, so that the pins also hold where the extra `vllm` is installed; pins that still fit are kept.
 constraints:
-	uv pip compile pyproject.toml --extra dev --extra liger --extra real --extra team --extra vllm --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
+	uv pip compile pyproject.toml --extra dev --extra liger --extra ray --extra real --extra team --extra vllm --python-version 3.11 --python-platform x86_64-unknown-linux-gnu \
 	    --no-annotate --custom-compile-command "make constraints" --output-file constraints.txt
 
 clean:

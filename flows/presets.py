@@ -22,7 +22,7 @@ from pydantic import Field, ValidationError, create_model
 from flows import parts, registry
 from flows.misfits import SHOWN, quoted, sentence
 from stages.frame.contract import Config
-from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig, TrainConfig
+from stages.frame.sections import ModelConfig, RolesConfig, ShardConfig, TaskConfig, TrainConfig
 from stages.frame.types import UsageError
 from stages.llm.roles import load_roles
 
@@ -80,6 +80,7 @@ class RunConfig(Config):
     model: ModelConfig = Field(default_factory=ModelConfig)
     roles: RolesConfig = Field(default_factory=RolesConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
+    run: ShardConfig = Field(default_factory=ShardConfig)
 
     @property
     def lag(self) -> int:

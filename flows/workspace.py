@@ -10,12 +10,14 @@ import os
 import re
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from flows.locks import devices, hold_device
 from flows.presets import RunConfig
 from flows.processes import in_processes
+from flows.shards import in_shards
 from flows.shipped import bring
 from stages.frame.types import Engine, UsageError
 from stages.llm.roles import roles_of
@@ -23,6 +25,7 @@ from stages.llm.scripted import ScriptedEngine
 from stages.store.kept_rows import KeptRows
 from stages.store.machine import disk_full
 from stages.store.replay import Replay
+from stages.store.shards import forget
 from stages.store.shared import shared_store
 from stages.store.tracking import Tracking
 from stages.store.upkeep import recover
@@ -87,7 +90,7 @@ def open_workspace(home: Path) -> Workspace:
 def stores(home: Path) -> Workspace:
     """The same, without the clean-up: for a process that works for another one."""
     tracking = Tracking(home / "mlflow", shared_store(home), cache=home / "data" / "artifacts-cache")
-    return Workspace(
+    workspace = Workspace(
         home=home,
         tracking=tracking,
         replay=Replay(home / "data" / "turnwise.duckdb", source=KeptRows(tracking)),
@@ -95,7 +98,9 @@ def stores(home: Path) -> Workspace:
         prompt_hashes=prompt_hashes,
         model_hash=model_hash,
         work=in_processes(home),
+        forget=lambda fingerprint: forget(tracking, fingerprint),
     )
+    return replace(workspace, work=in_shards(workspace))
 
 
 def engine_cache(home: Path) -> Callable[[RunConfig], Engine]:
@@ -108,11 +113,15 @@ def engine_cache(home: Path) -> Callable[[RunConfig], Engine]:
     kept: dict[str, Engine] = {}
 
     def engine(run: RunConfig) -> Engine:
-        key = run.model.model_dump_json() + run.train.model_dump_json()
+        key = run.model.model_dump_json() + run.train.model_dump_json() + run.run.model_dump_json()
         if key not in kept:
             kept.clear()
             # In one order everywhere, so that no two runs wait for each other.
-            for gpu in sorted(devices(run.train.processes)) if run.model.engine != "scripted" else ():
+            for gpu in (
+                sorted(devices(max(run.train.processes, run.run.shards if run.run.workers == "threads" else 1)))
+                if run.model.engine != "scripted"
+                else ()
+            ):
                 hold_device(gpu, f"process {os.getpid()}, {run.preset} seed {run.seed} in {home}")
             kept[key] = make_engine(run)
         return kept[key]

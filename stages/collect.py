@@ -13,8 +13,8 @@ from pydantic import Field
 from stages import envs
 from stages.frame.contract import POLICY_STAGES, Config, Context, Outputs, Stage
 from stages.llm.roles import roles_of
-from stages.play.environment import environment
-from stages.play.rollout import rollout, rollout_settings
+from stages.play.played import played
+from stages.play.rollout import rollout_settings
 from stages.play.tally import check_environment, summary
 from stages.play.transitions import episode_rows
 
@@ -46,7 +46,7 @@ def run(context: Context) -> Outputs:
     settings = rollout_settings(
         context, context.policy_adapter(), seed=context.seed, slots=config.slots, attempts=config.attempts
     )
-    episodes = rollout(context.engine, environment(context), scenarios, roles_of(roles), settings, done=bar.advance)
+    episodes = played(context, roles_of(roles), scenarios, settings, done=bar.advance)
     check_environment(episodes)
     controls = sum(context.engine.count_controls(e.messages) for e in episodes)
     metrics = summary(episodes, "collect") | {"collect/control_tokens_neutralised": float(controls)}
@@ -54,5 +54,5 @@ def run(context: Context) -> Outputs:
 
 
 STAGE = Stage(
-    "collect", 2, CollectConfig, inputs=POLICY_STAGES, roles=("policy",), run=run, outputs=("episodes", "turns")
-)
+    "collect", 2, CollectConfig, inputs=POLICY_STAGES, roles=("policy",), run=run, outputs=("episodes", "turns"), shares=True
+)  # fmt: skip

@@ -28,8 +28,8 @@ from stages.judge.values import Critic, Values, best_of, judge_episodes, open_cr
 from stages.learn.statistics import pass_hat, share_interval, wilson
 from stages.llm.roles import NO_ROOM, Roles, ask, mix, roles_of
 from stages.llm.tokens import nothing_fits
-from stages.play.environment import environment
-from stages.play.rollout import GIVEN_UP, rollout, rollout_settings
+from stages.play.played import played as episodes_of
+from stages.play.rollout import GIVEN_UP, rollout_settings
 from stages.play.tally import check_environment, summary
 from stages.play.transitions import episode_rows
 from stages.train.rows import read_jsonl
@@ -110,10 +110,9 @@ def run(context: Context) -> Outputs:
     )
     # The first round has the numbers, and with them the seeds, of an evaluation without others: its episodes are the
     # same ones.
-    played = rollout(
-        context.engine, environment(context), scenarios * times, roles, settings, hopeless=hopeless(config, critic),
-        done=bar.advance,
-    )  # fmt: skip
+    played = episodes_of(
+        context, roles, scenarios * times, settings, hopeless=hopeless(config, critic), done=bar.advance
+    )
     rounds = [played[i : i + len(scenarios)] for i in range(0, len(played), max(len(scenarios), 1))]
     episodes = played if trials > 1 else rounds[0] if rounds else []
     check_environment(episodes)
@@ -218,5 +217,5 @@ def probe(context: Context, path: str, rows_a_role: int, adapter: str | None) ->
 
 STAGE = Stage(
     "evaluate", 5, EvaluateConfig, inputs=(*POLICY_STAGES, "critic", "q_critic"), roles=("policy", "successor", "evaluator", "value"), run=run,
-    outputs=("episodes", "turns", "judgements", "audit/", "values/"), roles_with={"critic": ("successor", "evaluator")},
+    outputs=("episodes", "turns", "judgements", "audit/", "values/"), roles_with={"critic": ("successor", "evaluator")}, shares=True,
 )  # fmt: skip

@@ -250,5 +250,5 @@ def target_row(context: Context, roles: Roles, r: Refinement, number: int) -> Ro
 STAGE = Stage(
     "refine", 7, RefineConfig, inputs=("collect", "critic", "distill"), run=run,
     roles=("policy", "successor", "combine", "evaluator", "refiner", "corrector", "thinker"),
-    outputs=("judgements", "targets"),
+    outputs=("judgements", "targets"), shares=True,
 )  # fmt: skip

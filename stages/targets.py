@@ -125,5 +125,5 @@ def names(texts: Sequence[str]) -> list[str]:
 
 STAGE = Stage(
     "targets", 5, TargetsConfig, inputs=("collect", "critic", "distill"), roles=("policy", "successor", "combine", "corrector"), run=run,
-    outputs=("targets",),
+    outputs=("targets",), shares=True,
 )  # fmt: skip

@@ -14,6 +14,7 @@ from stages.collect import CollectConfig
 from stages.evaluate import EvaluateConfig
 from stages.frame.sections import RolesConfig, TaskConfig
 from stages.frame.types import Request, TurnwiseError
+from stages.play import played
 from stages.refine import RefineConfig
 from stages.targets import TargetsConfig
 
@@ -54,10 +55,9 @@ def bench(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
         base, tmp_path, engine=Recorder(Cast()), task=TaskConfig(env="tau_bench", options={"path": path}, max_turns=4)
     )
     bench.roles = RolesConfig(prompts="tau_bench", max_action_tokens=2000, max_future_tokens=2000)
-    for module in (collect, evaluate):
-        monkeypatch.setattr(
-            module, "environment", lambda c: envs.make_env(c.run.task.env, c.run.task.options, tau_small.customer)
-        )
+    monkeypatch.setattr(
+        played, "environment", lambda c: envs.make_env(c.run.task.env, c.run.task.options, tau_small.customer)
+    )
     for run_id, folder in (("critic0", "adapter"), ("distill0", "target"), ("distill0", "adapter")):
         bench.memory.files[run_id, folder] = tmp_path
     bench.run(collect.STAGE, CollectConfig(episodes=2, first_episodes=2), {}, name="collect0")

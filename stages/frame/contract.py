@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
@@ -109,6 +109,36 @@ class Reader(Protocol):
         """
 
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Share(Protocol):
+    """Does the bulk of a stage's work, here or dealt out to several processes: one result an item, in their order."""
+
+    def __call__(
+        self,
+        items: Sequence[Item],
+        work: Callable[[Sequence[Item]], list[Result]],
+        kind: type[Result],
+        done: Callable[[int], None],
+    ) -> list[Result]:
+        """What `work` makes of the items. It must give each item the same, whichever others it gets with it.
+
+        kind: of a result, a dataclass that JSON can hold. done: is called with how many items are done elsewhere.
+        """
+
+
+def alone(
+    items: Sequence[Item],
+    work: Callable[[Sequence[Item]], list[Result]],
+    kind: type[Result],
+    done: Callable[[int], None],
+) -> list[Result]:
+    """`Share` in this process, where `work` itself tells its progress."""
+    return work(items)
+
+
 class Progress(Protocol):
     """A bar over long work: `advance(n)` when n more units are done."""
 
@@ -140,6 +170,7 @@ class Context:
     workdir: Path  # an empty folder, removed after the run
     checkpoints: Path  # folder of this fingerprint, there or not: it outlives a kill, and goes once the run is finished
     progress: Callable[[str, int], Progress]  # (what, total) -> bar
+    share: Share = alone
 
     def latest(self, stage: str) -> str | None:
         """Run id of the newest input from `stage`, or None."""
@@ -177,14 +208,15 @@ class Stage:
     shared: tuple[str, ...] = ("task", "model", "roles")  # sections of the RunConfig that it reads
     outputs: tuple[str, ...] = ()  # tables and artifacts it writes, for `turnwise stages`
     trains: bool = False  # by gradient steps, which several processes can share out
+    shares: bool = False  # plays or asks so much that shards of it can be runs of their own
     # upstream stage -> roles that are prompted only where it has a run
     roles_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     roles_if_there: tuple[str, ...] = ()  # roles that it may prompt, and does without where a task has none
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """The sections of the RunConfig that it goes by: those that it reads, and how many processes train."""
-        return (*self.shared, "train") if self.trains else self.shared
+        """The sections of the RunConfig that it goes by: those that it reads, and how many processes work."""
+        return (*self.shared, *(["train"] if self.trains else []), *(["run"] if self.shares else []))
 
 
 def check_roles(stage: Stage, inputs: Collection[str], prompts: Collection[str], *, where: str) -> None:

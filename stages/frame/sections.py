@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from stages.frame.contract import Config, TaskOptions
@@ -152,6 +152,27 @@ class TrainConfig(Config):
         "none",
         description="What the processes deal out. none: passes alone, so each holds the whole model. layers: the weights of the layers as well, for a model that one GPU cannot hold. [ours]",
     )
+
+
+class ShardConfig(Config):
+    """How many processes play and ask. No fingerprint holds it: the result is the same."""
+
+    shards: int = Field(1, ge=1)
+    """Parts of the episodes and requests of collect, targets, refine and evaluate, each with an engine of its own. [ours]"""
+    workers: Literal["threads", "ray", "pool"] = Field(
+        "threads",
+        description="Where shards run. threads: in processes of this machine, each started and watched by a thread. ray: on the nodes of a Ray cluster. pool: by the workers of a Prefect work pool. [ours]",
+    )
+    address: str = ""
+    """For workers = ray: where the cluster's head answers, such as 127.0.0.1:6379. [ours]"""
+    pool: str = Field("", description="For workers = pool: name of the work pool. [ours]")
+
+    @model_validator(mode="after")
+    def _where(self) -> Self:
+        for workers, key, example in (("ray", "address", "127.0.0.1:6379"), ("pool", "pool", "gpus")):
+            if self.workers == workers and not getattr(self, key):
+                raise ValueError(f'workers = "{workers}" needs run.{key}, such as {example}')
+        return self
 
 
 class RolesConfig(Config):

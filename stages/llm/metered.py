@@ -5,9 +5,10 @@ seconds).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from stages.frame.types import Completion, Engine, Message, More, Replies, Request, Sleeper, Wait
 from stages.llm.streams import stream
@@ -57,6 +58,17 @@ class Metered:
             self.read[request.role] += len(request.prompt_ids)
             if completion.cached is not None:
                 self.cached[request.role] += completion.cached
+
+    def told(self) -> dict[str, Any]:
+        """What it has counted, as plain JSON."""
+        return {"requests": self.requests, "tokens": self.tokens, "read": self.read, "cached": self.cached}
+
+    def add(self, told: Mapping[str, Any]) -> None:
+        """Count what another one has counted, too."""
+        self.requests += told["requests"]
+        self.tokens += told["tokens"]
+        self.read.update(told["read"])
+        self.cached.update(told["cached"])
 
     def metrics(self, stage: str) -> dict[str, float]:
         """Of the stage; none where nothing was asked. cached_share is there where the engine says."""

@@ -114,20 +114,23 @@ def rollout(
     roles: Roles,
     settings: RolloutSettings,
     *,
+    numbers: Sequence[int] | None = None,
     forced: Sequence[Sequence[str]] | None = None,
     hopeless: Hopeless | None = None,
     done: Callable[[int], None] = lambda n: None,
 ) -> list[Episode]:
     """One episode a scenario, in their order. `done(1)` as each one ends. Raises EngineUnavailable, BrokenEnvironment.
 
-    forced: replies, one list a scenario, that are said before the policy takes over; their turns carry no token ids.
+    numbers: of the scenarios, by which their seeds and names go; from 0 on where not given.
+    forced: replies, one list a number, that are said before the policy takes over; their turns carry no token ids.
     hopeless: asked of an episode from its second reply on; one that is given up is truncated.
     """
+    numbers = range(len(scenarios)) if numbers is None else numbers
     with dropped_on_error(), Jobs[_Acted](settings.workers) as jobs:
         playing = _Rollout(engine, checked(make_env), roles, settings, jobs, forced, hopeless, done)
-        playing.waiting.extend((number, scenario, 1) for number, scenario in enumerate(scenarios))
+        playing.waiting.extend((number, scenario, 1) for number, scenario in zip(numbers, scenarios, strict=True))
         playing.play()
-    return [playing.finished[number] for number in range(len(scenarios))]
+    return [playing.finished[number] for number in numbers]
 
 
 @dataclass

@@ -58,17 +58,18 @@ def write_json(folder: Path, path: str, value: Any) -> None:
 
 def seal(folder: Path) -> None:
     """Keep the hash of every file."""
-    write_json(folder, SEAL, {name: sha256(folder / name) for name in sorted(_names(folder) - {SEAL})})
+    write_json(folder, SEAL, {name: sha256(folder / name) for name in sorted(files_of(folder) - {SEAL})})
 
 
 def rows_of(folder: Path) -> list[str]:
     """Names of the files of a run's rows, as sealed; without a seal, of those that are there."""
     note = folder / SEAL
-    names: Collection[str] = read_json(note) if note.is_file() else _names(folder)
+    names: Collection[str] = read_json(note) if note.is_file() else files_of(folder)
     return sorted(name for name in names if name.startswith("rows/"))
 
 
-def _names(folder: Path) -> set[str]:
+def files_of(folder: Path) -> set[str]:
+    """Names of all files of a run."""
     return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
 
 
@@ -89,7 +90,7 @@ def changed(folder: Path, path: str = "") -> list[str]:
     if not note.is_file():
         files = [folder / path] if path else sorted(folder.glob("*.json"))
         return [file.name for file in files if file.suffix == ".json" and file.is_file() and _value(file) is None]
-    there = _names(folder) - {DROPPED, SEAL}
+    there = files_of(folder) - {DROPPED, SEAL}
     if there - sealed.keys() and sealed.keys() - there - gone:  # a name in it is not what it was
         return [SEAL]
     wanted = [name for name in sealed if not path or name == path or name.startswith(f"{path}/")]

@@ -74,7 +74,7 @@ def execute(
 
     with held(workspace.lock(key), waiting), tracking.claimed(key, waiting):
         if force:  # from the start, too
-            shutil.rmtree(checkpoints, ignore_errors=True)
+            _forget(key, workspace)
         elif done := tracking.finished(key, stage.name):  # by the one that was waited for
             return stored_run(stage, done, iteration, tracking)
         own = {
@@ -89,10 +89,16 @@ def execute(
         own[NOTE] = stage_note(stage.name, iteration, inputs, {**own, **tags}, tracking.link)
         title = name or f"{stage.name} {iteration}"
         run_id = tracking.start(stage.name, title, {**own, **code_version(), **tags}, parent)
-        with _ending(run_id, stage, workspace):
+        with ending(run_id, workspace):
             found = _run(stage, run_id, run, inputs, iteration, workspace, parts, checkpoints, progress)
-        shutil.rmtree(checkpoints, ignore_errors=True)
+        _forget(key, workspace)
         return found
+
+
+def _forget(key: str, workspace: Workspace) -> None:
+    """What a killed run of this fingerprint left for the next one."""
+    shutil.rmtree(workspace.checkpoints(key), ignore_errors=True)
+    workspace.forget(key)
 
 
 def stage_fingerprint(
@@ -221,7 +227,7 @@ def _check_inputs(stage: Stage, inputs: Mapping[str, Sequence[str]], tracking: T
 
 
 @contextmanager
-def _ending(run_id: str, stage: Stage, workspace: Workspace) -> Iterator[None]:
+def ending(run_id: str, workspace: Workspace) -> Iterator[None]:
     """Remove the scratch folder, and close the run of a stage that raised."""
     try:
         yield

@@ -257,6 +257,18 @@ class Tracking(RunFiles):
         """The newest runs of an experiment, newest first; empty where there is no such experiment."""
         return self._search(experiment=experiment, limit=limit)
 
+    def shards(self, experiment: str, of: str) -> list[RunInfo]:
+        """Runs of the experiment that were made for the fingerprint `of`, newest first."""
+        return self._search(experiment=experiment, tags={"shard_of": of})
+
+    def remove(self, run_id: str) -> None:
+        """Delete a run and all of its artifacts."""
+        folder = self._brought(run_id)
+        with self._writing() as client:
+            client.delete_run(run_id)
+        self._place.remove(folder, artifacts.files_of(folder))
+        self._finished.discard(run_id)
+
     def children(self, parent: str) -> list[RunInfo]:
         """Runs nested under a pipeline run, newest first."""
         return self._search(tags={"mlflow.parentRunId": parent})

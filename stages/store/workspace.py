@@ -27,6 +27,8 @@ class Workspace:
     model_hash: Callable[[Any], str]  # hash of the base model, without loading it
     # does a stage's work: here, or in several processes
     work: Callable[[Stage, Context], Outputs] = lambda stage, context: stage.run(context)
+    # removes the shards that were made for a fingerprint
+    forget: Callable[[str], None] = lambda fingerprint: None
 
     def workdir(self, run_id: str) -> Path:
         """Scratch folder of a running stage."""

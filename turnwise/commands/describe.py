@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from flows.presets import RunConfig
 from flows.registry import STAGES, load_stage
 from stages.envs import nearest
-from stages.frame.sections import ModelConfig, RolesConfig, TaskConfig, TrainConfig
+from stages.frame.sections import ModelConfig, RolesConfig, ShardConfig, TaskConfig, TrainConfig
 from stages.frame.types import UsageError
 
 SHARED: dict[str, type[BaseModel]] = {
@@ -39,7 +39,10 @@ def describe(name: str | None = None) -> dict[str, Any]:
             "config": list(fields_of(stage.config)),
         }
     shared = {
-        "run": list(fields_of(RunConfig)),
+        "run": [
+            *fields_of(RunConfig),
+            *({**one, "key": f"run.{one['key']}"} for one in fields_of(ShardConfig)),
+        ],
         **{section: list(fields_of(config)) for section, config in SHARED.items()},
     }
     return {"stages": found, "shared": {} if name else shared}

@@ -25,7 +25,7 @@ from flows.presets import RunConfig
 from stages.frame.types import UsageError
 from stages.store.workspace import StageRun, Workspace
 
-UNREAD = ("preset", "train", *presets.SCHEDULING)  # keys of a whole run that no result depends on
+UNREAD = ("preset", "train", "run", *presets.SCHEDULING)  # keys of a whole run that no result depends on
 
 Setting = tuple[str, ...]
 """Changes to a preset, as `--set` takes them; () = none, the preset's own settings."""
