@@ -59,7 +59,7 @@ def explained(call: Call, workspace: Workspace) -> Explained:
         for name, runs in content["inputs"].items()
     }
     reuse = tracking.finished(key, call.stage.name)
-    near = None if reuse else nearest_run(content, workspace)
+    near = None if reuse else nearest_run(content, call.run, workspace)
     every = {".".join(place): value for place, value in fields(content).items()}
     return Explained(call.title, key, reuse, near, every, inputs)
 
@@ -86,11 +86,11 @@ def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def nearest_run(content: Mapping[str, Any], workspace: Workspace) -> Near | None:
-    """The finished run of the same stage that differs in the fewest fields; None where there is none."""
+def nearest_run(content: Mapping[str, Any], run: Any, workspace: Workspace) -> Near | None:
+    """The finished run of the same stage that differs in the fewest fields; None where there is none. run: a RunConfig."""
     best: Near | None = None
     for info in workspace.tracking.runs(content["stage"]):
-        kept = _kept(info.run_id, workspace) if info.status == "FINISHED" else None
+        kept = _kept(info.run_id, run, workspace) if info.status == "FINISHED" else None
         if kept is None:
             continue
         missing = [part for part in NOT_KEPT if part in content] if "model" not in kept else []
@@ -107,8 +107,8 @@ def named(info: RunInfo) -> str:
     return f"{info.name}, in run {pipeline[:8]}" if pipeline else info.name
 
 
-def _kept(run_id: str, workspace: Workspace) -> dict[str, Any] | None:
-    """The ingredients of a stored run, as far as it kept them; None where its files are gone or changed."""
+def _kept(run_id: str, run: Any, workspace: Workspace) -> dict[str, Any] | None:
+    """The ingredients of a stored run, as far as it kept them; None where its files are gone or changed. run: a RunConfig."""
 
     def read(name: str) -> dict[str, Any]:
         return dict(workspace.tracking.read_json(run_id, name))
@@ -119,11 +119,8 @@ def _kept(run_id: str, workspace: Workspace) -> dict[str, Any] | None:
         except MissingInput:
             stored = read("config.json")
             sections = dict(stored["config"])
-            own = {"config": sections.pop(stored["stage"])}
-            own["shared"] = {
-                name: {key: value for key, value in section.items() if key not in WAYS}
-                for name, section in sections.items()
-            }
+            own = {"config": getattr(run, stored["stage"]).counting(sections.pop(stored["stage"]))}
+            own["shared"] = {name: getattr(run, name).counting(section, WAYS) for name, section in sections.items()}
             return {**stored, **own, "inputs": lineage_inputs(workspace, run_id)}
     except TurnwiseError:
         return None

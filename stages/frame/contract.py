@@ -48,10 +48,14 @@ class Config(BaseModel):
     RETIRED: ClassVar[Mapping[str, Retired]] = {}
     ADDED: ClassVar[Mapping[str, Any]] = {}
 
-    def counted(self, exclude: set[str] = frozenset()) -> dict[str, Any]:  # type: ignore[assignment]
-        """The values that a fingerprint holds, as plain JSON: not those of `exclude`, nor an added key that changes nothing."""
-        values = self.model_dump(mode="json", exclude=exclude)
-        return {key: value for key, value in values.items() if key not in self.ADDED or value != self.ADDED[key]}
+    def counted(self, exclude: Collection[str] = ()) -> dict[str, Any]:
+        """The values that a fingerprint holds, as plain JSON: none of `exclude`."""
+        return self.counting(self.model_dump(mode="json"), exclude)
+
+    @classmethod
+    def counting(cls, values: Mapping[str, Any], exclude: Collection[str] = ()) -> dict[str, Any]:
+        """The same of stored values: an added key that changes nothing does not count."""
+        return {k: v for k, v in values.items() if k not in exclude and (k not in cls.ADDED or v != cls.ADDED[k])}
 
     @model_validator(mode="before")
     @classmethod
