@@ -114,6 +114,7 @@ ABLATIONS: dict[str, dict[str, tuple[set[str], dict[str, Trained | None]]]] = {
     "twenty.toml": {
         "frozen": (FROZEN, {"distill": ((1_856,), 64)}),
         "hindsight": (HINDSIGHT, {"critic": None, "distill": ((1_856,), 64)}),
+        "verdict only": ({"refine.critique"}, {}),
         "nlql": (NLQL, {}),
         "nlrl": (NLRL, {"critic": None, "distill": ((1_856,), 64)}),
     },
