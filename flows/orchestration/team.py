@@ -21,10 +21,13 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 from prefect.deployments.runner import RunnerDeployment
+from prefect.types.entrypoint import EntrypointType
 
 from flows.orchestration.deployments import deployments
 from flows.orchestration.services import by_name
 from flows.report import answer
+from flows.shard import shard
+from flows.shards import DEPLOYMENT
 from flows.workspace import find_home, project_name
 from stages.frame.types import UsageError
 from stages.store.shared import FILE as SHARED
@@ -62,7 +65,10 @@ def deploy(args: Namespace) -> int:
         why = f"a {args.type} job loses what it writes, so its runs belong into a shared store"
         raise UsageError(f"deploy: --type {args.type}: {why}, but {home / SHARED} is not there. Write one first.")
     chosen = by_name(args.preset or ["demo"], "deploy")
-    text = _text(deployments(chosen, project_name(home)), args, home)
+    made = deployments(chosen, project_name(home))
+    if args.type == "process":  # a shard works in the very folder of the run that wants it, which no container has
+        made.append(RunnerDeployment.from_flow(shard, DEPLOYMENT, entrypoint_type=EntrypointType.MODULE_PATH))
+    text = _text(made, args, home)
     files = {FILE: HEAD.format(digest=_digest(text)) + text}
     if args.type != "process":
         files[POOL_FILE] = json.dumps(pool_template(args.type), indent=2) + "\n"
@@ -145,7 +151,6 @@ def _text(made: Iterable[RunnerDeployment], args: Namespace, home: Path) -> str:
     # One object for all of them: YAML then names it once, and one edit changes all.
     pool = {"name": args.pool, "job_variables": job_variables(args.type)}
     here = {"prefect.deployments.steps.set_working_directory": {"directory": "."}}  # where the worker put the run
-    # A flow that only work pools run is one more line here: RunnerDeployment.from_flow(...)
     written = [_entry(one, pool, home) for one in made]
     value = {"pull": [here], "definitions": {"work_pool": pool}, "deployments": written}
     text = str(yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=120))

@@ -15,24 +15,18 @@ import pytest
 from flows import presets
 from flows.leash import Leashed
 from flows.orchestration.server import _environment, start_server
-from flows.shards import DEPLOYMENT, FLOW
+from flows.shards import FLOW
 from stages.frame.types import UsageError
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parents[2]
 SETS = ("model.engine=scripted", "roles.max_action_tokens=400", "collect.first_episodes=8")
 # Prefect reads the address of its server when it is imported, so all of this runs in processes of its own.
-POOL = f"""
-import sys
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import WorkPoolCreate
-with get_client(sync_client=True) as client:
-    client.create_work_pool(WorkPoolCreate(name="cpus", type="process"))
-    client.create_deployment(
-        client.create_flow_from_name({FLOW!r}), {DEPLOYMENT!r}, work_pool_name="cpus", entrypoint="flows/shard.py:shard",
-        pull_steps=[{{"prefect.deployments.steps.set_working_directory": {{"directory": sys.argv[1]}}}}],
-    )
-"""
+STEPS = (
+    "turnwise deploy --pool cpus",
+    "prefect work-pool create cpus --type process",
+    "prefect --no-prompt deploy --all",
+)
 COLLECT = """
 import json, sys
 from pathlib import Path
@@ -62,9 +56,12 @@ def env(prefect_home: Path) -> Iterator[dict[str, str]]:
     try:
         own = {"PREFECT_API_URL": server.wait(), "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
         env = {**os.environ, **_environment(prefect_home), **own}
-        subprocess.run([sys.executable, "-c", POOL, str(HERE)], env=env, check=True, timeout=120)
+        for step in STEPS:
+            subprocess.run([sys.executable, "-m", *step.split()], env=env, cwd=prefect_home, check=True, timeout=120)
         command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "cpus", "--limit", "2"]
-        worker = Leashed([*command, "--install-policy", "never"], log=prefect_home / "worker.log", env=env)
+        worker = Leashed(
+            [*command, "--install-policy", "never"], log=prefect_home / "worker.log", env=env, cwd=prefect_home
+        )
         yield env
         worker.stop()
     finally:

@@ -18,6 +18,7 @@ from commands import make_home
 from serving import ROOT, Api, prefect_server, until, write_presets
 
 from flows.orchestration.server import free_port
+from flows.shards import FLOW
 from stages.store.tracking import Tracking
 from turnwise import cli
 
@@ -41,7 +42,7 @@ def written(project: Path, *words: str) -> dict[str, Any]:
 
 
 def test_the_file_has_what_serve_would_register_but_for_this_machine(project: Path) -> None:
-    nightly, rerun = written(project, "--preset", "my/nightly.toml")["deployments"]
+    nightly, rerun, shard = written(project, "--preset", "my/nightly.toml")["deployments"]
     name = project.name
     assert nightly == {
         "name": f"{name}.nightly",
@@ -53,6 +54,9 @@ def test_the_file_has_what_serve_would_register_but_for_this_machine(project: Pa
         "work_pool": {"name": "lab", "job_variables": {"working_dir": "."}},
     }
     assert (rerun["name"], rerun["entrypoint"]) == (f"{name}.rerun", "flows.orchestration.deployments.rerun")
+    # As `run.workers=pool` looks for it; containers lack the folder of the run that wants the shard.
+    assert (f"{FLOW}/{shard['name']}", shard["entrypoint"]) == ("turnwise-shard/shard", "flows.shard.shard")
+    assert shard["work_pool"]["name"] == "lab"
 
 
 @pytest.mark.parametrize("kind", ["process", "docker", "kubernetes"])

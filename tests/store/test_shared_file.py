@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import RUN
 from toys import ENVIRONMENT
 
 from flows.workspace import stores
@@ -98,3 +99,16 @@ print(sorted({"psycopg2", "boto3", "mlflow", "sqlalchemy", "stages.store.postgre
         [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, env=ENVIRONMENT
     )
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_a_command_of_the_embedded_default_imports_nothing_of_a_cluster(fresh: Path) -> None:
+    script = """
+import sys
+from turnwise import cli
+assert cli.main(sys.argv[1:]) == 0
+print(sorted({"ray", "boto3", "botocore", "psycopg2", "prefect"} & sys.modules.keys()), file=sys.stderr)
+"""
+    command = [sys.executable, "-c", script, *RUN, "--dry-run", "--home", str(fresh)]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.stderr.splitlines()[-1] == "[]", done.stderr
+    assert '"collect"' in done.stdout
