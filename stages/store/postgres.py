@@ -33,6 +33,9 @@ ALIVE = {"keepalives": 1, "keepalives_idle": 30, "keepalives_interval": 10, "kee
 SESSION = "set tcp_keepalives_idle = 30; set tcp_keepalives_interval = 10; set tcp_keepalives_count = 6"
 _AWAY = re.compile(
     r"psycopg2\.(OperationalError|InterfaceError|errors\.(\w+Shutdown|CannotConnectNow|Insufficient\w+))"
+    # psycopg2 tells a connection that was cut behind a server's last words as its most general error.
+    r"|psycopg2\.DatabaseError\b.*(server closed the connection|could not receive data from server|connection has been closed)",
+    re.DOTALL,
 )
 _CLOCK = "select extract(epoch from clock_timestamp())::float8"
 _BEAT = (

@@ -19,6 +19,7 @@ from test_equal_work import both, result, there
 from toys import toy_workspace
 
 from stages.frame.types import TurnwiseError
+from stages.store.postgres import is_away
 from stages.store.runs import hidden
 from stages.store.upkeep import recover
 
@@ -141,6 +142,22 @@ def test_after_a_restart_of_the_database_the_work_goes_on(start: Start, homes: t
     assert len(tracking.running()) == 1  # by a connection that was cut
     (homes[0] / "first.go").touch()
     assert "run_id" in result(homes[0], "first")
+
+
+def test_a_connection_that_was_cut_while_nobody_asked_is_opened_anew(homes: tuple[Path, Path], team: Team) -> None:
+    tracking = toy_workspace(homes[0]).tracking
+    for mode in ("immediate", "fast"):
+        assert tracking.running() == []
+        team.server.stop(mode)
+        team.server.start()
+    assert tracking.running() == []
+
+
+@pytest.mark.parametrize("kind", ["DatabaseError", "OperationalError"])
+def test_a_cut_connection_is_known_by_what_psycopg2_says(kind: str) -> None:
+    error = type(kind, (Exception,), {"__module__": "psycopg2"})
+    assert is_away(error("server closed the connection unexpectedly\n\tThis probably means"))
+    assert is_away(error('column "x" does not exist')) == (kind == "OperationalError")
 
 
 def test_a_claim_that_a_restart_broke_is_taken_again(
