@@ -59,7 +59,7 @@ OF_TWENTY = {"batch": 48, "steps": 3600, "whole": 1.0, "general_rows": 0, "probe
 OF_MATHS = {"width": 96, "steps": 2000, "batch": 48, "whole": 1.0, "general_rows": 0, "probe_rows": 200}
 """Defaults where corpus = maths, in which earlier turns are arithmetic, too."""
 
-OF_WIDE = {"batch": 48, "steps": 9000, "general_rows": 0, "probe_rows": 60}
+OF_WIDE = {"layers": 4, "batch": 48, "steps": 8000, "general_rows": 0, "probe_rows": 60}
 """Defaults where corpus = wide, whose examples are short."""
 
 OF_BASE = {"steps": 160, "batch": 64, "general_rows": 0, "probe_rows": 16}
@@ -93,14 +93,14 @@ class PretrainConfig(Config):
     lora_rank: int = Field(0, ge=0)
     """With base: rank of the adapter that is trained and merged; 0 = all weights are trained. [ours]"""
     width: int = Field(128, ge=16, description="Hidden size; 96 for maths. [ours]")
-    layers: int = Field(3, ge=1, description="Decoder layers; 4 for agents. [ours]")
+    layers: int = Field(3, ge=1, description="Decoder layers; 4 for agents and wide. [ours]")
     heads: int = Field(4, ge=1, description="Attention heads. [ours]")
     positions: int = Field(512, ge=1)
     """Longest text that the model takes, in tokens; 1024 for agents. [ours]"""
     vocabulary: int = Field(1000, ge=262)
     """Tokens of the byte-level tokenizer, for agents; the others have one a word. [ours]"""
     steps: int = Field(3200, ge=1)
-    """Optimiser steps; 1800 for agents, 3600 for twenty, 2000 for maths, 9000 for wide; 160 with base. [ours]"""
+    """Optimiser steps; 1800 for agents, 3600 for twenty, 2000 for maths, 8000 for wide; 160 with base. [ours]"""
     batch: int = Field(
         96,
         ge=1,

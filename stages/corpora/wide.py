@@ -38,7 +38,7 @@ from stages.llm.feedback import WIN, message
 from stages.llm.roles import Roles
 
 SHARE = {
-    "policy": 0.05, "successor": 0.04, "combine": 0.17, "evaluator": 0.25, "refiner": 0.17, "corrector": 0.08, "told": 0.24,
+    "policy": 0.05, "successor": 0.04, "combine": 0.19, "evaluator": 0.28, "refiner": 0.2, "corrector": 0.08, "told": 0.16,
 }  # fmt: skip
 """told is no role of a critic: the policy, or the refiner, reads what came of an earlier attempt (stages/sdpo.py)."""
 RUNGS: dict[Audit, float] = {"answer": 0.25, "value": 0.3, "slot": 0.2, "step": 0.15, "verdict": 0.1}
