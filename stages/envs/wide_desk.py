@@ -108,13 +108,19 @@ def named(tool: str, chosen: Phrase, right: Phrase) -> list[str]:
 
 def readable(options: Mapping[str, Any], state: Sequence[Message], reply: str) -> None:
     """Raises Malformed as the desk would: the action must be of the step that the actions in `state` have led to."""
-    opts, done = Options(**options), 0
+    opts = Options(**options)
     tools = tools_of(opts)
+    tool = tools[min(len(_done(state, opts)), len(tools) - 1)]
+    phrase_of(parse_react(reply)[1], tool, opts.slots, opts.values)
+
+
+def _done(state: Sequence[Message], options: Options) -> list[Phrase]:
+    """The phrases of the steps that are done. A reply that the desk could not read got a hint, and the step stayed."""
+    tools, found = tools_of(options), list[Phrase]()
     for said in (str(m["content"]) for m in state if m["role"] == "assistant"):
-        with suppress(Malformed):  # it was answered with a hint, and the step stayed
-            phrase_of(parse_react(said)[1], tools[done], opts.slots, opts.values)
-            done = min(done + 1, len(tools) - 1)
-    phrase_of(parse_react(reply)[1], tools[done], opts.slots, opts.values)
+        if len(found) < len(tools) and (phrase := _read(said, tools[len(found)], options)):
+            found.append(phrase)
+    return found
 
 
 def truth(options: Mapping[str, Any], scenario: Scenario, actions: Sequence[str]) -> Truth:
@@ -153,12 +159,9 @@ def perfect(options: Mapping[str, Any], role: str, messages: Sequence[Message]) 
     """
     opts = Options(**options)
     tools = tools_of(opts)
-    *state, prompt = (str(m["content"]) for m in messages)
-    who = _CUSTOMER.match(state[1])
+    who, taken = _CUSTOMER.match(str(messages[1]["content"])), _ACTION.search(str(messages[-1]["content"]))
     assert who is not None
-    right, taken = needed(opts, who["request"], who["tier"]), _ACTION.search(prompt)
-    said = [_read(text, tool, opts) for text, tool in zip(state[2::2], tools, strict=False)]
-    done = [one for one in said if one]
+    right, done = needed(opts, who["request"], who["tier"]), _done(messages[:-1], opts)
     tool, wanted = tools[len(done)], right[len(done)]
     if role == "refiner":
         return f"Thought: {who['tier']} {who['request']}. Action: {tool} {spoken(wanted)}"

@@ -390,6 +390,25 @@ def test_a_perfect_role_does_with_an_unreadable_action_what_the_desk_does() -> N
     assert said == {"successor": "Future: not understood, then fail.", "evaluator": "Optimality: No."}
 
 
+@pytest.mark.parametrize("hinted", [0, 1])
+def test_a_perfect_role_counts_the_steps_that_are_done_and_not_the_replies(hinted: int) -> None:
+    """A reply that the desk could not read, at the first or at the second step, got a hint, and the step stayed."""
+    roles, env, right = load_roles("wide_desk"), WideDesk(Options()), needed(Options(), "refund", "gold")
+    state: list[Message] = [{"role": "system", "content": env.system}, *env.reset(ANA)]
+    done: list[Message] = [act(f"give {spoken(right[0])}"), {"role": "user", "content": "done."}]
+    hint: list[Message] = [act("give nothing"), {"role": "user", "content": "not understood. use give now."}]
+    state += [*hint, *done] if hinted == 0 else [*done, *hint]
+    action = f"lend {spoken(right[1])}"
+    fields = {"successor": {}, "evaluator": {"futures": ""}, "refiner": {"evaluation": "Optimality: No."}}
+    said = {
+        role: envs.perfect("wide_desk", {}, role, roles.prompt(role, state, action=action, thought="", **more))
+        for role, more in fields.items()
+    }
+    assert said["successor"] == "Future: lend, then pass." and said["evaluator"] == "Optimality: Yes."
+    assert parse_react(said["refiner"])[1] == action
+    envs.check_readable("wide_desk", {}, state, f"Thought: gold refund. Action: {action}")
+
+
 def test_an_environment_whose_optimum_is_not_known_says_so() -> None:
     with pytest.raises(UsageError, match=r'roles\.oracle: service_desk has no function `perfect`.*set it to "none"'):
         envs.perfect("service_desk", {}, "evaluator", [])
