@@ -167,7 +167,7 @@ A word-level Llama-shaped decoder, {made} examples of `stages/corpora/wide.py`:
 
     turnwise pretrain --set pretrain.corpus=wide --set roles.prompts=wide_desk --out data/base_wide
 
-It knows the language of the roles on `wide_desk`, on every rung of its audit, with one to three steps, one to five slots and two to five values: 2 to 3,125
+It knows the language of the roles on `wide_desk`, on every rung of its audit. A visit has one to three steps, a phrase one to five slots of two to five values: 2 to 3,125
 actions a step. It knows no rule of any desk: every training example has right phrases of its own, drawn at random (`tests/corpora/test_wide.py`).
 What is given away, and so to every method that starts from it: slots and values in their order, and that a thought names tier and request.
 
