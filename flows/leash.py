@@ -23,6 +23,7 @@ import psutil
 
 GRACE_S = 5.0  # between the request to stop and the kill
 POLL_S = 0.05
+SIGNALLED = 192  # an exit status above is 256 less the number of a signal
 
 
 class Leashed:
@@ -65,6 +66,17 @@ class Leashed:
     def status(self) -> int | None:
         """The command's exit status; None while it runs, 0 where it was stopped."""
         return self._process.poll()
+
+    @property
+    def killed(self) -> bool:
+        """Whether a signal ended the command."""
+        return (self.status or 0) % 256 > SIGNALLED
+
+    def how(self) -> str:
+        """How it ended, as a sentence goes on behind its name."""
+        if self.killed:
+            return f"was killed (signal {256 - (self.status or 0) % 256})"
+        return f"ended: {self.tail(2)}"
 
     def stop(self) -> None:
         """Stop the command and wait until it is gone. Idempotent."""

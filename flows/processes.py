@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 POLL_S = 0.02
 SETTLE_S = 1.0  # after one rank has ended: the others fail of it at once, and the first to fall is to be named
-SIGNALLED = 192  # an exit status above is 256 less the number of a signal
 JOB, ASKED, ANSWERED, DONE, RESULT = "job.json", "asked.json", "answered.json", "done.json", "result.json"
 ERROR = "error"
 
@@ -105,8 +104,7 @@ def _answer(folder: Path, context: Context) -> None:
     (folder / ASKED).unlink()
     for name, path in asked["adapters"].items():
         context.engine.load_adapter(name, Path(path))
-    requests = [Request(**{**one, "prompt_ids": tuple(one["prompt_ids"])}) for one in asked["requests"]]
-    found = context.engine.generate(requests)
+    found = context.engine.generate([Request.of(one) for one in asked["requests"]])
     if isinstance(context.engine, Sleeper):
         context.engine.sleep()
     write(folder / ANSWERED, [asdict(one) for one in found])
@@ -127,20 +125,28 @@ def _failure(stage: Stage, ranks: Sequence[Leashed], folder: Path) -> TurnwiseEr
     """What to raise: the error that a rank told, or the rank that was killed."""
     time.sleep(SETTLE_S)
     told = sorted(folder.glob(f"{ERROR}*.json"))
-    killed = [i for i, rank in enumerate(ranks) if (rank.status or 0) % 256 > SIGNALLED]
+    killed = [i for i, rank in enumerate(ranks) if rank.killed]
     if told and not killed:
-        error = json.loads(told[0].read_text())
-        kind = getattr(types, error["kind"], TurnwiseError)
-        return kind(error["text"]) if issubclass(kind, TurnwiseError) else TurnwiseError(error["text"])
-    fallen = killed or [i for i, rank in enumerate(ranks) if rank.status]
-    how = (
-        f"was killed (signal {256 - (ranks[fallen[0]].status or 0) % 256})"
-        if killed
-        else f"ended: {ranks[fallen[0]].tail(2)}"
-    )
+        return error_of(json.loads(told[0].read_text()))
+    fallen = (killed or [i for i, rank in enumerate(ranks) if rank.status])[0]
     return TurnwiseError(
-        f"{stage.name}: process {fallen[0] + 1} of the {len(ranks)} that trained {how}. Nothing was stored of it. The same command goes on"
+        f"{stage.name}: process {fallen + 1} of the {len(ranks)} that trained {ranks[fallen].how()}. Nothing was stored of it. The same command goes on"
     )
+
+
+def told_of(error: Exception) -> dict[str, str]:
+    """An error as JSON, for `error_of` in another process: its text, and its nearest kind of stages/frame/types.py that a
+    text alone can make.
+    """
+    known = (kind for kind in type(error).__mro__ if issubclass(kind, TurnwiseError) and "__init__" not in vars(kind))
+    kind = next((one for one in known if getattr(types, one.__name__, None) is one), TurnwiseError)
+    return {"kind": kind.__name__, "text": str(error)}
+
+
+def error_of(told: Mapping[str, str]) -> TurnwiseError:
+    """The error that `told_of` told."""
+    kind: type[TurnwiseError] = getattr(types, told["kind"])
+    return kind(told["text"])
 
 
 def write(path: Path, value: Any) -> None:

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from flows import presets, registry
-from flows.processes import ANSWERED, ASKED, DONE, ERROR, JOB, POLL_S, RESULT, write
+from flows.processes import ANSWERED, ASKED, DONE, ERROR, JOB, POLL_S, RESULT, told_of, write
 from flows.workspace import stores
 from stages.frame.contract import Context, Outputs, Progress
 from stages.frame.types import Completion, Request, TurnwiseError
@@ -116,7 +116,7 @@ def main(folder: Path, rank: int) -> int:
     try:
         outputs = work(folder, rank)
     except (TurnwiseError, ValueError) as error:
-        write(folder / f"{ERROR}{rank}.json", {"kind": type(error).__name__, "text": str(error)})
+        write(folder / f"{ERROR}{rank}.json", told_of(error))
         return 1
     if rank == 0:
         files = {path: str(local) for path, local in outputs.files.items()}

@@ -17,15 +17,12 @@ from typing import Any
 
 from flows import presets
 from flows.presets import RunConfig
-from flows.processes import write
+from flows.processes import told_of, write
 from flows.registry import load_stage
 from flows.shards import ANSWER, JOB, POLL_S
 from flows.workspace import make_engine, stores
-from stages.frame.types import Engine, EngineUnavailable, MissingInput, SimulatorError, TurnwiseError, UsageError
+from stages.frame.types import Engine, TurnwiseError
 from stages.store.shards import Shard, part_of, run_shard
-
-KINDS = (EngineUnavailable, SimulatorError, MissingInput, UsageError, TurnwiseError)
-"""What an error of a shard can be where it is raised again, the most special first."""
 
 _kept: dict[str, Engine] = {}  # the last one: loading a model is slow, and takes memory
 
@@ -38,8 +35,7 @@ def make(home: Path, job: Mapping[str, Any]) -> dict[str, str]:
     try:
         run_shard(shard, load_stage(shard.stage), run, stores(home), lambda: _engine(run, shard))
     except (TurnwiseError, ValueError) as error:
-        kind = next((one for one in KINDS if isinstance(error, one)), TurnwiseError)
-        return {"kind": kind.__name__, "text": str(error)}
+        return told_of(error)
     return {}
 
 

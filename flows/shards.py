@@ -23,8 +23,7 @@ from tempfile import TemporaryDirectory
 from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flows.processes import SIGNALLED, write
-from stages.frame import types
+from flows.processes import error_of, write
 from stages.frame.contract import Context, Outputs, Stage
 from stages.frame.types import Completion, Engine, Request, TurnwiseError, UsageError
 from stages.llm.metered import Metered
@@ -293,15 +292,12 @@ def in_pool(name: str, home: Path, stopping: Event) -> Iterator[Make]:
 def told(answer: Mapping[str, str]) -> None:
     """Raise what a shard's process answered, if it was an error."""
     if answer:
-        kind: type[TurnwiseError] = getattr(types, answer["kind"])
-        raise kind(answer["text"])
+        raise error_of(answer)
 
 
 def _lost(shard: Shard, worker: Leashed) -> TurnwiseError:
-    status = worker.status or 0
-    how = f"was killed (signal {256 - status % 256})" if status % 256 > SIGNALLED else f"ended: {worker.tail(2)}"
     return TurnwiseError(
-        f"{shard.title}: its process {how}. The same command goes on with the shards that are finished"
+        f"{shard.title}: its process {worker.how()}. The same command goes on with the shards that are finished"
     )
 
 

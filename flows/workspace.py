@@ -118,9 +118,7 @@ def engine_cache(home: Path) -> Callable[[RunConfig], Engine]:
             kept.clear()
             # In one order everywhere, so that no two runs wait for each other.
             for gpu in (
-                sorted(devices(max(run.train.processes, run.run.shards if run.run.workers == "threads" else 1)))
-                if run.model.engine != "scripted"
-                else ()
+                sorted(devices(max(run.train.processes, run.run.here))) if run.model.engine != "scripted" else ()
             ):
                 hold_device(gpu, f"process {os.getpid()}, {run.preset} seed {run.seed} in {home}")
             kept[key] = make_engine(run)

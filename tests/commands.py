@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -140,6 +141,23 @@ def commands(env: Mapping[str, str] = {}) -> Iterator[Commands]:
         yield Commands(child)
         assert child.stdin is not None
         child.stdin.close()
+
+
+def started(home: Path, *argv: str) -> subprocess.Popen[str]:
+    """A command with an interpreter of its own, which can be killed and gets Ctrl-C."""
+    env = {**os.environ, "PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "turnwise", *argv, "--home", str(home)]
+    # Ctrl-C is ignored where the tests themselves run in the background.
+    return subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+
+
+def ended(child: subprocess.Popen[str], timeout_s: float) -> tuple[int, str, str]:
+    """Its exit status, stdout and stderr."""
+    out, err = child.communicate(timeout=timeout_s)
+    return child.returncode, out, err
 
 
 def make_home(home: Path, empty_store: Path, base: Path) -> Path:

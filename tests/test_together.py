@@ -7,10 +7,8 @@ nodes, processes and the database die in the middle of it.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,7 +20,7 @@ import duckdb
 import psutil
 import pytest
 import rays
-from commands import HERE, NLAC, seen, seen_in, stage_runs
+from commands import HERE, NLAC, ended, seen, seen_in, stage_runs, started
 from team import Team
 
 from flows.registry import STAGES
@@ -54,19 +52,8 @@ LAID_OUT = {f"{name}/{what}" for name in ("critic", "distill") for what in ("tok
 """Tokens of all passes: rows of two processes share fewer beginnings."""
 
 
-def start(home: Path, *argv: str) -> subprocess.Popen[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "turnwise", *argv, "--home", str(home)]
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def ended(child: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = child.communicate(timeout=WAIT_S)
-    return child.returncode, out, err
-
-
 def ran(home: Path, *argv: str) -> Any:
-    status, out, err = ended(start(home, *argv))
+    status, out, err = ended(started(home, *argv), WAIT_S)
     assert status == 0, err
     return json.loads(out)
 
@@ -126,21 +113,21 @@ def test_a_node_a_rank_and_the_database_die_and_nothing_is_lost_or_doubled(
     home = based(team.home(tmp_path / "one"))
     workspace = stores(home)
     with rays.second(port) as node:
-        child = start(home, *together(port))
+        child = started(home, *together(port))
         lost = waited_for(lambda: at_work(workspace, "collect 0", node), child)
         rays.kill(node)
         # The other node plays this one's shard; the command goes on.
         rank = waited_for(lambda: rank_of(home, "distill"), child)
         rank.send_signal(signal.SIGKILL)
-        status, _, err = ended(child)
+        status, _, err = ended(child, WAIT_S)
         assert status == 1
         assert "distill: process 2 of the 2 that trained was killed (signal 9)" in err.strip().splitlines()[-1]
     with rays.second(port):
-        child = start(home, *together(port))
+        child = started(home, *together(port))
         waited_for(lambda: at_work(workspace, "evaluate 0"), child)
         team.server.stop("immediate")
         team.server.start()
-        status, out, err = ended(child)
+        status, out, err = ended(child, WAIT_S)
         # What needs the database meanwhile ends in a sentence, and what computes goes on.
         assert status == 0 or (status == 1 and "Traceback" not in err), err
         assert "distill 0: " in err and "collect 0: reused" in err and "refine 0: reused" in err
@@ -238,5 +225,5 @@ def assert_whole(home: Path, summary: dict[str, Any]) -> None:
         for table, key in KEYS.items():
             n, distinct = rows.execute(f"select count(*), count(distinct ({key})) from {table}").fetchall()[0]
             assert n == distinct > 0, table
-    status, out, err = ended(start(home, "verify"))
+    status, out, err = ended(started(home, "verify"), WAIT_S)
     assert status == 0, out + err

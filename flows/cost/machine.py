@@ -59,18 +59,22 @@ class Machine:
         return max(1, self.n - self.trainers) if self.run.model.engine == "openai" else 1
 
     @property
+    def addresses(self) -> int:
+        """Addresses that share the requests; 1 where the model is asked in this process."""
+        model = self.run.model
+        return 1 if model.engine != "openai" or isinstance(model.url, str) else len(model.url)
+
+    @property
     def copies(self) -> int:
-        """Copies of the model on them: one behind each address."""
-        url = self.run.model.url
-        apart = self.run.model.engine == "openai" and not isinstance(url, str)
-        return min(len(url), self.servers) if apart else 1
+        """Copies of the model on the devices that generate: one behind each address."""
+        return min(self.addresses, self.servers)
 
     @property
     def requests(self) -> float:
         """Most requests that the engine decodes at once, as far as its cache goes."""
         model, most = self.run.model, self.rate("requests")
         if model.engine == "openai":
-            return min(most, float(model.concurrency)) * (1 if isinstance(model.url, str) else len(model.url))
+            return min(most, float(model.concurrency)) * self.addresses
         return float(model.gen_batch) if model.engine == "hf" else most
 
     def named(self, rate: str) -> str:

@@ -216,7 +216,12 @@ def mended(before: Phrase, right: Phrase, kind: Audit) -> Phrase:
     if before == right or kind in ("step", "verdict"):
         return before
     j = wrong_slots(before, right)[0]
-    return right if kind == "answer" else (*before[:j], right[j], *before[j + 1 :])
+    return right if kind == "answer" else put(before, j, right[j])
+
+
+def put(phrase: Phrase, j: int, value: str) -> Phrase:
+    """The phrase with this value in slot j."""
+    return (*phrase[:j], value, *phrase[j + 1 :])
 
 
 def refiner(v: Visit, rng: random.Random, roles: Roles) -> Example:
@@ -261,7 +266,7 @@ def told_policy(v: Visit, rng: random.Random, roles: Roles) -> Example:
         new = phrase(v.slots, v.values, rng)
         if before != right and v.rung == "value":
             j = wrong_slots(before, right)[0]
-            new = (*new[:j], right[j], *new[j + 1 :])
+            new = put(new, j, right[j])
     if shown:
         prompt = roles.prompt("refiner", state(v, k), action=v.action(k), thought="", evaluation=said)
     else:

@@ -167,6 +167,11 @@ class ShardConfig(Config):
     """For workers = ray: where the cluster's head answers, such as 127.0.0.1:6379. [ours]"""
     pool: str = Field("", description="For workers = pool: name of the work pool. [ours]")
 
+    @property
+    def here(self) -> int:
+        """Processes of this machine that play and ask."""
+        return self.shards if self.workers == "threads" else 1
+
     @model_validator(mode="after")
     def _where(self) -> Self:
         for workers, key, example in (("ray", "address", "127.0.0.1:6379"), ("pool", "pool", "gpus")):

@@ -59,6 +59,11 @@ class Request:
     adapter: str | None = None  # a name given to `Engine.load_adapter`; None = the base model
     role: str = "policy"  # who is asked, for counts alone
 
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Request:
+        """One that was told as JSON."""
+        return cls(**{**told, "prompt_ids": tuple(told["prompt_ids"])})
+
 
 @dataclass(frozen=True)
 class Completion:

@@ -139,7 +139,7 @@ def _wait() -> None:
 
 def _replies(shard: Shard, engine: Engine, tracking: Tracking) -> tuple[type[Any], Sequence[Any]]:
     told = part_of(tracking.read_json(shard.joined, shard.asked), shard.number, shard.count)
-    requests = [Request(**{**one, "prompt_ids": tuple(one["prompt_ids"])}) for one in told]
+    requests = [Request.of(one) for one in told]
     for name in sorted({one.adapter for one in requests if one.adapter}):
         run_id, _, folder = name.rpartition("-")  # as `Context.adapter` calls it
         engine.load_adapter(name, tracking.artifact(run_id, folder))

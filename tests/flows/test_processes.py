@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from commands import RUN, make_home
+from commands import RUN, ended, make_home, started
 
 from flows import presets, processes
 from stages.frame.types import UsageError
 
 pytestmark = pytest.mark.slow
 TWO = ("--set", "train.processes=2")
+WAIT_S = 300
 HERE = Path(__file__).parents[2]
 SAC = (
     "run", "desk+sac", "--plain", "--json", "--set", "iterations=1", "--set", "collect.episodes=24", "--set", "collect.first_episodes=24", "--set",
@@ -28,20 +26,8 @@ SAC = (
 )  # fmt: skip
 
 
-def start(home: Path, argv: Sequence[str]) -> subprocess.Popen[str]:
-    env = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "turnwise", *argv, "--home", str(home)]
-    # Ctrl-C is ignored where the tests themselves run in the background.
-    return subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
-
-
-def ended(home: Path, *argv: str) -> tuple[int, str, str]:
-    child = start(home, argv)
-    out, err = child.communicate(timeout=300)
-    return child.returncode, out, err
+def ran(home: Path, *argv: str) -> tuple[int, str, str]:
+    return ended(started(home, *argv), WAIT_S)
 
 
 def ranks_of(home: Path) -> list[psutil.Process]:
@@ -71,25 +57,25 @@ def home(empty_store: Path, base: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_a_rank_that_is_killed_ends_the_stage_in_a_sentence_and_the_same_command_goes_on(home: Path) -> None:
-    child = start(home, [*RUN, *TWO])
+    child = started(home, *RUN, *TWO)
     waited_for(home, 2)[1].send_signal(signal.SIGKILL)
     _, err = child.communicate(timeout=300)
     assert child.returncode == 1
     last = err.strip().splitlines()[-1]
     assert "critic: process " in last and "of the 2 that trained was killed (signal 9)" in last
     assert not ranks_of(home)
-    status, out, err = ended(home, *RUN, *TWO)
+    status, out, err = ran(home, *RUN, *TWO)
     assert status == 0, err
     assert "targets 0: reused" in err and "critic 0: reused" not in err
     # The number of processes is in no fingerprint.
-    status, again, err = ended(home, *RUN)
+    status, again, err = ran(home, *RUN)
     assert status == 0, err
     told, theirs = json.loads(out), json.loads(again)
     assert [row["runs"] for row in told["iterations"]] == [row["runs"] for row in theirs["iterations"]]
 
 
 def test_ctrl_c_leaves_no_process(home: Path) -> None:
-    child = start(home, [*RUN, *TWO, "--force"])
+    child = started(home, *RUN, *TWO, "--force")
     waited_for(home, 2)
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=120)
@@ -99,7 +85,7 @@ def test_ctrl_c_leaves_no_process(home: Path) -> None:
 
 def test_a_training_that_diverges_says_so_as_in_one_process(home: Path) -> None:
     wild = (*RUN, "--set", "critic.lr=1e30")
-    found = [ended(home, *wild, *extra) for extra in ((), TWO)]
+    found = [ran(home, *wild, *extra) for extra in ((), TWO)]
     assert [status for status, _, _ in found] == [1, 1]
     assert found[0][2].strip().splitlines()[-1] == found[1][2].strip().splitlines()[-1]
 
@@ -112,7 +98,7 @@ def test_what_a_training_stage_has_generated_comes_from_the_one_engine(tmp_path:
         (home / "data").mkdir(parents=True)
         (home / "mlflow").mkdir()
         (home / "data" / "base").symlink_to(HERE / "data" / "base")
-        status, out, err = ended(home, *SAC, "--set", f"train.processes={n}")
+        status, out, err = ran(home, *SAC, "--set", f"train.processes={n}")
         assert status == 0, err
         found.append(json.loads(out))
     one, two = ([row["metrics"] for row in told["iterations"]] for told in found)

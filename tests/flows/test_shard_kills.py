@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from commands import RUN, Ended, make_home, seen
+from commands import RUN, Ended, ended, make_home, seen, started
 from mlflow.entities import ViewType
 
 from stages.store.shards import EXPERIMENT
@@ -27,20 +24,8 @@ TWO = ("--set", "run.shards=2", "--set", "iterations=1")
 WAIT_S = 480
 
 
-def start(home: Path, argv: Sequence[str]) -> subprocess.Popen[str]:
-    env = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "turnwise", *argv, "--home", str(home)]
-    # Ctrl-C is ignored where the tests themselves run in the background.
-    return subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
-
-
-def ended(home: Path, *argv: str) -> tuple[int, str, str]:
-    child = start(home, argv)
-    out, err = child.communicate(timeout=WAIT_S)
-    return child.returncode, out, err
+def ran(home: Path, *argv: str) -> tuple[int, str, str]:
+    return ended(started(home, *argv), WAIT_S)
 
 
 def workers_of(home: Path) -> list[psutil.Process]:
@@ -79,7 +64,7 @@ def home(empty_store: Path, base: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_shards_in_processes_leave_what_one_process_leaves(home: Path, undisturbed: Ended) -> None:
-    status, out, err = ended(home, *RUN, "--set", "run.shards=2")
+    status, out, err = ran(home, *RUN, "--set", "run.shards=2")
     assert status == 0, err
     found = seen(home, json.loads(out))
     for title, mine in found.items():
@@ -88,14 +73,14 @@ def test_shards_in_processes_leave_what_one_process_leaves(home: Path, undisturb
 
 
 def test_a_shard_that_is_killed_ends_the_stage_in_a_sentence_and_the_other_is_found_again(home: Path) -> None:
-    child = start(home, [*RUN, *TWO])
+    child = started(home, *RUN, *TWO)
     waited_for(lambda: len(workers_of(home)) == 2 and workers_of(home))[1].send_signal(signal.SIGKILL)
     _, err = child.communicate(timeout=WAIT_S)
     assert child.returncode == 1
     last = err.strip().splitlines()[-1]
     assert "evaluate -1, shard 2 of 2: its process was killed (signal 9). The same command goes on" in last
     assert made(home) == {("evaluate -1, shard 1 of 2", "FINISHED"): 1}
-    status, _, err = ended(home, *RUN, *TWO)
+    status, _, err = ran(home, *RUN, *TWO)
     assert status == 0, err
     done = made(home)
     # `evaluate base` and `evaluate start` have shards of the same name.
@@ -104,13 +89,13 @@ def test_a_shard_that_is_killed_ends_the_stage_in_a_sentence_and_the_other_is_fo
 
 
 def test_the_joining_run_is_killed_and_the_same_command_goes_on_with_what_is_finished(home: Path) -> None:
-    child = start(home, [*RUN, *TWO])
+    child = started(home, *RUN, *TWO)
     waited_for(lambda: len(workers_of(home)) == 2 and workers_of(home))[1].send_signal(signal.SIGSTOP)
     waited_for(lambda: made(home)[("evaluate -1, shard 1 of 2", "FINISHED")])
     child.kill()
     child.communicate(timeout=WAIT_S)
     waited_for(lambda: not workers_of(home))
-    status, out, err = ended(home, *RUN, *TWO)
+    status, out, err = ran(home, *RUN, *TWO)
     assert status == 0, err
     done = made(home)
     assert done[("evaluate -1, shard 1 of 2", "FINISHED")] == done[("evaluate -1, shard 2 of 2", "FINISHED")] == 2
@@ -119,7 +104,7 @@ def test_the_joining_run_is_killed_and_the_same_command_goes_on_with_what_is_fin
 
 
 def test_ctrl_c_leaves_no_process(home: Path) -> None:
-    child = start(home, [*RUN, *TWO])
+    child = started(home, *RUN, *TWO)
     waited_for(lambda: len(workers_of(home)) == 2)
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=WAIT_S)
@@ -127,6 +112,6 @@ def test_ctrl_c_leaves_no_process(home: Path) -> None:
 
 
 def test_shards_and_processes_that_train_together(home: Path) -> None:
-    status, out, err = ended(home, *RUN, *TWO, "--set", "train.processes=2")
+    status, out, err = ran(home, *RUN, *TWO, "--set", "train.processes=2")
     assert status == 0, err
     assert json.loads(out)["iterations"][1]["metrics"]["collect/episodes"] == 6

@@ -16,8 +16,9 @@ import pytest
 from commands import RUN, Done, Ended, make_home, seen
 
 from flows import presets, shard_worker, shards, workspace
+from flows.processes import error_of, told_of
 from flows.shards import Make
-from stages.frame.types import Request, TurnwiseError, UsageError
+from stages.frame.types import Diverged, Dropped, Malformed, MissingInput, Request, TurnwiseError, UsageError
 from stages.llm.scripted import GARBAGE, ScriptedEngine, play
 from stages.store.shards import EXPERIMENT, Shard
 from stages.store.tracking import Tracking
@@ -164,3 +165,19 @@ def test_an_error_of_a_shard_is_told_as_without_shards(
 def test_what_a_key_lacks_is_said_before_anything_runs(change: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         presets.load("tiny", change)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (UsageError("said"), UsageError),
+        (Dropped("said", "a run"), MissingInput),  # made from more than a text
+        (Diverged("said"), Diverged),
+        (ValueError("said"), TurnwiseError),
+        (Malformed("said"), TurnwiseError),
+    ],
+    ids=lambda one: getattr(one, "__name__", type(one).__name__),
+)
+def test_an_error_of_another_process_is_raised_as_its_nearest_kind(error: Exception, kind: type[TurnwiseError]) -> None:
+    found = error_of(json.loads(json.dumps(told_of(error))))
+    assert (type(found), str(found)) == (kind, "said")

@@ -76,16 +76,21 @@ def statuses(home: Path) -> list[str]:
     return [info.status for info in toy_workspace(home).tracking.runs("source", 9)]
 
 
-def test_of_two_one_works_and_the_other_waits_and_reuses(start: Start, home: Path) -> None:
-    pid, _ = both(start, home)
-    (working,) = toy_workspace(home).tracking.running()
+def assert_the_second_waits_and_reuses(one: Path, two: Path, pid: int) -> None:
+    """The first command works in folder `one`, as process pid; the second one has said in `two` for whom it waits."""
+    (working,) = toy_workspace(one).tracking.running()
     assert (
-        there(home / "second.said") == f"waiting for run {working.run_id[:8]} (process {pid}), which does the same work"
+        there(two / "second.said") == f"waiting for run {working.run_id[:8]} (process {pid}), which does the same work"
     )
-    (home / "first.go").touch()
-    first, second = result(home, "first"), result(home, "second")
+    (one / "first.go").touch()
+    first, second = result(one, "first"), result(two, "second")
     assert (first["run_id"], first["reused"]) == (working.run_id, False)
     assert second == {**first, "reused": True}
+
+
+def test_of_two_one_works_and_the_other_waits_and_reuses(start: Start, home: Path) -> None:
+    pid, _ = both(start, home)
+    assert_the_second_waits_and_reuses(home, home, pid)
     assert statuses(home) == ["FINISHED"]
     assert list((home / "data" / "locks").iterdir()) == []
 

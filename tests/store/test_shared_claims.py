@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from commands import HERE
 from team import PASSWORD, Team
-from test_equal_work import both, result, there
+from test_equal_work import assert_the_second_waits_and_reuses, both, result, there
 from toys import toy_workspace
 
 from stages.frame.types import TurnwiseError
@@ -59,14 +59,7 @@ def in_the_middle(start: Start, one: Path, two: Path) -> int:
 def test_of_two_folders_one_works_and_the_other_waits_and_reuses(start: Start, homes: tuple[Path, Path]) -> None:
     one, two = homes
     pid = in_the_middle(start, one, two)
-    (working,) = toy_workspace(one).tracking.running()
-    assert (
-        there(two / "second.said") == f"waiting for run {working.run_id[:8]} (process {pid}), which does the same work"
-    )
-    (one / "first.go").touch()
-    first, second = result(one, "first"), result(two, "second")
-    assert (first["run_id"], first["reused"]) == (working.run_id, False)
-    assert second == {**first, "reused": True}
+    assert_the_second_waits_and_reuses(one, two, pid)
 
 
 def test_a_killed_holder_frees_its_claim_and_its_run_is_closed(start: Start, homes: tuple[Path, Path]) -> None:
