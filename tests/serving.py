@@ -85,6 +85,11 @@ class Api:
         }
         return list(self("/flow_runs/filter", body))
 
+    def states_of(self, deployment: str) -> list[str]:
+        """Of all its flow runs: when each was due, the name of its state and what was said of it; for a failed test."""
+        runs = self.runs_of(deployment, "SCHEDULED", "PENDING", "RUNNING", "CANCELLING", *OVER)
+        return [f"{run['expected_start_time']} {run['state']['name']}: {run['state']['message']}" for run in runs]
+
     def reaches(self, run_id: str, *types: str, timeout_s: float = 120.0) -> dict[str, Any]:
         """Wait until the flow run is in a state of one of these types, or is over; returns it."""
         until(lambda: self.run(run_id)["state"]["type"] in (*types, *OVER), timeout_s)

@@ -218,7 +218,7 @@ def test_of_those_that_fell_due_while_a_queued_preset_ran_one_runs_after_it(nigh
         due = nights.api.runs_of(deployment, "SCHEDULED")
         return [run["id"] for run in due if run["state"]["name"] == "AwaitingConcurrencySlot"]
 
-    assert until(lambda: len(waiting()) == 3, PATIENCE_S), nights.api.runs_of(deployment, "SCHEDULED", "CANCELLED")
+    assert until(lambda: len(waiting()) == 3, PATIENCE_S), (nights.api.states_of(deployment), nights.api.said(first))
     waited = waiting()
     nights.api.cancel(first)
     assert until(
