@@ -211,6 +211,7 @@ def test_a_night_that_was_cancelled_and_then_killed_before_its_promotion_promote
 def test_of_those_that_fell_due_while_a_queued_preset_ran_one_runs_after_it(nights: Nights) -> None:
     deployment = "turnwise/nights.queued"
     first = nights.start("queued", sets=["method=rft", "iterations=10000"])
+    assert nights.api.reaches(first, "RUNNING", timeout_s=PATIENCE_S)["state"]["type"] == "RUNNING"
     # It is RUNNING a moment before its own code, which stands for what fell due until then.
     assert until(lambda: nights.stages_of(first) != {}, PATIENCE_S), nights.api.said(first)
     nights.api.schedule_missed(deployment, 3)
