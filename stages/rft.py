@@ -15,9 +15,9 @@ episodes with the fewest wrong turns, if these are counted. [ours]
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -37,11 +37,14 @@ from stages.train.rows import TrainRow
 class RftConfig(PassConfig):
     """How the wins are learned."""
 
+    ADDED: ClassVar[Mapping[str, Any]] = {"newest": 0}
+
     epochs: int = Field(2, ge=1, description="Passes over the rows. [ours]")
     batch: int = Field(32, ge=1, description="Turns a step. [ours]")
     rows: int = Field(512, ge=1, description="Most turns an iteration, drawn from all wins so far. [ours]")
     refill: bool = False
     """If there are fewer turns than `rows`, draw some again. Every iteration then takes as many steps. [ours]"""
+    newest: int = Field(0, ge=0, description="Draw from the episodes of this many newest iterations; 0 = of all. [ours]")
     labels: Literal["wins", "told"] = "wins"
     """What is learned: the turns of won episodes, or what the environment's parser makes of all episodes (its `lessons`). [ours]"""
 
@@ -50,7 +53,7 @@ def run(context: Context) -> Outputs:
     """Artifact `adapter`; without a single win so far it is the adapter that came in."""
     config: RftConfig = context.config
     rng = random.Random(context.seed)
-    lived = [t for t in candidates(context.replay, context.inputs["collect"]) if not t.malformed]
+    lived = [t for t in candidates(context.replay, context.inputs["collect"][-config.newest :]) if not t.malformed]
     won = [t for t in lived if t.total_reward >= 1]
     if config.labels == "wins":
         drawn = draw(won, config.rows, rng, refill=config.refill)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,14 @@ def run(bench: models.Bench, inputs: Any = INPUTS, seed: int = 0, **config: Any)
     return bench.run(rft.STAGE, RftConfig(**config), inputs, seed=seed)
 
 
-def winning_ids(bench: models.Bench) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
+def winning_ids(
+    bench: models.Bench, names: Collection[str] = ("Ana", "Cleo")
+) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
     rows = bench.memory.rows("turns", ["collect0", "collect1"])
     return {
         (tuple(r["prompt_ids"]), tuple(r["action_ids"]))
         for r in rows
-        if r["episode_id"] in ("Ana", "Cleo") and not r["malformed"]
+        if r["episode_id"] in names and not r["malformed"]
     }
 
 
@@ -60,6 +62,18 @@ def test_ids_trained_are_the_readable_turns_of_all_wins_so_far(
     assert len(winning_ids(bench)) == 4
     assert sorted(trained) == sorted([*winning_ids(bench)] * 3)
     assert outputs.metrics["rft/wins"] == 4
+
+
+@pytest.mark.parametrize(
+    ("newest", "names"), [(1, ["Cleo"]), (2, ["Ana", "Cleo"]), (9, ["Ana", "Cleo"]), (0, ["Ana", "Cleo"])]
+)
+def test_the_newest_iterations_alone_are_learned_where_the_config_says_so(
+    bench: models.Bench, monkeypatch: pytest.MonkeyPatch, newest: int, names: list[str]
+) -> None:
+    trained = models.capture(monkeypatch)
+    outputs = run(bench, newest=newest, epochs=1)
+    assert sorted(trained) == sorted(winning_ids(bench, names))
+    assert outputs.metrics["rft/wins"] == 2 * len(names)
 
 
 def test_no_more_rows_than_the_config_says(bench: models.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
