@@ -44,7 +44,9 @@ class RftConfig(PassConfig):
     rows: int = Field(512, ge=1, description="Most turns an iteration, drawn from all wins so far. [ours]")
     refill: bool = False
     """If there are fewer turns than `rows`, draw some again. Every iteration then takes as many steps. [ours]"""
-    newest: int = Field(0, ge=0, description="Draw from the episodes of this many newest iterations; 0 = of all. [ours]")
+    newest: int = Field(
+        0, ge=0, description="Draw from the episodes of this many newest iterations; 0 = of all. [ours]"
+    )
     labels: Literal["wins", "told"] = "wins"
     """What is learned: the turns of won episodes, or what the environment's parser makes of all episodes (its `lessons`). [ours]"""
 
