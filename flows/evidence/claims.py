@@ -6,9 +6,9 @@ rates on tau-bench retail and airline. studies/claims.toml defines the methods' 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from flows.evidence.kinds import CostOfAnEpisode, Evidence, Higher, Larger, Metric, Passes, Printed, Sooner
+from flows.evidence.kinds import CostOfAnEpisode, Elsewhere, Evidence, Higher, Larger, Metric, Passes, Printed, Sooner
 from flows.evidence.programs import Program
 
 
@@ -42,19 +42,22 @@ def _known(method: str, role: str) -> tuple[Metric, Metric]:
 
 BASELINES = ("rft", "grpo", "ppo", "nlrl")
 
+BESIDE = Elsewhere("width", "27", Higher("nlac", ("sdpo",)), decides=False)
+"""SDPO learns from the same words without a critic. The desk's base model cannot read its message, that of the wide desk can."""
+
 CLAIMS = (
     Claim(
         1, "NLAC ends higher than RFT, PPO, GRPO and NLRL (the source: on long horizons).", "NLAC, Table 1", ".42 and .22 against .21 to .28 and .11 to .16",
         "each of the four, tuned alike in studies/table1.toml, on a desk of three steps, as here, and on a long one. `parser` is told the same words and has no critic",
-        (Higher("nlac", (*BASELINES, "parser")),),
+        (Higher("nlac", (*BASELINES, "parser")), BESIDE),
     ),
     Claim(
         2, "It needs fewer episodes.", "NLAC, section 6", "no figure here", "the same four and `parser`",
-        (Sooner("nlac", (*BASELINES, "parser")),), "fewer in every pair of runs",
+        (Sooner("nlac", (*BASELINES, "parser")), replace(BESIDE, evidence=Sooner("nlac", ("sdpo",)))), "fewer in every pair of runs",
     ),
     Claim(
         3, "A critic that speaks beats one that is a number.", "NLAC, Table 1", ".42 and .22 against .18 and .11", "`sac`: the same episodes, its Q of the reward alone; and `sac, told`, paid for each step that the audit does not blame; both tuned in studies/scalar.toml",
-        (Higher("nlac", ("sac", "sac, told")),),
+        (Higher("nlac", ("sac", "sac, told")), BESIDE),
     ),
     Claim(
         4, "Replay saves episodes.", "NLAC, section 4", "no figure here", "`no replay`: targets and refine draw from the newest iteration alone",
@@ -62,7 +65,7 @@ CLAIMS = (
     ),
     Claim(
         5, "The trained successor matters.", "NLAC, second version", ".56 and .43, above self-distillation", "`hindsight`: what really came of the action, without the critic's stage and its steps; `frozen`: a successor that is never trained",
-        (Higher("nlac", ("hindsight", "frozen")),),
+        (Higher("nlac", ("hindsight", "frozen")), replace(BESIDE, evidence=Higher("nlac", ("hindsight", "sdpo")))),
     ),
     Claim(
         6, "Rewriting beats picking the best judged of 4.", "NLAC, second version", "above NLQL", "`nlql`: the same critic, no refiner",
@@ -131,5 +134,13 @@ CLAIMS = (
             Printed("wins lost by it:", VALUE, lambda said: said.cell("wins lost", "V")),
         ),
         "more tokens saved than with values dealt anew",
+    ),
+    Claim(
+        17, "Where a step has many actions, a reason is worth more than a verdict.", "NLAC, sections 1 and 4.2", "large action spaces, no figure", "the same critic, whose refiner reads its No alone, with one rewrite and with several and a gate; `sdpo` and `parser` read the same words without a critic",
+        (
+            Elsewhere("width", "243", Higher("nlac", ("verdict only", "verdict only, gated"))),
+            Elsewhere("width", "243", Higher("nlac", ("sdpo", "parser")), decides=False),
+        ),
+        "on 243 actions, in studies/width.toml",
     ),
 )  # fmt: skip

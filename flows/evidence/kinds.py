@@ -7,14 +7,15 @@ cases.) A claim with several kinds of evidence holds if all of them do. It does 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from flows.evidence.programs import Program, Said, half_width, number
+from flows.evidence.programs import Program, Said, half_width, number, root
 from flows.evidence.study.figures import AXES, Mean, cost_to, differences, students_mean
 from flows.evidence.study.rows import Row, evaluated
 from flows.evidence.study.tables import rate
@@ -134,6 +135,29 @@ class Sooner(_Versus):
 
     def _costs(self, found: Found, method: str) -> dict[tuple[str, int], float]:
         return {(row["task"], row["seed"]): cost_to(row, found.level, self.axis) for row in found.of(method)}
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """The same of another study, on one of its tasks: of its rows, which lie with the results. Not run where turnwise is
+    installed without them.
+    """
+
+    study: str
+    task: str
+    evidence: Higher | Sooner
+    decides: bool = True
+    methods: tuple[str, ...] = ()
+    programs: tuple[Program, ...] = ()
+
+    def find(self, found: Found) -> Finding:
+        file = (folder / "docs" / "results" / f"{self.study}.jsonl") if (folder := root()) else None
+        if file is None or not file.is_file():
+            return NOT_RUN
+        rows = map(json.loads, file.read_text("utf-8").splitlines())
+        mine = [row for row in rows if row["part"] == "table" and row["task"] == self.task]
+        seen = self.evidence.find(replace(found, rows=mine))
+        return Finding(f"{self.study}, {self.task}: {seen.figure}", seen.verdict if self.decides else None)
 
 
 When = Literal["base", "last", "mean"]

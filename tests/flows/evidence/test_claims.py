@@ -6,16 +6,19 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_turnwise import TURNWISE, shell
 
-from flows.evidence import programs
+from flows.evidence import kinds, programs
 from flows.evidence.claims import CLAIMS
 from flows.evidence.kinds import (
     CostOfAnEpisode,
+    Elsewhere,
     Evidence,
     Finding,
     Found,
@@ -158,11 +161,42 @@ def test_together_each_must_hold_and_what_is_told_beside_decides_nothing() -> No
 
 
 @pytest.mark.parametrize("name", ["claims.toml", "table1.toml"])
-def test_the_sixteen_claims_have_a_control_each_and_their_methods_are_in_both_studies(name: str) -> None:
-    assert [claim.number for claim in CLAIMS] == list(range(1, 17))
+def test_the_seventeen_claims_have_a_control_each_and_their_methods_are_in_both_studies(name: str) -> None:
+    assert [claim.number for claim in CLAIMS] == list(range(1, 18))
     assert all(claim.control and claim.paper and claim.rests_on for claim in CLAIMS)
     evidence: list[Evidence] = [one for claim in CLAIMS for one in claim.rests_on]
     assert {method for one in evidence for method in one.methods} <= set(design.read(STUDIES / name).methods)
+
+
+def test_the_methods_of_evidence_elsewhere_are_in_that_study() -> None:
+    elsewhere = [one for claim in CLAIMS for one in claim.rests_on if isinstance(one, Elsewhere)]
+    for one in elsewhere:
+        study = design.read(STUDIES / f"{one.study}.toml")
+        assert one.task in study.tasks and set(one.evidence.methods) <= set(study.methods)
+    assert elsewhere
+
+
+def test_evidence_elsewhere_is_of_the_stored_rows_of_one_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "root", lambda: tmp_path)
+    one = Elsewhere("other", "long", Higher("a", ("b",)))
+    assert one.find(found(*PAIRS)).verdict == "not run"  # those rows are of the study at hand
+
+    def keep(*finals: float) -> None:
+        rows = [
+            {"part": "table", **row(m, s, f), "task": "long"}
+            for (m, s), f in zip(product("ab", (1, 2)), finals, strict=True)
+        ]
+        others = [{"part": "tuning", **row("a", 1, 0.0)}, {"part": "table", **row("a", 1, 0.0), "task": "short"}]
+        (tmp_path / "docs/results/other.jsonl").write_text("\n".join(json.dumps(each) for each in (*rows, *others)))
+
+    (tmp_path / "docs" / "results").mkdir(parents=True)
+    keep(0.9, 0.8, 0.5, 0.42)
+    assert one.find(found()) == Finding("other, long: +0.39 [+0.26, +0.52] over b", "holds")
+    assert replace(one, decides=False).find(found()).verdict is None
+    keep(0.5, 0.42, 0.9, 0.8)
+    assert one.find(found()).verdict == "does not hold"
+    monkeypatch.setattr(kinds, "root", lambda: None)
+    assert one.find(found()).verdict == "not run"
 
 
 @pytest.fixture
@@ -227,7 +261,7 @@ def test_a_program_prints_the_cells_that_its_claims_read(module: str, arguments:
 def test_bad_questions_are_one_sentence(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "few.toml").write_text('seeds = [1]\n[methods.rft]\npreset = "desk+rft"\n')
     for more, wanted in (
-        (["--only", "17"], "turnwise: --only 17: there is no such claim; they have the numbers 1 to 16.\n"),
+        (["--only", "18"], "turnwise: --only 18: there is no such claim; they have the numbers 1 to 17.\n"),
         (["--study", str(home / "few.toml")], "turnwise: few.toml: there is no method 'nlac', which a claim rests on; add it, or use studies/claims.toml.\n"),
         (["--study", str(home / "none.toml")], f"turnwise: There is no study file {home / 'none.toml'}. Give a file that exists, such as studies/tiny.toml.\n"),
     ):  # fmt: skip
