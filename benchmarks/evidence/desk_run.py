@@ -1,16 +1,17 @@
-"""A stored run on service_desk, as the benchmarks that look into one read it."""
+"""A stored run on a desk, as the benchmarks that look into one read it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from flows.rerun import stored_summary
 from flows.workspace import find_home, open_workspace
-from stages.envs import service_desk as desk
 from stages.store.replay import Replay
 
 
-def desk_run(run: str) -> tuple[desk.Options, list[dict[str, str]], Replay]:
+def desk_run(run: str) -> tuple[Mapping[str, Any], list[dict[str, str]], Replay]:
     """The options of its desk, the stage runs of each iteration by stage, and the replay that holds their rows. Raises
     UsageError for an unknown run.
     """
@@ -18,4 +19,4 @@ def desk_run(run: str) -> tuple[desk.Options, list[dict[str, str]], Replay]:
     run_id = workspace.tracking.find(run)
     config = json.loads(workspace.tracking.artifact(run_id, "config.json").read_text())
     iterations = [one["runs"] for one in stored_summary(workspace, run_id)["iterations"]]
-    return desk.Options(**config["task"]["options"]), iterations, workspace.replay
+    return config["task"]["options"], iterations, workspace.replay

@@ -46,7 +46,8 @@ def taught(judgements: Iterable[Row]) -> Counter[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run")
-    options, iterations, replay = desk_run(parser.parse_args().run)
+    chosen, iterations, replay = desk_run(parser.parse_args().run)
+    options = desk.Options(**chosen)
     steps = [tool for tool, _, _ in desk.steps_of(options)]
     table_head("iteration", *(f"{tool} wrong" for tool in steps), UNREAD, *(f"{tool} taught" for tool in steps))
     for i, runs in enumerate(iterations, -1):
