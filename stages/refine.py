@@ -14,7 +14,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -25,7 +25,7 @@ from stages.judge.asking import ask_role
 from stages.judge.critique import Judgement, judge, verdicts
 from stages.judge.fresh import StatesConfig, policy_row, sampled_actions, states_in_order, too_long, unreadable
 from stages.judge.gate import Trial, no_worse
-from stages.judge.refinement import UNCHANGED, Refinement, cap_yes, drawn_again, judgement_row, metrics
+from stages.judge.refinement import Refinement, cap_yes, drawn_again, judgement_row, metrics
 from stages.judge.rethink import Unthought, think_again
 from stages.judge.rolled import lived_actions, lived_futures
 from stages.llm.last_message import check_last_message
@@ -62,11 +62,7 @@ class RefineConfig(StatesConfig):
     """When a refined action replaces the fresh one. evaluate: if the critic now says Yes. reroll: if its rollouts are no worse. none: always. [ours; paper: none]"""
     refused: Literal["kept", "dropped"] = "kept"
     """What is learned if the gate refuses all rewrites. kept: the fresh action. dropped: nothing, and another state is drawn. [ours]"""
-    unchanged: Literal["kept", "dropped"] = "kept"
-    """What is learned if the critic says No and the rewrite is the action itself. kept: that action. dropped: nothing, and another state is drawn. [ours; paper: kept]"""
     gate_rollouts: int = Field(8, ge=1, description="Rollouts an action, for gate = reroll. [ours]")
-
-    ADDED: ClassVar[Mapping[str, Any]] = {"unchanged": "kept"}
 
 
 def run(context: Context) -> Outputs:
@@ -189,8 +185,6 @@ def refine_all(context: Context, roles: Roles, judged: Sequence[Refinement]) -> 
     rewritten = [replace(r, dropped=unreadable(context, r.state, r.learned)) for r in rewritten if r.learned]
     if config.rethink:
         rewritten = with_thoughts(context, roles, rewritten, adapter)
-    if config.unchanged == "dropped":
-        rewritten = [replace(r, dropped=UNCHANGED) if not r.dropped and r.same_action else r for r in rewritten]
     return [r for r in judged if r.dropped or r.learned is not None] + rewritten
 
 

@@ -19,7 +19,6 @@ from refine_play import INPUTS, OPTIONS, Often, Play, Seeing, asked, bench_of, r
 
 from stages import collect, refine
 from stages.collect import CollectConfig
-from stages.frame.react import parse_react
 from stages.frame.types import Completion, MissingInput, Outcome, Request, UsageError
 from stages.judge.refinement import Refinement, cap_yes
 from stages.llm.roles import Roles, roles_of
@@ -276,26 +275,6 @@ def test_where_all_states_were_drawn_the_dropped_ones_are_asked_for_another_acti
     rows, judgements, metrics = run(bench, states=1000, tries=20)
     assert {(r["episode_id"], r["turn"]) for r in rows} == pool
     assert len(judgements) == metrics["refine/states"] > len(rows) == len(pool)
-
-
-@pytest.mark.parametrize("unchanged", ["kept", "dropped"])
-def test_a_no_whose_rewrite_is_the_action_itself_is_learned_or_another_state_is_drawn(
-    base: Path, tmp_path: Path, unchanged: str
-) -> None:
-    """The thoughts of the two differ, which does not count."""
-
-    class Stubborn(Seeing):
-        def __call__(self, prompt: str, request: Request) -> str:
-            self.better = "wrong" if request.seed % 2 else "right"
-            return super().__call__(prompt, request)
-
-    rows, judgements, metrics = run(bench_of(base, tmp_path, Stubborn()), unchanged=unchanged)
-    same = [j for j in judgements if parse_react(j["action"])[1] == parse_react(j["refined"])[1]]
-    right = [models.right_action(row["student_prompt"], OPTIONS) == parse_react(row["completion"])[1] for row in rows]
-    assert len(rows) == 20 and 0 < len(same) < len(judgements)
-    assert {j["info"]["dropped"] for j in same} == {"" if unchanged == "kept" else "unchanged action"}
-    assert all(right) == (unchanged == "dropped")
-    assert metrics["refine/unchanged"] == metrics["refine/dropped"] == (len(same) if unchanged == "dropped" else 0)
 
 
 @pytest.mark.parametrize("tries", [1, 2, 3])

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stages.frame.react import parse_react, thought_of
+from stages.frame.react import thought_of
 from stages.frame.types import Completion, Message, Row
 from stages.judge.critique import Judgement
 from stages.judge.rethink import LEAK, LOST
@@ -17,8 +17,6 @@ from stages.play.transitions import Transition
 
 UNREADABLE = "unreadable action"
 """Why a row is dropped whose action the environment could not read."""
-UNCHANGED = "unchanged action"
-"""Why a row is dropped whose rewrite is the action that the critic said No to."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +38,6 @@ class Refinement:
     @property
     def kept_action(self) -> bool:
         return self.learned is self.action
-
-    @property
-    def same_action(self) -> bool:
-        """The rewrite differs in its thought at most."""
-        return self.learned is not None and parse_react(self.learned.text)[1] == parse_react(self.action.text)[1]
 
 
 def cap_yes(refined: Sequence[Refinement], most: float, rng: random.Random) -> list[Refinement]:
@@ -76,7 +69,6 @@ def metrics(refined: Sequence[Refinement], kept: Sequence[Refinement]) -> dict[s
         "refine/thought_leak": float(sum(r.dropped == LEAK for r in refined)),
         "refine/thought_lost": float(sum(r.dropped in LOST for r in refined)),
         "refine/out_of_context": float(sum(r.dropped == OUT_OF_CONTEXT for r in refined)),
-        "refine/unchanged": float(sum(r.dropped == UNCHANGED for r in refined)),
         "refine/refused": float(sum(bool(r.refused) for r in refined)),
         "refine/episodes": float(sum(r.episodes for r in refined)),
         "refine/env_steps": float(sum(r.env_steps for r in refined)),
