@@ -29,7 +29,7 @@ from typing import Any
 from flows.evidence.study.design import read as read_study
 from flows.evidence.study.figures import at, differences, median_cost, reached, stratified_mean, students_mean
 from flows.evidence.study.page import SVG, XLINK, draw
-from flows.evidence.study.rows import Row, best_validation, evaluated
+from flows.evidence.study.rows import Row, best_validation, evaluated, mean_validation
 from flows.evidence.study.tables import OWN, cost, rate
 
 DOCS = Path(__file__).resolve().parent
@@ -156,11 +156,11 @@ def _end(mine: list[Row], spec: Spec) -> str:
     return cost(statistics.median(row["curve"][-1][spec["axis"]] for row in mine))
 
 
-def _tried(mine: list[Row]) -> dict[tuple[str, ...], float]:
+def _tried(mine: list[Row], rate: Callable[[Row], float] = best_validation) -> dict[tuple[str, ...], float]:
     """Setting -> mean of the runs' best validation win rates, in the order in which they ran."""
     found: dict[tuple[str, ...], list[float]] = {}
     for row in mine:
-        found.setdefault(tuple(row["setting"]), []).append(best_validation(row))
+        found.setdefault(tuple(row["setting"]), []).append(rate(row))
     return {setting: statistics.mean(rates) for setting, rates in found.items()}
 
 
@@ -169,8 +169,9 @@ def _tuning(mine: list[Row], spec: Spec) -> str:
 
 
 def _chosen(mine: list[Row], spec: Spec) -> str:
-    tried = _tried(mine)
-    best = max(tried, key=lambda setting: tried[setting])
+    """As the study chose. spec: `ties` as in its tuning."""
+    tried, sooner = _tried(mine), _tried(mine, mean_validation)
+    best = max(tried, key=lambda setting: (tried[setting], sooner[setting] if spec.get("ties") == "sooner" else 0))
     return f"`{' '.join(best)}`" if best else OWN
 
 

@@ -19,7 +19,7 @@ from flows import pipeline, played, presets, rerun
 from flows.book import EXPERIMENT
 from flows.evidence.study.design import PRESET, Study
 from flows.evidence.study.elsewhere import RECIPE, recipe
-from flows.evidence.study.rows import Row, best_validation, row
+from flows.evidence.study.rows import Row, best_validation, mean_validation, row
 from flows.pipeline import Call
 from flows.presets import RunConfig
 from stages.frame.types import UsageError
@@ -121,22 +121,23 @@ def with_episodes(
 
 
 def choose(study: Study, rows: Sequence[Row]) -> dict[str, Setting]:
-    """The setting of each tuned method with the highest mean validation win rate over its tuning runs, the earliest of
-    equals. A method with a missing run is left out: otherwise its settings would be compared unfairly.
+    """The setting of each tuned method with the highest mean of its tuning runs' best validation win rates; of equals as
+    `tuning.ties` says. A method with a missing run is left out: otherwise its settings would be compared unfairly.
     """
     chosen = {}
     for method in study.tuned:
         assert study.tuning is not None
         wanted = len(study.tuning.seeds) * len(study.tuning_tasks)
-        means: dict[Setting, float] = {}
+        means: dict[Setting, tuple[float, float]] = {}
         for setting in settings(study, method):
             found = [
-                best_validation(one)
+                one
                 for one in rows
                 if (one["part"], one["method"], tuple(one["setting"])) == ("tuning", method, setting)
             ]
             if len(found) == wanted:
-                means[setting] = statistics.mean(found)
+                on_the_way = statistics.mean(map(mean_validation, found)) if study.tuning.ties == "sooner" else 0.0
+                means[setting] = statistics.mean(map(best_validation, found)), on_the_way
         if len(means) == study.tuning.n:
             chosen[method] = max(means, key=lambda setting: means[setting])
     return chosen

@@ -12,7 +12,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo
 
@@ -64,6 +64,8 @@ class Tuning(Config):
     n: int = Field(ge=2, description="Number of settings for each method. The first one is the preset's own. [ours]")
     tasks: tuple[str, ...] = Field((), description="Tasks that tuning runs on. Empty: all. [ours]")
     draw: int = Field(0, ge=0, description="Seed that draws the other settings from the space. [ours]")
+    ties: Literal["first", "sooner"] = "first"
+    """Which of several settings with the same best mean is chosen: the first, or the one that wins most on the way there, a mean of its validation curve. [ours]"""
     space: dict[str, dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]]]
     """By method: `section.key` -> the values that are tried. [ours]"""
 

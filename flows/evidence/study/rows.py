@@ -5,6 +5,7 @@ The lines of docs/results/*.jsonl have this form. Those of a study also name the
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,3 +39,8 @@ def evaluated(row: Row) -> list[Point]:
 def best_validation(row: Row) -> float:
     """Of the adapter that the run chose: the highest of its curve, the base model left out."""
     return max(float(point["win_rate"]) for point in evaluated(row) if point["iteration"] >= 0)
+
+
+def mean_validation(row: Row) -> float:
+    """Of all its evaluated iterations, the base model left out: higher where a run learns sooner."""
+    return statistics.mean(float(point["win_rate"]) for point in evaluated(row) if point["iteration"] >= 0)

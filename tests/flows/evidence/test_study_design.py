@@ -211,6 +211,18 @@ def test_the_setting_with_the_best_mean_validation_win_rate_is_taken_the_earlies
     assert chosen == {"nlac": cells.settings(tuned, "nlac")[2], "rft": cells.settings(tuned, "rft")[1]}
 
 
+def test_of_equals_the_one_that_wins_most_on_the_way_is_taken_where_the_study_says_so(tuned: design.Study) -> None:
+    curves: dict[tuple[int, int], list[float]] = {
+        (0, 7): [0.1, 0.5], (0, 8): [0.4, 0.5], (1, 7): [0.3, 0.6], (1, 8): [0.4, 0.4], (2, 7): [0.4, 0.4], (2, 8): [0.4, 0.4],
+    }  # fmt: skip
+    rates = {("nlac", *at): curve for at, curve in curves.items()}
+    asked = [
+        tuned.model_copy(update={"tuning": tuned.tuning.model_copy(update={"ties": ties})})
+        for ties in ("first", "sooner")
+    ]  # type: ignore[union-attr]
+    assert [cells.choose(one, tried(one, rates))["nlac"] for one in asked] == cells.settings(tuned, "nlac")[:2]
+
+
 def test_a_method_of_which_a_run_is_missing_is_not_chosen_for(tuned: design.Study) -> None:
     rates = {(method, number, seed): [0.5] for method in ("nlac", "rft") for number in range(3) for seed in (7, 8)}
     del rates["rft", 1, 8]
