@@ -216,10 +216,9 @@ def test_of_equals_the_one_that_wins_most_on_the_way_is_taken_where_the_study_sa
         (0, 7): [0.1, 0.5], (0, 8): [0.4, 0.5], (1, 7): [0.3, 0.6], (1, 8): [0.4, 0.4], (2, 7): [0.4, 0.4], (2, 8): [0.4, 0.4],
     }  # fmt: skip
     rates = {("nlac", *at): curve for at, curve in curves.items()}
-    asked = [
-        tuned.model_copy(update={"tuning": tuned.tuning.model_copy(update={"ties": ties})})
-        for ties in ("first", "sooner")
-    ]  # type: ignore[union-attr]
+    assert tuned.tuning is not None
+    ways = [tuned.tuning.model_copy(update={"ties": ties}) for ties in ("first", "sooner")]
+    asked = [tuned.model_copy(update={"tuning": way}) for way in ways]
     assert [cells.choose(one, tried(one, rates))["nlac"] for one in asked] == cells.settings(tuned, "nlac")[:2]
 
 
