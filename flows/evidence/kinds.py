@@ -12,7 +12,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from flows.evidence.programs import Program, Said, half_width, number, root
@@ -147,14 +147,13 @@ class Elsewhere:
     task: str
     evidence: Higher | Sooner
     decides: bool = True
-    methods: tuple[str, ...] = ()
-    programs: tuple[Program, ...] = ()
+    methods: tuple[str, ...] = field(default=(), init=False)
+    programs: tuple[Program, ...] = field(default=(), init=False)
 
     def find(self, found: Found) -> Finding:
-        file = (folder / "docs" / "results" / f"{self.study}.jsonl") if (folder := root()) else None
-        if file is None or not file.is_file():
-            return NOT_RUN
-        rows = map(json.loads, file.read_text("utf-8").splitlines())
+        folder = root()
+        file = folder / "docs" / "results" / f"{self.study}.jsonl" if folder else None
+        rows = map(json.loads, file.read_text("utf-8").splitlines()) if file and file.is_file() else ()
         mine = [row for row in rows if row["part"] == "table" and row["task"] == self.task]
         seen = self.evidence.find(replace(found, rows=mine))
         return Finding(f"{self.study}, {self.task}: {seen.figure}", seen.verdict if self.decides else None)

@@ -197,6 +197,7 @@ def test_evidence_elsewhere_is_of_the_stored_rows_of_one_task(tmp_path: Path, mo
     assert one.find(found()).verdict == "does not hold"
     monkeypatch.setattr(kinds, "root", lambda: None)
     assert one.find(found()).verdict == "not run"
+    assert replace(one, decides=False).find(found()).verdict is None
 
 
 @pytest.fixture
