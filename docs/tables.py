@@ -26,10 +26,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from flows.evidence.study.cells import standing
 from flows.evidence.study.design import read as read_study
 from flows.evidence.study.figures import at, differences, median_cost, reached, stratified_mean, students_mean
 from flows.evidence.study.page import SVG, XLINK, draw
-from flows.evidence.study.rows import Row, best_validation, evaluated, mean_validation
+from flows.evidence.study.rows import Row, evaluated
 from flows.evidence.study.tables import OWN, cost, rate
 
 DOCS = Path(__file__).resolve().parent
@@ -156,22 +157,22 @@ def _end(mine: list[Row], spec: Spec) -> str:
     return cost(statistics.median(row["curve"][-1][spec["axis"]] for row in mine))
 
 
-def _tried(mine: list[Row], rate: Callable[[Row], float] = best_validation) -> dict[tuple[str, ...], float]:
-    """Setting -> mean of the runs' best validation win rates, in the order in which they ran."""
-    found: dict[tuple[str, ...], list[float]] = {}
+def _tried(mine: list[Row], ties: str = "first") -> dict[tuple[str, ...], tuple[float, float]]:
+    """Setting -> how its runs stand in the study's choice, in the order in which they ran."""
+    found: dict[tuple[str, ...], list[Row]] = {}
     for row in mine:
-        found.setdefault(tuple(row["setting"]), []).append(rate(row))
-    return {setting: statistics.mean(rates) for setting, rates in found.items()}
+        found.setdefault(tuple(row["setting"]), []).append(row)
+    return {setting: standing(runs, ties) for setting, runs in found.items()}
 
 
 def _tuning(mine: list[Row], spec: Spec) -> str:
-    return ", ".join(f"{mean:.2f}" for mean in _tried(mine).values())
+    return ", ".join(f"{mean:.2f}" for mean, _ in _tried(mine).values())
 
 
 def _chosen(mine: list[Row], spec: Spec) -> str:
     """As the study chose. spec: `ties` as in its tuning."""
-    tried, sooner = _tried(mine), _tried(mine, mean_validation)
-    best = max(tried, key=lambda setting: (tried[setting], sooner[setting] if spec.get("ties") == "sooner" else 0))
+    tried = _tried(mine, spec.get("ties", "first"))
+    best = max(tried, key=lambda setting: tried[setting])
     return f"`{' '.join(best)}`" if best else OWN
 
 

@@ -47,8 +47,7 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("--tool", default="check")
     args = parser.parse_args()
-    chosen, iterations, replay = desk_run(args.run)
-    options = desk.Options(**chosen)
+    options, iterations, replay = desk_run(args.run, desk.Options)
     rows = [runs for runs in iterations if "targets" in runs]
     by_key = {t.key: t for t in transitions(replay, [runs["collect"] for runs in rows])}
     tools = [tool for tool, _, _ in desk.steps_of(options)]

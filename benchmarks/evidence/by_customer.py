@@ -42,8 +42,7 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("--last", type=int, default=5)
     args = parser.parse_args()
-    chosen, iterations, replay = desk_run(args.run)
-    options = desk.Options(**chosen)
+    options, iterations, replay = desk_run(args.run, desk.Options)
     collected = [runs["collect"] for runs in iterations if "collect" in runs][-args.last :]
     rewards, taken = visits(replay.rows("episodes", collected), replay.rows("turns", collected))
     book, steps = desk.rule_book(options), desk.steps_of(options)

@@ -84,8 +84,7 @@ def share(counts: Counter[Any], one: Any) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN")
-    chosen, iterations, replay = desk_run(parser.parse_args().run)
-    options = rules.Options(**chosen)
+    options, iterations, replay = desk_run(parser.parse_args().run, rules.Options)
     rows = [runs for runs in iterations if "refine" in runs]
     episodes = replay.rows("episodes", [runs["collect"] for runs in rows])
     scenarios = {one["episode_id"]: one["scenario"] for one in episodes}

@@ -46,8 +46,7 @@ def taught(judgements: Iterable[Row]) -> Counter[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run")
-    chosen, iterations, replay = desk_run(parser.parse_args().run)
-    options = desk.Options(**chosen)
+    options, iterations, replay = desk_run(parser.parse_args().run, desk.Options)
     steps = [tool for tool, _, _ in desk.steps_of(options)]
     table_head("iteration", *(f"{tool} wrong" for tool in steps), UNREAD, *(f"{tool} taught" for tool in steps))
     for i, runs in enumerate(iterations, -1):

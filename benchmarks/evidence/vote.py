@@ -86,8 +86,7 @@ def visits_of(replay: Any, collected: Sequence[str]) -> list[Visit]:
 
 def curve(run: str) -> list[tuple[int, float, float, float]]:
     """Of each iteration: visits so far, win rates of the two tallies of these, and of the visits of the iteration."""
-    chosen, iterations, replay = desk_run(run)
-    options = desk.Options(**chosen)
+    options, iterations, replay = desk_run(run, desk.Options)
     found, seen = [], list[Visit]()
     for runs in iterations:
         if "collect" in runs:

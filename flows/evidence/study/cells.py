@@ -136,11 +136,16 @@ def choose(study: Study, rows: Sequence[Row]) -> dict[str, Setting]:
                 if (one["part"], one["method"], tuple(one["setting"])) == ("tuning", method, setting)
             ]
             if len(found) == wanted:
-                on_the_way = statistics.mean(map(mean_validation, found)) if study.tuning.ties == "sooner" else 0.0
-                means[setting] = statistics.mean(map(best_validation, found)), on_the_way
+                means[setting] = standing(found, study.tuning.ties)
         if len(means) == study.tuning.n:
             chosen[method] = max(means, key=lambda setting: means[setting])
     return chosen
+
+
+def standing(runs: Sequence[Row], ties: str) -> tuple[float, float]:
+    """By which a setting's tuning runs are ranked: mean of their best validation win rates, then as `ties` says."""
+    on_the_way = statistics.mean(map(mean_validation, runs)) if ties == "sooner" else 0.0
+    return statistics.mean(map(best_validation, runs)), on_the_way
 
 
 def finished(workspace: Workspace, cells: Collection[Cell], elsewhere: Mapping[str, Row]) -> dict[str, str | Row]:
