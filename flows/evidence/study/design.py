@@ -54,6 +54,7 @@ class Task(Config):
 
     sets: tuple[str, ...] = Field((), description="Changes to every method's preset. [ours]")
     presets: dict[str, Preset] = Field(default_factory=dict, description="Presets on this task, by method. [ours]")
+    seeds: int = Field(0, ge=0, description="Number of the table's seeds that it is run on, as for a method. [ours]")
 
 
 class Tuning(Config):
@@ -103,9 +104,10 @@ class Study(Config):
         return self.tasks[task].presets.get(method, self.methods[method].preset)
 
     def runs(self, method: str, task: str, seed: int) -> bool:
-        """Whether the table has that run."""
+        """Whether the table has that run. Where both method and task have fewer seeds, the smaller number counts."""
         one = self.methods[method]
-        return (not one.tasks or task in one.tasks) and seed in self.seeds[: one.seeds or None]
+        n = min(one.seeds or len(self.seeds), self.tasks[task].seeds or len(self.seeds))
+        return (not one.tasks or task in one.tasks) and seed in self.seeds[:n]
 
     def sets_of(self, method: str, task: str, seed: int) -> tuple[str, ...]:
         """What is laid over the preset, the last one on top; the setting and the seed come after it."""
@@ -161,10 +163,12 @@ def _problems(study: Study) -> list[str]:
     ]
     asked = [(f"methods.{name}.tasks", task) for name, one in study.methods.items() for task in one.tasks]
     found += [f"{key}: there is no task {word!r}{nearest(word, tasks)}" for key, word in asked if word not in tasks]
+    counts = [(f"methods.{name}.seeds", one.seeds) for name, one in study.methods.items()]
+    counts += [(f"tasks.{name}.seeds", one.seeds) for name, one in study.tasks.items()]
     found += [
-        f"methods.{name}.seeds: wanted at most {len(study.seeds)}, as many as the table has; found {one.seeds}."
-        for name, one in study.methods.items()
-        if one.seeds > len(study.seeds)
+        f"{key}: wanted at most {len(study.seeds)}, as many as the table has; found {n}."
+        for key, n in counts
+        if n > len(study.seeds)
     ]
     found += [f"{name!r}: a name holds no '/', which --only parts at." for name in (*methods, *tasks) if "/" in name]
     if study.source and study.source not in methods:

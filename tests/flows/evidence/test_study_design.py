@@ -84,6 +84,7 @@ def tuned(tmp_path: Path) -> design.Study:
             'settings = "nlac"\nseeds = 3',
             "methods.frozen.seeds: wanted at most 2, as many as the table has; found 3.",
         ),
+        ("[tasks.hard]", "[tasks.hard]\nseeds = 3", "tasks.hard.seeds: wanted at most 2, as many as the table has"),
         ('settings = "nlac"', 'settings = "paper"', "methods.frozen.settings: 'paper' is not tuned"),
         ("space.rft]", "space.rtf]", "tuning.space: rft has none. Add [tuning.space.rft]"),
         ('settings = "nlac"', "", "tuning.space: frozen has none"),
@@ -245,12 +246,19 @@ def test_each_seed_has_a_world_of_its_own_where_the_study_says_so(tmp_path: Path
     assert all(f"task.options.rules_seed={cell.run.task.options['rules_seed']}" in cell.sets for cell in table)
 
 
-def test_a_method_may_have_some_of_the_tasks_and_the_first_seeds(tmp_path: Path) -> None:
-    text = TUNED.replace('settings = "nlac"', 'settings = "nlac"\ntasks = ["hard"]\nseeds = 1')
-    study = design.read(written(tmp_path, text))
+@pytest.mark.parametrize(
+    ("of_method", "of_task", "n"),
+    [('tasks = ["hard"]\nseeds = 1', "", 13), ("seeds = 1", "seeds = 2", 14), ("", "seeds = 1", 12)],
+)
+def test_a_method_or_a_task_may_have_the_first_seeds_alone(
+    of_method: str, of_task: str, n: int, tmp_path: Path
+) -> None:
+    text = TUNED.replace('settings = "nlac"', f'settings = "nlac"\n{of_method}')
+    study = design.read(written(tmp_path, text.replace("[tasks.hard]", f"[tasks.hard]\n{of_task}")))
     planned = cells.table_cells(study, dict.fromkeys(study.tuned, ()))
-    assert [(one.task, one.seed) for one in planned if one.method == "frozen"] == [("hard", 1)]
-    assert len(planned) == 3 * 2 * 2 + 1
+    assert [one.seed for one in planned if one.method == "frozen" and one.task == "hard"] == [1]
+    assert [one.seed for one in planned if one.method == "nlac" and one.task == "easy"] == [1, 2]
+    assert len(planned) == n
 
 
 def test_the_source_of_episodes_plays_everywhere(tmp_path: Path) -> None:
