@@ -143,6 +143,17 @@ def _minus(mine: list[Row], spec: Spec, *, turned: bool = False) -> str:
     return rate(students_mean(list(found.values())), "+.2f")
 
 
+def _next(mine: list[Row], spec: Spec) -> str:
+    """Where one more run should lie: Student's 95 % prediction interval, which is wider than that of the mean."""
+    from scipy.stats import t
+
+    finals = [row["final"] for row in mine]
+    if len(finals) < 2:
+        return ""
+    spread = statistics.stdev(finals) * (1 + 1 / len(finals)) ** 0.5 * t.ppf(0.975, len(finals) - 1)
+    return f"{max(0.0, statistics.mean(finals) - spread):.2f} to {min(1.0, statistics.mean(finals) + spread):.2f}"
+
+
 def _reached(mine: list[Row], spec: Spec) -> str:
     return f"{sum(reached(evaluated(row), LEVEL) is not None for row in mine)} of {len(mine)}"
 
@@ -182,6 +193,7 @@ SHOWN: dict[str, Callable[[list[Row], Spec], str]] = {
     "seeds": _seeds,
     "minus": _minus,
     "less": lambda mine, spec: _minus(mine, spec, turned=True),
+    "next": _next,
     "reached": _reached,
     "to": _to,
     "end": _end,

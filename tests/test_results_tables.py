@@ -78,6 +78,18 @@ def test_cells_by_hand(tables: ModuleType) -> None:
 
 
 @pytest.mark.usefixtures("two_methods")
+def test_where_one_more_run_should_lie(tables: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """.7, .8, .9: standard deviation .1, times the root of 1 + 1/3 and 4.303. Of two runs the interval is all of 0 to 1."""
+    columns = [{"head": "one more", "show": "next"}]
+    assert tables.table("one", _plan(lines=["fast"], columns=columns)).endswith("| `fast` | 0.00 to 1.00 |")
+    rows = tuple(_row("fast", seed, final) for seed, final in enumerate((0.7, 0.8, 0.9)))
+    monkeypatch.setattr(tables, "stored", lambda name: rows)
+    assert tables.table("one", _plan(lines=["fast"], columns=columns)).endswith("| `fast` | 0.30 to 1.00 |")
+    monkeypatch.setattr(tables, "stored", lambda name: rows[:1])
+    assert tables.table("one", _plan(lines=["fast"], columns=columns)).endswith("| `fast` |  |")
+
+
+@pytest.mark.usefixtures("two_methods")
 def test_a_line_names_its_own_seeds_and_tuning_shows_what_was_chosen(tables: ModuleType) -> None:
     lines = [{"label": "first seed", "method": "fast", "seeds": [1]}]
     columns = [{"head": "test"}, {"head": "less", "show": "less", "of": "slow"}]
