@@ -145,13 +145,11 @@ def _minus(mine: list[Row], spec: Spec, *, turned: bool = False) -> str:
 
 def _next(mine: list[Row], spec: Spec) -> str:
     """Where one more run should lie: Student's 95 % prediction interval, which is wider than that of the mean."""
-    from scipy.stats import t
-
-    finals = [row["final"] for row in mine]
-    if len(finals) < 2:
+    if len(mine) < 2:
         return ""
-    spread = statistics.stdev(finals) * (1 + 1 / len(finals)) ** 0.5 * t.ppf(0.975, len(finals) - 1)
-    return f"{max(0.0, statistics.mean(finals) - spread):.2f} to {min(1.0, statistics.mean(finals) + spread):.2f}"
+    mean = students_mean([[row["final"] for row in mine]])
+    half = (mean.high - mean.value) * (len(mine) + 1) ** 0.5
+    return f"{max(0.0, mean.value - half):.2f} to {min(1.0, mean.value + half):.2f}"
 
 
 def _reached(mine: list[Row], spec: Spec) -> str:

@@ -106,8 +106,8 @@ class Study(Config):
     def runs(self, method: str, task: str, seed: int) -> bool:
         """Whether the table has that run. Where both method and task have fewer seeds, the smaller number counts."""
         one = self.methods[method]
-        n = min(one.seeds or len(self.seeds), self.tasks[task].seeds or len(self.seeds))
-        return (not one.tasks or task in one.tasks) and seed in self.seeds[:n]
+        seeds = self.seeds[: one.seeds or None][: self.tasks[task].seeds or None]
+        return (not one.tasks or task in one.tasks) and seed in seeds
 
     def sets_of(self, method: str, task: str, seed: int) -> tuple[str, ...]:
         """What is laid over the preset, the last one on top; the setting and the seed come after it."""
