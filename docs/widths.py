@@ -15,7 +15,7 @@ from flows.evidence.study.rows import Row
 
 def widths(one: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """An SVG that stands alone. Left the mean win rate on test with its seeds, right paired differences with Student's
-    95 % interval. one: `sizes` (task -> actions), `arms` (method -> label) and `minus` (label -> two methods).
+    95 % interval. one: `sizes` (task -> actions), `arms` (method -> label) and `minus` (label -> two methods, of which the second is in arms and gives the colour).
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -23,12 +23,13 @@ def widths(one: Mapping[str, Any], rows: Sequence[Row]) -> str:
     table = [row for row in rows if row["part"] == "table" and row["task"] in one["sizes"]]
     of = {method: [row for row in table if row["method"] == method] for method in {r["method"] for r in table}}
     with rc_context({"svg.hashsalt": "turnwise", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(11, 4), layout="constrained")
+        figure = Figure(figsize=(11, 4.8), layout="constrained")
         left, right = figure.subplots(1, 2)
         for n, (method, label) in enumerate(one["arms"].items()):
             _rates(left, of.get(method, []), one["sizes"], label, f"C{n}")
         for n, (label, (method, other)) in enumerate(one["minus"].items()):
-            _differences(right, differences(of.get(method, []), of.get(other, [])), one["sizes"], label, n)
+            pairs, colour = differences(of.get(method, []), of.get(other, [])), f"C{list(one['arms']).index(other)}"
+            _differences(right, pairs, one["sizes"], label, colour, 1 + 0.06 * n)
         right.axhline(0, color="0.4", linewidth=0.8)
         left.set(ylabel="win rate, test", ylim=(-0.02, 1.02))
         right.set(ylabel="difference of win rates", ylim=(-1.02, 1.02))
@@ -38,7 +39,7 @@ def widths(one: Mapping[str, Any], rows: Sequence[Row]) -> str:
             axes.minorticks_off()
             axes.set_xlabel("actions a step")
             axes.grid(color="0.9")
-            axes.legend(frameon=False, fontsize="small")
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False, fontsize="small")
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()
@@ -52,11 +53,13 @@ def _rates(axes: Any, rows: Sequence[Row], sizes: Mapping[str, int], label: str,
     axes.plot(list(found), [sum(each) / len(each) for each in found.values()], color=colour, label=label)
 
 
-def _differences(axes: Any, pairs: Mapping[str, list[float]], sizes: Mapping[str, int], label: str, n: int) -> None:
+def _differences(
+    axes: Any, pairs: Mapping[str, list[float]], sizes: Mapping[str, int], label: str, colour: str, aside: float
+) -> None:
     found = means(pairs, sizes)
     ends = [[abs(getattr(one, end) - one.value) for one in found.values()] for end in ("low", "high")]
-    places = [x * (1 + 0.06 * n) for x in found]  # beside each other
-    axes.errorbar(places, [one.value for one in found.values()], ends, color=f"C{n}", capsize=3, label=label)
+    places = [x * aside for x in found]
+    axes.errorbar(places, [one.value for one in found.values()], ends, color=colour, capsize=3, label=label)
 
 
 def means(pairs: Mapping[str, list[float]], sizes: Mapping[str, int]) -> dict[int, Mean]:
