@@ -15,7 +15,8 @@ from flows.evidence.study.rows import Row
 
 def widths(one: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """An SVG that stands alone. Left the mean win rate on test with its seeds, right paired differences with Student's
-    95 % interval. one: `sizes` (task -> actions), `arms` (method -> label) and `minus` (label -> two methods, of which the second is in arms and gives the colour).
+    95 % interval. one: `sizes` (task -> actions), `arms` (method -> label) and `minus` (label -> two methods).
+    A difference has the colour of its second method, which is one of the arms.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -25,11 +26,12 @@ def widths(one: Mapping[str, Any], rows: Sequence[Row]) -> str:
     with rc_context({"svg.hashsalt": "turnwise", "svg.fonttype": "none"}):
         figure = Figure(figsize=(11, 4.8), layout="constrained")
         left, right = figure.subplots(1, 2)
-        for n, (method, label) in enumerate(one["arms"].items()):
-            _rates(left, of.get(method, []), one["sizes"], label, f"C{n}")
+        colours = {method: f"C{n}" for n, method in enumerate(one["arms"])}
+        for method, label in one["arms"].items():
+            _rates(left, of.get(method, []), one["sizes"], label, colours[method])
         for n, (label, (method, other)) in enumerate(one["minus"].items()):
-            pairs, colour = differences(of.get(method, []), of.get(other, [])), f"C{list(one['arms']).index(other)}"
-            _differences(right, pairs, one["sizes"], label, colour, 1 + 0.06 * n)
+            pairs = differences(of.get(method, []), of.get(other, []))
+            _differences(right, pairs, one["sizes"], label, colours[other], 1 + 0.06 * n)
         right.axhline(0, color="0.4", linewidth=0.8)
         left.set(ylabel="win rate, test", ylim=(-0.02, 1.02))
         right.set(ylabel="difference of win rates", ylim=(-1.02, 1.02))
@@ -58,7 +60,7 @@ def _differences(
 ) -> None:
     found = means(pairs, sizes)
     ends = [[abs(getattr(one, end) - one.value) for one in found.values()] for end in ("low", "high")]
-    places = [x * aside for x in found]
+    places = [x * aside for x in found]  # beside each other
     axes.errorbar(places, [one.value for one in found.values()], ends, color=colour, capsize=3, label=label)
 
 

@@ -63,12 +63,12 @@ def measured(rows: list[Row], costs: dict[str, set[int]]) -> Iterator[list[Row]]
 
 
 def parts(seeds: list[Any]) -> tuple[list[Any], ...]:
-    return (seeds, seeds[:2], seeds[:3], seeds[:5], seeds[5:])
+    return (seeds, seeds[:3], seeds[:5], seeds[5:])
 
 
 def samples(rows: list[Row]) -> Iterator[list[list[float]]]:
     """What an interval may be of, by task one number a seed: of one method or its base, and what one has over another, run by run;
-    of all seeds, of the first two and three, and of the five that were run first and those added.
+    of all seeds, of the first three, and of the five that were run first and those added.
     """
     arms: dict[str, list[Row]] = {}
     by_task: dict[tuple[str, str], list[Row]] = {}
